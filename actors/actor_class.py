@@ -23,7 +23,8 @@ from raymq.remoting.access.stand_in import server_class_body
 
 
 def actor_class(real: type) -> type:
-    """Make a class that behaves as `real`, and that can be unpickled without importing its module."""
+    """Make a class that behaves as the class `real`, and that can be unpickled without importing the module of
+    `real`."""
     module_name, class_name = real.__module__, real.__name__
 
     def put_floors_first(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -54,7 +55,7 @@ def actor_class(real: type) -> type:
 
 
 def remote_function(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a stand-in for `real`, a function of a module, that can be unpickled without importing that module."""
+    """Make a stand-in for the module-level function `real` that can be unpickled without importing its module."""
     module_name, function_name = real.__module__, real.__name__
 
     def run(*args: Any, **kwargs: Any) -> Any:

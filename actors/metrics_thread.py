@@ -1,7 +1,7 @@
 """The thread of an actor that reports the actor's metrics to Ray's agent, every REPORT_INTERVAL_S.
 
-Reports have a separate thread, because Ray drops a gauge that was not reported for 20 s, so no long task may delay a
-report. Each actor reports `raymq_up`, and the metrics of its sources (raymq.telemetry.metrics.reporter).
+Reports have a separate thread, so that no long task delays a report: Ray drops a gauge that was not reported for 20 s.
+Each actor reports `raymq_up`, and the metrics of its sources (raymq.telemetry.metrics.reporter).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class MetricsThread:
         storage: str = "",
         interval_s: float = REPORT_INTERVAL_S,
     ) -> None:
-        """`settings` None: metrics are off. `role` and `name`: the labels of `raymq_up`. `broker` and `storage`: labels
-        of all series."""
+        """`settings` is None if metrics are off. `role` and `name`: the labels of `raymq_up`. `broker` and `storage`:
+        labels of all series."""
         self._sources = (lambda reporter: reporter.gauge("raymq_up", 1, role=role, name=name), *sources)
         self._interval_s = interval_s
         self._stop = threading.Event()
@@ -45,7 +45,7 @@ class MetricsThread:
         threading.Thread(target=self._run, args=(self._reporter,), name="metrics", daemon=True).start()
 
     def limit(self, per_topic_max: int, per_group_max: int) -> None:
-        """Limit how many topics and groups get their own series (live settings)."""
+        """Limit the number of topics and groups for which separate series are reported (live settings)."""
         if self._reporter is not None:
             self._reporter.limit(per_topic_max, per_group_max)
 

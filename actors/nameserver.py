@@ -3,11 +3,12 @@
 This module has the remote methods; the route table is in actors.core.nameserver.
 
 Only the KV configuration survives a crash: it has its own file, and each change rewrites the file before the change is
-answered. No other state needs to survive. Brokers send a heartbeat every 2 s, and register again if the answer is that
-they are unknown. Clients continue with the routes they have. Every call is safe to repeat. NameServers do not
-communicate with each other: a client that changes the KV configuration writes to each of them (spec/messaging.md §1).
-The first NameServer stays on the head node, where its file is, and clients read it before the others. The other
-NameServers run where Ray places them, and have only the changes since their start.
+answered. No other state needs to survive. Brokers send a heartbeat every 2 s, and register again if the NameServer
+answers that it does not have them. Clients continue with the routes they have. Every call is safe to repeat.
+NameServers do not communicate with each other: a client that changes the KV configuration writes to each of them
+(spec/messaging.md §1). The first NameServer stays on the head node, where its file is, and clients read the KV
+configuration from it first. The other NameServers run where Ray places them, and have only the changes since their
+start.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from storage.files import disk
 
 BROKER_EXPIRY_S: Final = 120.0
 WARM_UP_S: Final = 6.0
-"""Time, in seconds, after a restart in which every living broker registers, because its heartbeat was answered with
-"unknown"."""
+"""Time, in seconds, after a restart of the NameServer within which every living broker registers again, because its
+heartbeat was answered with "unknown"."""
 
 logger = logging.getLogger(__name__)
 
@@ -98,9 +99,10 @@ class NameServer:
             self._table.unregister(broker_name)
 
     def topic_route(self, topic: str) -> TopicRoute:
-        """Return the known route of a topic (see `TopicRoute.complete`).
+        """Return the route of a topic as far as it is known (see `TopicRoute.complete`).
 
-        Raises TopicNotExistError if no broker has the topic, and ServiceNotAvailableError if that is not certain yet.
+        Raises TopicNotExistError if no broker has the topic. Raises ServiceNotAvailableError if a broker that has the
+        topic may not have registered yet.
         """
         with self._lock:
             self._table.expire(time.monotonic())
@@ -125,7 +127,7 @@ class NameServer:
         return routes
 
     def _is_complete(self) -> bool:
-        """Return True if every configured broker group has registered, and other live brokers have had time to
+        """Return True if every configured broker group has registered, and other live brokers have had enough time to
         register."""
         return self._broker_names <= self._table.registered and time.monotonic() >= self._complete_from_s
 
@@ -144,7 +146,7 @@ class NameServer:
             return self._table.brokers()
 
     def all_brokers(self) -> dict[str, BrokerData]:
-        """Return the live broker groups. Raises ServiceNotAvailableError if a live broker may not have
+        """Return all live broker groups, by name. Raises ServiceNotAvailableError if a live broker may not have
         registered yet."""
         with self._lock:
             self._require_complete("every broker")
@@ -157,13 +159,13 @@ class NameServer:
             return self._table.clusters()
 
     def wipe_write_perm(self, broker_name: str) -> int:
-        """Mark the broker's topics as not writable until the broker registers a change. Returns the number of
+        """Mark a broker's topics as not writable until the broker registers a change. Returns the number of these
         topics."""
         with self._lock:
             return self._table.wipe_write_perm(broker_name)
 
     def add_write_perm(self, broker_name: str) -> int:
-        """Mark the broker's topics as readable and writable. Returns the number of topics."""
+        """Mark a broker's topics as readable and writable. Returns the number of these topics."""
         with self._lock:
             return self._table.add_write_perm(broker_name)
 
@@ -172,14 +174,15 @@ class NameServer:
         return self.list_kv(namespace).get(key)
 
     def list_kv(self, namespace: str) -> dict[str, str]:
-        """Return all keys and values of a namespace. For ORDER_TOPIC_CONFIG, return the order topics that brokers
-        registered."""
+        """Return all keys and values of a namespace. For the namespace ORDER_TOPIC_CONFIG, return the order topics that
+        brokers have registered."""
         with self._lock:
             return self._table.order_configs() if namespace == ORDER_TOPIC_CONFIG else self._kv.list(namespace)
 
     def put_kv(self, namespace: str, key: str, value: str | None) -> None:
-        """Set a value, or delete it if `value` is None; durable on return. Raises InvalidArgumentError if a text cannot
-        be stored, and StoreError if writing failed and nothing has changed."""
+        """Set the value of a key, or delete it if `value` is None; durable on return. Raises InvalidArgumentError if
+        the namespace, key or value cannot be stored, and StoreError if writing the file failed, so that nothing has
+        changed."""
         with self._lock:
             changed = self._kv.changed(namespace, key, value)
             try:
@@ -190,8 +193,8 @@ class NameServer:
             self._kv = changed
 
     def _load_kv(self) -> KvConfig:
-        """Load the table from disk. An unreadable file is renamed and ignored, because routes matter more than the
-        file's content."""
+        """Load the KV configuration from disk. An unreadable file is renamed and ignored, because the NameServer must
+        serve routes even without this configuration."""
         try:
             return KvConfig.load(self._kv_path.read_text())
         except FileNotFoundError:

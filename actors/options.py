@@ -8,8 +8,9 @@ from raymq.common.names import NAMESPACE
 
 PERSISTENT: Final[dict[str, Any]] = {
     "namespace": NAMESPACE,
-    "lifetime": "detached",  # the actor survives the launcher that created it
+    "lifetime": "detached",  # the actor continues to run after the launcher that created it has ended
     "max_restarts": -1,  # Ray always restarts a process that was killed
-    "max_task_retries": 0,  # no retries: a failed call may have run, and only the caller can repeat it safely
-    "num_cpus": 0,  # servers mostly wait; the CPUs are left to the users' tasks
+    # no retries: a failed call may have been executed, and only the caller can decide whether a repetition is safe
+    "max_task_retries": 0,
+    "num_cpus": 0,  # reserve no CPU: servers mostly wait, so the CPUs remain available for the users' tasks
 }

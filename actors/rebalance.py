@@ -5,7 +5,7 @@ This module has the remote methods and threads; actors.core.rebalance.group assi
 actors.core.rebalance.slot_lease assigns groups to actors.
 
 Only the actor's claims in the register survive a crash. A process that replaces the actor, or takes over one of its
-slots, rebuilds the groups from the members' heartbeats. Every call is safe to repeat.
+slots (shares of all groups), rebuilds the groups from the members' heartbeats. Every call is safe to repeat.
 
     heartbeats → RebalanceServer ← register thread, once a second: which slots are held
                                  ← route thread, every REBALANCE_ROUTE_INTERVAL_S and when a topic is new
@@ -42,10 +42,10 @@ from raymq.remoting.route_cache import RouteCache
 
 REBALANCE_ROUTE_INTERVAL_S: Final = 5.0
 ROUTES_AT_ONCE: Final = 500
-"""Maximum number of topics in one call for routes."""
+"""Maximum number of topics in one request for routes."""
 TOPIC_GONE_AFTER_S: Final = 30.0
-"""Time, in seconds, for which a topic must be unknown to count as deleted. Restarted NameServers have no topics until
-brokers have registered."""
+"""A topic counts as deleted after the NameServers have not had it for this many seconds. Restarted NameServers have no
+topics until brokers have registered."""
 FORGET_INTERVAL_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Rebalance:
         self._new_topics = threading.Event()
         self._closed = threading.Event()
         self._looking = threading.Lock()
-        """Lock that a thread holds while it checks the register."""
+        """Lock that a thread holds while it checks the register in Ray's GCS."""
         for name, target in (("register", self._follow_register), ("routes", self._follow_routes)):
             threading.Thread(target=target, name=name, daemon=True).start()
         self._metrics = MetricsThread(metrics, "rebalance", str(RebalanceName(index)))
@@ -75,8 +75,8 @@ class Rebalance:
     def heartbeats(self, heartbeats: Sequence[tuple[str, Heartbeat]]) -> list[HeartbeatAnswer]:
         """Record members' heartbeats, each with its group, and return an answer for each heartbeat.
 
-        An answer has the queues that the member may hold (`GroupAssignment`), states that they are unchanged
-        (`SteadyAnswer`), or gives the reason why the member may hold none.
+        An answer has the queues that the member may hold (`GroupAssignment`), or states that they are unchanged
+        (`SteadyAnswer`). Otherwise it has the reason why the member may hold no queues.
         """
         answers, incomplete = [], False
         for group, heartbeat in heartbeats:
@@ -90,7 +90,8 @@ class Rebalance:
     def offsets_reset(self, group: str) -> int | OtherServer:
         """Record that brokers have reset offsets of a group.
 
-        Returns the new offsets version, which makes members read the new offsets; 0 for a group without members.
+        Returns the new offsets version, which causes the members to read the new offsets; 0 for a group without
+        members.
         """
         return self._server.offsets_reset(group, time.monotonic())
 
@@ -99,7 +100,8 @@ class Rebalance:
         return self._server.describe_group(group, time.monotonic())
 
     def status(self) -> dict[str, Any]:
-        """Return the slots of this actor, and the groups that have members at it, for `raymq status`."""
+        """Return the slots (shares of all groups) of this actor, and its groups that have members, for `raymq
+        status`."""
         now_s = time.monotonic()
         described = [self._server.describe_group(group, now_s) for group in self._server.groups()]
         return {
@@ -109,7 +111,8 @@ class Rebalance:
         }
 
     def close(self) -> None:
-        """Stop answering heartbeats. Slots without members are released, so that the next holder need not wait."""
+        """Stop answering heartbeats. Slots whose groups have no members are released, so that the next holder need not
+        wait."""
         self._closed.set()
         self._metrics.close()
         self._new_topics.set()
@@ -128,7 +131,8 @@ class Rebalance:
                 try:
                     with self._looking:
                         register.run(lease.look(time.monotonic, time.time_ns))
-                except Exception:  # Ray may raise any error if its GCS does not answer; a held slot expires by itself
+                # Ray may raise any error if its GCS does not answer; a slot that is not confirmed expires by itself
+                except Exception:
                     logger.exception("slot %d: the register cannot be read; the next round retries", slot)
                 if lease.held != held:
                     logger.info("slot %d: epoch %d is held by %s", slot, lease.epoch, lease.holder)
@@ -167,10 +171,10 @@ class Rebalance:
                 self._take_route(topic, known.get(topic) or self._ask_again(topic))
 
     def _ask_again(self, topic: str) -> TopicRoute | None:
-        """Request a topic's route from all NameServers, because the first NameServer lacks it or has it incompletely.
-        Returns None without a route.
+        """Request a topic's route from all NameServers, because the first NameServer has no route or an incomplete
+        route. Returns None if no NameServer has a route.
 
-        If no NameServer has the route, groups keep their queues (spec/messaging.md §5.2), unless the topic is deleted.
+        In that case groups keep their queues (spec/messaging.md §5.2), unless the topic is deleted.
         """
         try:
             self._routes.invalidate(topic)
@@ -202,7 +206,7 @@ def _machine_rooms(route: TopicRoute) -> dict[str, str]:
 def start_rebalance(
     servers: int, nameservers: Sequence[NameServerName], metrics: MetricsSettings | None = None
 ) -> list[str]:
-    """Create the missing Rebalance actors, and return the names of all Rebalance actors. Does not wait until they
+    """Create the missing Rebalance actors, and return the names of all Rebalance actors. Does not wait until the actors
     answer."""
     names = [str(RebalanceName(index)) for index in range(servers)]
     for index, name in enumerate(names):

@@ -1,7 +1,7 @@
 """The register in Ray's GCS. It decides which of several processes holds a resource, and numbers the process
 incarnations ("lives") of actors.
 
-Ray stores its own cluster data in the GCS, so the register exists as long as the cluster.
+Ray stores its own cluster data in the GCS, so the register exists as long as the Ray cluster.
 
     lives/NAME       the number of the newest recorded life of an actor
     lives/NAME/N     the process that has life N; written once
@@ -18,12 +18,12 @@ from actors.core.rebalance.slot_lease import Drop, Get, Look, Put
 
 REGISTER_NAMESPACE: Final = "raymq-rebalance"
 LIVES_KEPT: Final = 100
-"""Number of an actor's process incarnations whose entries are kept. No process hangs while that many newer incarnations
-start."""
+"""Number of newer process incarnations of an actor after which an incarnation's entry is deleted. No process hangs
+while that many newer incarnations start."""
 
 
 def run(look: Look) -> None:
-    """Execute the register calls that a generator yields. Waits for the GCS as long as Ray does; raises Ray's
+    """Execute the register calls that the generator `look` yields. Waits for the GCS as long as Ray does; raises Ray's
     errors."""
     try:
         call = next(look)

@@ -1,14 +1,16 @@
 """A thread pool for the requests of an actor, with queues that are limited in length and in waiting time.
 
-This module makes requests wait, rejects requests, and collects the metrics about both. It does not use Ray.
+This module lets requests wait, rejects requests, and collects metrics about waiting and rejected requests. It does not
+use Ray.
 
 The pool applies RocketMQ's overload rules (spec/messaging.md §2.4) to each kind of requests. A request beyond a queue's
 limit is rejected at once. A request that has waited too long is rejected instead of executed, because its client has
 given up or soon will. Both rejections raise SystemBusyError: the request was not executed, and the same request may
-succeed later. RocketMQ checks the heads of its queues every 10 ms. raymq sets a timer for the deadline of the head, so
-that no code runs while no request waits; a thread that takes a request checks its age again.
+succeed later. RocketMQ checks the first request of each queue every 10 ms. raymq sets a timer for the deadline of the
+first request, so that no code runs while no request waits. A thread that takes a request checks again how long it has
+waited.
 
-All kinds share the threads, in order of arrival. No state survives the process.
+All kinds of requests share the threads, in order of arrival. No state survives the process.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from raymq.telemetry.metrics.reporter import Reporter
 logger = logging.getLogger(__name__)
 
 SLOT_S: Final = 10.0
-"""Length, in seconds, of the time slots in which the maxima of the last minute are recorded."""
+"""Length, in seconds, of a time slot. A maximum is recorded for each slot, to compute the maximum of the last
+minute."""
 SLOTS: Final = 6
 BUSY_RETRY_AFTER_S: Final = 0.2
 """Pause, in seconds, that a client should make after its request was rejected."""
@@ -39,8 +42,8 @@ Fail = Callable[[SystemBusyError], None]
 
 
 class RequestKind(NamedTuple):
-    """One kind of requests: its name, the maximum number of waiting requests, the longest wait in s, and the names of
-    the settings for both limits.
+    """One kind of requests. It has a name, the maximum number of waiting requests, the longest wait in s, and the names
+    of the settings for the two limits.
 
     The text of a rejection names these settings.
     """
@@ -53,7 +56,7 @@ class RequestKind(NamedTuple):
 
 
 class Timers(Protocol):
-    """The interface of a lane's event loop for setting timers."""
+    """The methods of a lane's event loop that set timers."""
 
     @property
     def is_own_thread(self) -> bool: ...
@@ -62,9 +65,10 @@ class Timers(Protocol):
 
 
 class WaterMarks:
-    """The maximum length of a queue and the longest wait in it, since the start and in the last minute. Thread-safe.
+    """The maximum length of a request queue and the longest wait in it, since the start and in the last minute.
+    Thread-safe.
 
-    Time is the argument `now_s`. A call of `note` costs two comparisons, unless a value is a new maximum of the last 10
+    `now_s` is the current time. A call of `note` costs two comparisons, unless a value is a new maximum of the last 10
     seconds.
     """
 
@@ -89,11 +93,12 @@ class WaterMarks:
             self._highest, self._longest_s = max(self._highest, length), max(self._longest_s, wait_s)
 
     def since_start(self) -> tuple[int, float]:
-        """Return the maximum length of the queue, and the longest wait in s, since the start."""
+        """Return the maximum length of the request queue, and the longest wait in it in s, since the start."""
         return self._highest, self._longest_s
 
     def last_minute(self, now_s: float) -> tuple[int, float]:
-        """Return the maximum length of the queue and the longest wait in s, over the last 60 to 70 s."""
+        """Return the maximum length of the request queue, and the longest wait in it in s, over the last 60 to
+        70 s."""
         with self._lock:
             recent = [slot for slot in self._slots if slot[0] + SLOT_S + SLOT_S * SLOTS > now_s]
         return max([slot[1] for slot in recent], default=0), max([slot[2] for slot in recent], default=0.0)
@@ -125,10 +130,9 @@ class RequestQueue:
 
     def submit(self, call: Call, fail: Fail) -> None:
         """Queue `call` for a thread. `call` answers a request and raises no error. Raises SystemBusyError if too many
-        requests wait.
+        requests wait; then neither `call` nor `fail` is called.
 
-        If the request has waited too long, any thread calls `fail` instead. After SystemBusyError neither `call` nor
-        `fail` is called.
+        If the request waits too long, a thread calls `fail` instead of `call`.
         """
         waiting = self._waiting
         length = len(waiting)
@@ -148,11 +152,11 @@ class RequestQueue:
             self._is_timed = self._pool.at(now_s + self.kind.wait_s, self._refuse_overdue)
 
     def take(self) -> Call | None:
-        """Take the call of the oldest request; None if the queue is empty. A request that has waited too long is
-        rejected."""
+        """Remove the oldest request from the queue and return its call. Returns None if the queue is empty, or if the
+        request has waited too long; in the latter case the request is rejected."""
         try:
             since_s, call, fail = self._waiting.popleft()
-        except IndexError:  # another thread has rejected the request
+        except IndexError:  # another thread has just rejected or taken the request
             return None
         now_s = self._clock()
         waited_s = now_s - since_s
@@ -163,11 +167,11 @@ class RequestQueue:
         return call
 
     def forget(self) -> None:
-        """Drop the waiting requests without an answer."""
+        """Drop the requests that wait in the queue, without an answer."""
         self._waiting.clear()
 
     def figures(self) -> RequestFigures:
-        """Return the current state of the queue, and its maximum length and wait."""
+        """Return the current state of the request queue, its maximum length and its longest wait."""
         now_s, waiting = self._clock(), self._waiting
         try:
             head_s = now_s - waiting[0].since_s
@@ -188,7 +192,7 @@ class RequestQueue:
         )
 
     def _refuse_overdue(self) -> None:
-        """Reject the requests that have waited too long. Runs in the thread of the timers."""
+        """Reject the requests that have waited too long. Runs in the thread that runs the timers."""
         waiting, wait_s = self._waiting, self.kind.wait_s
         self._is_timed = False
         while True:
@@ -199,8 +203,8 @@ class RequestQueue:
             now_s = self._clock()
             waited_s = now_s - entry.since_s
             if waited_s < wait_s:
-                # Put the first request back to the front. A thread may have found the queue empty in between, so wake a
-                # thread.
+                # Put the request back to the front of the queue. Wake a thread, because a thread may have found the
+                # queue empty in between.
                 waiting.appendleft(entry)
                 self._pool.wake(self)
                 self._is_timed = self._pool.at(entry.since_s + wait_s, self._refuse_overdue)
@@ -223,8 +227,8 @@ class RequestQueue:
 
 
 class RequestPool:
-    """Threads that execute requests of several kinds, which wait in `queues`. Thread-safe. Call `close` to stop the
-    threads."""
+    """A pool of threads that execute requests of several kinds. Waiting requests are in `queues`. Thread-safe. Call
+    `close` to stop the threads."""
 
     def __init__(
         self, name: str, threads: int, kinds: Iterable[RequestKind], clock: Callable[[], float] = time.monotonic
@@ -239,20 +243,20 @@ class RequestPool:
         self.queues = {kind.name: RequestQueue(kind, self, clock) for kind in kinds}
 
     def refuse_by(self, timers: Timers) -> None:
-        """Use these timers to reject requests as soon as they have waited too long. Without timers, a request is
+        """Use these timers to reject requests as soon as they have waited too long. Without timers, such a request is
         rejected only when a thread takes it."""
         self._timers = timers
 
     def limit(self, kinds: Iterable[RequestKind]) -> None:
-        """Change how many requests of these kinds may wait, and how long.
+        """Change how many requests of these kinds may wait, and how long they may wait.
 
-        For requests that already wait, the old limit of the waiting time may still apply.
+        The old maximum wait may still apply to requests that are already waiting.
         """
         for kind in kinds:
             self.queues[kind.name].kind = kind
 
     def figures(self) -> list[RequestFigures]:
-        """Return the metrics of each kind of requests."""
+        """Return the metrics of the waiting and rejected requests, by kind."""
         return [queue.figures() for queue in self.queues.values()]
 
     def wake(self, queue: RequestQueue) -> None:
@@ -262,8 +266,8 @@ class RequestPool:
         self._wakeups.put(queue)
 
     def at(self, when_s: float, callback: Callable[[], None]) -> bool:
-        """Call `callback` at a time, in the timers' thread. Returns False, and does nothing, if the pool has no
-        timers."""
+        """Schedule a call of `callback` at the time `when_s`, in the thread that runs the timers. Returns False, and
+        does nothing, if the pool has no timers."""
         timers = self._timers
         if timers is None:
             return False
@@ -304,9 +308,12 @@ class RequestPool:
             if call is not None:
                 try:
                     call()
-                except Exception:  # a programming error must not end this thread, or no request would be served
+                # a programming error must not end this thread: without threads no request would be served
+                except Exception:
                     logger.exception("a request of the kind %r failed", queue.kind.name)
-            del call  # `call` may refer to an answer, which would stay in memory during the wait for the next call
+            # delete the reference: `call` may refer to an answer, which would stay in memory while the thread waits for
+            # the next call
+            del call
 
 
 def report_requests(reporter: Reporter, figures: Iterable[RequestFigures]) -> None:

@@ -2,7 +2,8 @@
 
     2026-11-25T13:14:42.123+00:00 WARNING storage-broker-a-0 actors.replica.replica: broker-a replica 0 leads epoch 7
 
-Ray writes a process's output to files, and to the terminal of the program that started the cluster, without a time.
+The time is needed in the message: Ray writes a process's output to files, and to the terminal of the program that
+started the cluster, without a time.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class ServerFormatter(logging.Formatter):
 
 
 def configure(server_class: str, root: logging.Logger | None = None) -> None:
-    """Add time and actor name to the log messages of this process, unless its program has configured handlers
-    itself."""
+    """Add the time and the actor name to the log messages of this process. Does nothing if the program has configured
+    log handlers itself."""
     root = logging.getLogger() if root is None else root
     if root.handlers:
         return

@@ -40,7 +40,7 @@ PATIENCE_S = 240.0
 
 # %%
 def orders() -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield each order with its shop."""
+    """Yield each order, together with the name of its shop."""
     for number in range(ORDERS):
         at = OPENED + timedelta(seconds=number * SECONDS_BETWEEN)
         shop = SHOPS[number * number % 7 % 3]
@@ -48,7 +48,7 @@ def orders() -> Iterator[tuple[str, dict[str, object]]]:
 
 
 def send(mq: raymq.Client) -> None:
-    """Send all orders as many small messages, like a shop's till."""
+    """Send each order as a small message of its own, as a shop's till does."""
     with mq.producer("tills") as producer:
         for shop, order in orders():
             producer.send_async(raymq.Message(TOPIC, json.dumps(order).encode(), tags=shop), sharding_key=shop)
@@ -63,7 +63,7 @@ def send(mq: raymq.Client) -> None:
 
 # %%
 def sales(spark: SparkSession, mq: raymq.Client) -> DataFrame:
-    """Return the euros per minute and shop of the orders so far."""
+    """Return the sales in euros of the orders so far, per minute and shop."""
     stream = stream_topic(spark, TOPIC, starting_offsets="earliest", client=mq)
     order = f.from_json(f.col("body").cast("string"), "shop string, at timestamp, euros double")
     return (
@@ -107,7 +107,7 @@ def main(directory: Path) -> dict[str, float]:
 
 
 def await_orders(spark: SparkSession) -> list[DataFrame]:
-    """Wait until the result counts every order, then return its rows."""
+    """Wait until the query's result counts every order, and return the rows of the result."""
     deadline_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s:
         rows: list[DataFrame] = spark.sql(

@@ -66,7 +66,8 @@ def send(mq: raymq.Client, points: Points) -> None:
 
 # %%
 def train(points: Points, classes: Classes, steps: int = 500, rate: float = 0.5) -> Points:
-    """Fit the weights. Returns a matrix: a row per coordinate, a row for the constant, and a column per class."""
+    """Fit the model's weights. Returns a matrix with a row per coordinate, a row for the constant, and a column per
+    class."""
     inputs, wanted = with_constant(points), np.eye(len(CENTRES))[classes]
     weights = np.zeros((inputs.shape[1], len(CENTRES)))
     for _ in range(steps):
@@ -123,7 +124,8 @@ def main(directory: Path) -> dict[str, float]:
 
 
 def correct_share(points: Points, classes: Classes, seen: Points, found: Classes) -> float:
-    """Return the share of correctly classified points. Messages arrive in another order, so both sides are sorted."""
+    """Return the share of points whose class was found correctly. Messages arrive in another order than they were sent,
+    so the points and the results are sorted before they are compared."""
     order, other = np.lexsort(points.T), np.lexsort(seen.T)
     return float((classes[order] == found[other]).mean())
 

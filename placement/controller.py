@@ -56,8 +56,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _WatchedReplica:
-    """A replica that a thread of the Controller calls regularly: its next order, and the error of the last
-    call."""
+    """A replica that a thread of the Controller calls regularly. Has the replica's next order, and the error of the
+    last call."""
 
     name: StorageName
     actor: ActorRef
@@ -129,8 +129,8 @@ class Controller:
             control.designate(replica, time.monotonic())
 
     def balance(self) -> dict[str, int]:
-        """Make the first replica by priority the master of each group. Returns this replica by group, for each group
-        that now has another master.
+        """Make the replica with the highest priority the master of each group. Returns these replicas by group, but
+        only for groups in which another replica is the master now.
 
         A replica that is not in sync is returned too, but the Controller does not wait for it. Calling the method again
         later is safe.
@@ -160,17 +160,18 @@ class Controller:
             return frozenset(self._journal.values.get(DRAINING, ()))
 
     def homes(self) -> dict[StorageName, str]:
-        """Return the node id of each running replica."""
+        """Return the node id of each running replica, by the name of its storage actor."""
         return dict(self._reconciler.node_ids)
 
     def status(self) -> dict[str, Any]:
-        """Return each group's master, epoch and sync-state set, each replica's report, and the reasons of problems."""
+        """Return each group's master, epoch and sync-state set, each replica's report, and the reasons of current
+        problems."""
         with self._lock:
             error = self._failure or self._reconciler.error
             return {"error": error, "groups": [self._group_status(group) for group in sorted(self._groups)]}
 
     def close(self) -> None:
-        """Stop deciding. Masters stop leading when their leases expire."""
+        """Stop making decisions. Masters stop leading when their leases expire."""
         self._stopping.set()
         self._metrics.close()
         for watched in self._watched.values():
@@ -261,7 +262,8 @@ class Controller:
 
     def _decide(self, group: str, state: ReplicaState | None, asked_s: float) -> None:
         """Process one report of a replica: record the report, write the group's decisions to the journal, and assign
-        the orders. `asked_s`: the time at which the report was requested. `state` None: the replica did not answer."""
+        the orders. `asked_s`: the time at which the report was requested. `state` is None if the replica did not
+        answer."""
         with self._lock:
             control, now_s = self._groups[group], time.monotonic()
             if state is not None:
@@ -297,8 +299,8 @@ class Controller:
         return True
 
     def _assign_order(self, order: Order) -> None:
-        """Replace a replica's pending order, which its thread sends with the next call. The thread is woken at once,
-        except for a lease renewal."""
+        """Replace a replica's pending order. The replica's thread sends the order with its next call. The thread is
+        woken at once, except for a lease renewal."""
         watched = self._watched[StorageName(order.group, order.replica)]
         watched.order = order
         if isinstance(order, Follow):
@@ -308,8 +310,8 @@ class Controller:
             watched.wake.set()
 
     def _notify_broker(self, group: str) -> None:
-        """Notify the broker to look up its new master now. Without the notification, the broker looks it up every few
-        seconds."""
+        """Notify the group's broker to look up its new master now. Without the notification, the broker looks up the
+        master every few seconds."""
         try:
             ActorRef(group).tell("look_for_master")
         except RaymqError as error:
@@ -317,7 +319,8 @@ class Controller:
 
 
 def _lag(replica: int, leading: ReplicaState | None) -> dict[str, float | None]:
-    """Return a replica's lag according to its master's report; None if the lag is unknown."""
+    """Return a replica's lag in bytes and in seconds, according to its master's report; None for each value if the lag
+    is unknown."""
     if leading is not None and leading.replica == replica:
         return {"lag_bytes": 0, "lag_s": 0.0}
     lag = None if leading is None else leading.lags.get(replica)

@@ -19,7 +19,7 @@ renew the master's lease, let other replicas follow, or elect. Rules (spec/stora
 - A decision (`Record`) is journaled before an order is sent, and the order is repeated until the replica's report shows
   that it was executed.
 - An order to lead is for the process that sent the report. If that process ended before it led, the election is
-  annulled, and the previous set is valid again.
+  annulled, and the previous sync-state set is valid again.
 
 The newest `Record` of the group is in the journal and survives a crash. If the journal is lost, the record is rebuilt
 from the replicas' reports after all reports have arrived, because a missing replica may have seen a newer epoch.
@@ -39,14 +39,14 @@ from storage.replication.epochs import SyncStateSet
 FIXED_MASTER: Final = 0
 """The number of the only replica that may lead with fixed roles (replication.broker_role)."""
 RECOVERED_EPOCH_GAP: Final = 100
-"""Number of epochs that the Controller skips after the journal was lost, so that a new epoch cannot equal a
-lost one."""
+"""Number of epochs that the Controller skips after the journal was lost, so that a new epoch cannot equal an epoch from
+the lost journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A decision of the Controller about a broker group. The decision is written to the journal before any other
-    action.
+    """A decision of the Controller about a broker group. The decision is written to the journal before the Controller
+    acts on it.
 
     `elected_from`: the sync-state set from which the master was elected, as member to id of its directory; this set is
     valid until the master leads. `incarnation`: the incarnation of the master's directory at the election, 0 if
@@ -70,11 +70,11 @@ class ControlRules:
     """The timing of elections in s, and the fixed master.
 
     `dead_after_s`: a replica counts as dead after this time without a report. `lease_s`: the length of a lease, counted
-    from the report to which the Controller answers. So the replica's lease never ends later than the Controller
-    assumes, however long messages take. `lease_margin_s`: the maximum drift between two clocks during a lease.
-    `drain_timeout_s`: the longest time that a master waits for its successor. `grace_s`: the longest time that the
-    Controller waits for replicas that do not answer. It waits only if a master is needed and no replica is sure to have
-    every acknowledged message. `fixed_master`: with fixed roles, the only replica that may lead.
+    from the report that the Controller answers. So a lease never ends later than the Controller assumes, however long
+    messages take. `lease_margin_s`: the maximum drift between two clocks during a lease. `drain_timeout_s`: the longest
+    time that a master waits for its successor. `grace_s`: the longest time that the Controller waits for replicas that
+    do not answer. It waits only if a master is needed and no replica is sure to have every acknowledged message.
+    `fixed_master`: with fixed roles, the only replica that may lead.
     """
 
     dead_after_s: float = 1.0
@@ -126,8 +126,8 @@ MASTER_STEPS: Final[Mapping[tuple[MasterView, bool], MasterStep]] = {
     (MasterView.LEADING, False): MasterStep.RENEW,
     (MasterView.LEADING, True): MasterStep.RENEW,
 }
-"""The Controller's next step, by its view of the master and by whether the master's last lease has expired
-(True)."""
+"""The Controller's next step. The key has the Controller's view of the master, and True if the master's last lease has
+expired."""
 
 
 @dataclass(slots=True)
@@ -144,8 +144,8 @@ class _Account:
 class GroupControl:
     """The election state of one broker group.
 
-    `replicas`: the replicas that the plan names. `priorities`: the priority of each replica; the smallest number leads
-    first. `learners`: replicas that never lead.
+    `replicas`: the replicas that the plan names. `priorities`: the priority of each replica; the replica with the
+    smallest number is the preferred master. `learners`: replicas that never lead.
     """
 
     group: str
@@ -157,29 +157,31 @@ class GroupControl:
     reason: str = "no replica was heard yet"
     """The reason why the group has no master now; empty if the group has a master."""
     _accounts: dict[int, _Account] = field(default_factory=dict)
-    """The newest report of each replica."""
+    """The newest state report of each replica, by replica number."""
     _lease_until_s: float = 0.0
-    """The end of the last lease, including the margin, by the Controller's clock."""
+    """The time at which the newest lease of the group's master expires, including a safety margin, by the Controller's
+    clock."""
     _led_incarnation: int = -1
-    """The incarnation of the master's directory under which the master has led in the record's epoch; -1 if the master
-    has not led yet."""
+    """The incarnation (number of starts of its store directory) in which the master was seen leading in the record's
+    epoch; -1 if the master has not led in this epoch yet."""
     _due_since_s: float | None = None
-    """The time since which a master is needed while a replica that may lead answers; None while the group has a
+    """The time since which the group needs a master and has a working replica that may lead; None while the group has a
     master."""
     _designated: int | None = None
     """The replica that should become master as soon as the change is safe; None if no change is requested."""
     _designated_until_s: float = 0.0
-    """The time at which the requested change of master is dropped."""
+    """The time at which the Controller drops the request to change the master, if the change has not happened
+    by then."""
 
     @property
     def able(self) -> frozenset[int]:
-        """The replicas that may lead."""
+        """The replicas of the group that may become master."""
         fixed = self.rules.fixed_master
         return self.replicas - self.learners if fixed is None else frozenset({fixed})
 
     def resume(self, record: Record, now_s: float) -> None:
-        """Continue from the journal's record after a restart. A replica may still hold a lease from before the
-        restart."""
+        """Continue from the journal's record after the Controller restarts. A master may still hold a lease that the
+        Controller granted before the restart."""
         self.record = record
         self._lease_until_s = now_s + self.rules.lease_s + self.rules.lease_margin_s
 
@@ -193,15 +195,15 @@ class GroupControl:
             self._accounts[state.replica] = _Account(state, now_s if asked_s is None else asked_s, now_s)
 
     def designate(self, replica: int, now_s: float) -> None:
-        """Let `replica` lead as soon as that is safe (`raymq balance`). The request is dropped after `drain_timeout_s`.
-        Calling the method again does not extend this time, because the master refuses appends while it waits for its
-        successor."""
+        """Request that `replica` becomes master as soon as that is safe (`raymq balance`). The request is dropped after
+        `drain_timeout_s`. A second call for the same replica does not extend this time, because the old master refuses
+        appends while it waits for the new master."""
         if replica == self._designated and now_s <= self._designated_until_s:
             return
         self._designated, self._designated_until_s = replica, now_s + self.rules.drain_timeout_s
 
     def alive(self, now_s: float) -> dict[int, ReplicaState]:
-        """Return the reports of the replicas that have a recent report, by replica."""
+        """Return the newest report of each replica that reported recently, by replica number."""
         return {
             replica: account.state
             for replica, account in self._accounts.items()
@@ -209,7 +211,7 @@ class GroupControl:
         }
 
     def tick(self, now_s: float) -> list[Action]:
-        """Return the actions to execute now, in order."""
+        """Return the actions that the Controller must execute now for this broker group, in order."""
         alive = self.alive(now_s)
         if self.record is None:
             self._recover(alive)
@@ -222,7 +224,8 @@ class GroupControl:
         return [*actions, *self._followers(alive)]
 
     def _serve_master(self, alive: dict[int, ReplicaState], now_s: float) -> list[Action] | None:
-        """Return the actions that the current master needs; None if another replica must be elected."""
+        """Return the actions that the current master needs, such as a lease renewal; None if another replica must be
+        elected."""
         record = self.record
         assert record is not None
         state = None if record.master is None else alive.get(record.master)
@@ -249,8 +252,8 @@ class GroupControl:
         master has no recent report."""
         if record.master is None:
             return MasterView.NOBODY
-        # A replica that has lost its directory has no messages. And the master may have led before a change of the
-        # settings that forbids it to lead.
+        # A replica that has lost its store directory has no messages, so it cannot be the recorded master. The recorded
+        # master may also be a replica that the changed settings no longer allow to lead.
         lost = state is not None and record.sync_state_set.stores.get(state.replica) != state.store_id
         if state is None or lost or record.master not in self.able:
             return MasterView.AWAY
@@ -266,10 +269,11 @@ class GroupControl:
         return MasterView.NOT_LEADING
 
     def _alter(self, state: ReplicaState, record: Record) -> list[Record]:
-        """Return the record with the sync-state set that the master proposes; empty if the master proposes none.
+        """Return the record with the sync-state set that the master proposes; empty if the master proposes no set.
 
-        A proposal that is based on an outdated set is ignored. Any other proposal is answered by a newer set, so that
-        the master sees that its proposal was processed. The newer set omits replicas that may not be members.
+        A proposal that is based on an outdated set is ignored. For any other proposal the record gets a set with a new
+        version, so that the master sees that its proposal was processed. This set omits replicas that must not be
+        members.
         """
         asked, now = state.proposal, record.sync_state_set
         if asked is None or (asked.epoch, asked.version) != now.order or state.replica not in asked.stores:
@@ -296,11 +300,11 @@ class GroupControl:
         return [self._renew(state, record, alive), Drain(self.group, state.replica, record.epoch, to)]
 
     def _annul(self, alive: dict[int, ReplicaState]) -> list[Action]:
-        """Annul an election whose master ended before it led: return the record without this election. Returns an empty
-        list if there is no such election.
+        """Annul an election whose elected replica restarted before it led: return the record without this election.
+        Returns an empty list if there is no such election.
 
-        The elected process ended, and no other process executes the order to lead. So nothing was acknowledged in the
-        epoch, and any member of the previous set may be elected.
+        The elected process has ended, and no other process executes its order to lead. So no message was acknowledged
+        in the epoch of this election, and any member of the previous sync-state set may be elected.
         """
         record = self.record
         assert record is not None
@@ -319,8 +323,8 @@ class GroupControl:
             self._due_since_s = now_s
         since_s = now_s if self._due_since_s is None else self._due_since_s
         graced = now_s - since_s >= self.rules.grace_s
-        # No message is acknowledged while a master is needed. So a report that was requested after the need arose shows
-        # all acknowledged messages of its replica.
+        # No message is acknowledged while the group has no master. So a report that was requested after the group lost
+        # its master shows all acknowledged messages of its replica.
         fresh = frozenset(replica for replica in working if self._accounts[replica].asked_s >= since_s)
         if self.rules.fixed_master is None:
             stores, unclean = record.sync_state_set.stores, self.rules.unclean
@@ -343,7 +347,8 @@ class GroupControl:
         return Choice(None, reason) if reason else Choice(alive[fixed], loss=describe_lack(alive[fixed]))
 
     def _against_fixed_master(self, fixed: int, alive: dict[int, ReplicaState], record: Record) -> str:
-        """Return the reason why the fixed master must not lead now; empty if it may lead."""
+        """Return the reason why the fixed master (the only replica that the settings allow to lead) must not lead now;
+        empty if it may lead."""
         state = alive.get(fixed)
         if state is None:
             return f"replica {fixed} does not answer, and no other may lead (broker_role): it is waited for"
@@ -355,8 +360,9 @@ class GroupControl:
                 "acknowledged message: bring that back, or have another replica lead, see docs/cluster.md"
             )
         longer = [replica for replica, other in alive.items() if other.rank > state.rank]
-        # A longer log only matters if no other replica led before. If another replica led, a member of the set has
-        # every acknowledged message, and a longer log has other messages.
+        # Refuse the fixed master because of a longer log only if no other replica led before. If another replica led,
+        # some member of the sync-state set has every acknowledged message, and a longer log contains messages that were
+        # never acknowledged.
         if longer and record.master in (None, fixed):
             return (
                 f"replica {fixed} must lead (broker_role), but replica {names(longer)} has more than it: its disk has "
@@ -386,15 +392,15 @@ class GroupControl:
         return Renew(self.group, state.replica, record.sync_state_set, state.clock_s, frozenset(dead))
 
     def _note_lease(self, state: ReplicaState) -> None:
-        """Record that a lease is granted. The Controller counts the lease from the arrival of the report, which is not
-        earlier than the sending."""
+        """Record that the Controller grants the master a lease. The Controller counts the lease from the time at which
+        it received the master's report. The master sent this report earlier, so the master's lease ends first."""
         until_s = self._accounts[state.replica].at_s + self.rules.lease_s + self.rules.lease_margin_s
         self._lease_until_s = max(self._lease_until_s, until_s)
 
     def _followers(self, alive: dict[int, ReplicaState]) -> list[Action]:
         record = self.record
         if record is None or record.master is None or self._led_incarnation < 0:
-            return []  # no replica follows a new master before the master leads
+            return []  # no replica may follow a new master until the master reports that it leads
         followed = (ReplicaRole.SLAVE, record.epoch, record.master)
         return [
             Follow(self.group, replica, record.epoch, record.master)
@@ -403,13 +409,15 @@ class GroupControl:
         ]
 
     def _recover(self, alive: dict[int, ReplicaState]) -> None:
-        """Rebuild the record from the replicas' reports, after the reports of all replicas have arrived."""
+        """Rebuild the broker group's record from the replicas' reports, if the journal has no record. Waits until every
+        replica has reported."""
         missing = self.replicas - alive.keys()
         if missing:
             self.reason = f"the journal knows nothing of this group, and replica {names(missing)} does not answer"
             return
         sets = [state.sync_state_set for state in alive.values() if state.sync_state_set is not None]
-        # The lost journal may have had a newer decision, whose order may still be in flight. So skip some epochs.
+        # The lost journal may have contained a newer epoch, whose order to lead may still be in flight. Skip some
+        # epochs so that the new epoch is larger than any of them.
         epoch = max(state.epoch for state in alive.values()) + RECOVERED_EPOCH_GAP
         newest = max(sets, key=lambda one: one.order, default=None)
         everybody = {replica: state.store_id for replica, state in alive.items() if replica not in self.learners}

@@ -37,7 +37,7 @@ def inventory(
     """
     alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
     able = carrying(node_label, {node_id: node.get("Labels") or {} for node_id, node in alive.items()})
-    # this process lists the stores of its own node itself, without a remote task
+    # This process lists the stores of its own node without a remote task.
     here = ray.get_runtime_context().get_node_id()
     asked = {node_id: _start_listing(node_id, data_dir) for node_id in able if node_id != here}
     nodes = []
@@ -55,8 +55,8 @@ def inventory(
 
 
 def head_node_id() -> str:
-    """Return the id of Ray's head node, without which the cluster ends. Returns the id of this process's node if Ray
-    names no head node."""
+    """Return the id of Ray's head node, without which the Ray cluster cannot run. Returns the id of this process's node
+    if Ray reports no head node."""
     heads = [node["NodeID"] for node in ray.nodes() if node["Alive"] and HEAD_RESOURCE in node["Resources"]]
     return str(heads[0]) if heads else ray.get_runtime_context().get_node_id()
 

@@ -111,8 +111,8 @@ def _start(plan: Plan, progress: ProgressCallback, deadline_s: float, log_bytes:
 
 
 def store_roots_here() -> dict[str, str]:
-    """Return the directories of the stores that run on this process's node, by storage actor. Stores that do not answer
-    are left out."""
+    """Return the directories of the stores that run on this process's node, by the name of the storage actor. Stores
+    that do not answer are omitted."""
     here, roots = ray.get_runtime_context().get_node_id(), {}
     for name in (name for name in running() if name.startswith("storage-")):
         try:
@@ -125,14 +125,14 @@ def store_roots_here() -> dict[str, str]:
 
 
 def _recovery(log_bytes: int) -> str:
-    """Describe the size of a store's log, because the recovery time depends on it. Recovery reads the part of the log
-    that is not known to be complete."""
+    """Return the size of a store's log as the end of a progress message; empty below 1 MiB. The user can estimate the
+    recovery time from the log size."""
     return f", a log of {log_bytes >> 20:,} MiB" if log_bytes >> 20 else ""
 
 
 def _end_outdated(settings: ControllerSettings) -> None:
-    """End a running Controller that has other settings than `settings`. The new Controller continues from the journal
-    before the leases expire."""
+    """End the running Controller if its settings differ from `settings`. The next Controller continues from the journal
+    before the leases of the masters expire."""
     if CONTROLLER in running() and ActorRef(CONTROLLER).call("settings", timeout_s=LAUNCH_CALL_TIMEOUT_S) != settings:
         end_actor(CONTROLLER)
 
@@ -165,8 +165,8 @@ def stop(progress: ProgressCallback = lambda step: None, only: Iterable[str] | N
 
 
 def _stop_rank(name: str) -> int:
-    # Stop the Controller before the stores, so that it elects no new masters while the replicas of a group close one
-    # after another.
+    # Stop the Controller before the stores. Otherwise it would elect new masters while the stores of a broker group
+    # close one after another.
     for rank, prefix in enumerate(
         (CONSOLE, "pull-", "rebalance-", "broker-", "nameserver-", CONTROLLER, "replicator-")
     ):

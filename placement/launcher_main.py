@@ -1,8 +1,8 @@
-"""The program that starts, stops and inspects the servers on behalf of `raymq.client.cluster.launcher`, which defines
-the protocol.
+"""The program that starts, stops and inspects raymq's servers for `raymq.client.cluster.launcher`, which defines the
+protocol.
 
 `raymq.client.cluster.server_path` runs this program with `-P` from the root directory. So the import path of its Ray
-job contains only installed packages. The servers inherit this path.
+job contains only installed packages. The servers get the same import path.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from raymq.common.names import NAMESPACE
 
 
 def main() -> None:
-    """Read one request from stdin, execute it, and write the answer."""
+    """Read one request from standard input, execute it, and write the answer to standard output."""
     signal.signal(signal.SIGTERM, _interrupt)
-    # Ignore a terminal's ctrl-C: it is meant for the user's program, which ends this program itself.
+    # Ignore ctrl-C in a terminal: it is meant for the user's program, which then ends this launcher program.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     request = json.loads(sys.stdin.readline())
     try:
@@ -90,8 +90,8 @@ def _carry_out(request: dict[str, Any]) -> Any:
 
 
 def _changes(plan: Plan, before: Sequence[str]) -> list[str]:
-    """Describe in sentences what a start changed in a raymq with the actors `before`, and which requested settings it
-    did not change."""
+    """Return sentences that describe what a start has changed in a running raymq, and which requested settings it did
+    not change. `before`: names of the actors that ran before the start."""
     began = sorted(set(running()) - set(before))
     notes = [f"raymq ran already: started {', '.join(began)}" if began else "raymq ran already: nothing was started"]
     unlike = differences(plan, before, launch.store_roots_here())

@@ -39,12 +39,12 @@ def placed_replicas() -> tuple[dict[StorageName, str], frozenset[str]]:
 
 
 def drain(node: str, *, drained: bool, progress: ProgressCallback) -> dict[str, Any]:
-    """Drain a node, which `node` names by its address or by the beginning of its id. With `drained` False, allow
-    replicas on the node again.
+    """Drain a node: move its replicas to other nodes. `node`: the node's address, or the beginning of its id. With
+    `drained` False, allow replicas on the node again.
 
-    Returns when the node has no replica and its replicas are in sync on other nodes. Returns after DRAIN_WAIT_S in any
-    case; the Controller then continues to move the replicas in `left`. Raises InvalidArgumentError if `node` names no
-    node or several nodes, or if no broker group has several replicas.
+    Returns when the node has no replica and its replicas are in sync on other nodes, or after DRAIN_WAIT_S. In the
+    second case the result's `left` lists the remaining replicas, which the Controller continues to move. Raises
+    InvalidArgumentError if `node` names no node or several nodes, or if no broker group has several replicas.
     """
     controller, node_id = _controller(), _find_node(node)
     controller.call("drain", node_id, drained, timeout_s=OPERATION_CALL_TIMEOUT_S)
@@ -62,8 +62,8 @@ def close_stores_here(progress: ProgressCallback) -> list[str]:
     """Close the stores whose actors run on this process's node, before the node is removed. Returns the names of these
     actors.
 
-    A closed store opens without recovery. Its actor stays, without answering, until it ends with the node, and another
-    replica leads. A store that does not answer in time stays open, and recovers when it is opened again.
+    A closed store opens without recovery. Its actor stays until the node ends but answers no calls, so another replica
+    becomes master. A store that does not close in time stays open, and recovers when it is opened again.
     """
     here = ray.get_runtime_context().get_node_id()
     closed = []
@@ -80,19 +80,20 @@ def close_stores_here(progress: ProgressCallback) -> list[str]:
 
 
 def order_drain(node: str, *, drained: bool) -> None:
-    """Order a drain at the Controller, without waiting for its end. Raises InvalidArgumentError like `drain`."""
+    """Request that the Controller drains a node, without waiting until the drain ends. Raises InvalidArgumentError as
+    `drain` does."""
     _controller().call("drain", _find_node(node), drained, timeout_s=OPERATION_CALL_TIMEOUT_S)
 
 
 def order_balance() -> None:
-    """Order a balance at the Controller, without waiting for its end. Raises InvalidArgumentError like
-    `balance`."""
+    """Request that the Controller balances the masters, without waiting until the balance ends. Raises
+    InvalidArgumentError as `balance` does."""
     _controller().call("balance", timeout_s=OPERATION_CALL_TIMEOUT_S)
 
 
 def _replicas_left(controller: ActorRef, node_id: str, progress: ProgressCallback) -> list[str]:
-    """Return the replicas that still run on the node `node_id`, and all replicas that have no node or are not
-    in sync."""
+    """Return the names of the replicas that still run on the node `node_id`, that have no node, or that are not in
+    sync."""
     left = []
     for group in controller.call("status", timeout_s=OPERATION_CALL_TIMEOUT_S)["groups"]:
         for replica in group["replicas"]:
@@ -105,10 +106,10 @@ def _replicas_left(controller: ActorRef, node_id: str, progress: ProgressCallbac
 
 
 def balance(progress: ProgressCallback) -> dict[str, Any]:
-    """Make the first in-sync replica by priority the master of each broker group, without losing an append.
+    """Make the first in-sync replica by priority the master of each broker group. No append is lost.
 
-    Returns when these replicas lead, or after BALANCE_WAIT_S. The result has two fields. `wanted`: the replica that
-    should lead, by broker group. `left`: the groups whose wanted replica does not lead yet.
+    Returns when these replicas lead, or after BALANCE_WAIT_S. The result has two fields. `wanted`: by broker group, the
+    replica that should lead. `left`: the broker groups in which this replica does not lead yet.
     """
     controller = _controller()
     wanted: dict[str, int] = controller.call("balance", timeout_s=OPERATION_CALL_TIMEOUT_S)

@@ -21,8 +21,8 @@ from raymq.common.errors import ConfigError
 from raymq.common.names import CONTROLLER, NameServerName, StorageName
 
 FIRST_PORT = 10911
-"""RocketMQ's listen port, which the first store uses in message ids. No process listens on this port: the port and the
-node's address only identify a store."""
+"""RocketMQ's listen port. The first store writes this port into its message ids. No process listens on the port:
+together with the node's address it only identifies a store."""
 
 KV_FILE: Final = "kvConfig.json"
 JOURNAL_FILE: Final = "journal"
@@ -38,7 +38,7 @@ class NameServerPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All actors that must run in a cluster."""
+    """The plan of a cluster: all actors that must run."""
 
     nameservers: tuple[NameServerPlan, ...]
     storages: tuple[StoragePlan, ...]
@@ -91,8 +91,8 @@ def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[S
 
 
 def store_options(settings: ClusterSettings) -> StoreOptions:
-    """Return the options of all stores. If `check_compressed_body` is not set, the check is on exactly if access
-    control is on, because with access control strangers may be able to send."""
+    """Return the options of all stores. If `check_compressed_body` is not set, stores check compressed bodies if and
+    only if access control is on, because untrusted users may then send messages."""
     store = settings.store
     if store.check_compressed_body is not None:
         return store
@@ -102,13 +102,13 @@ def store_options(settings: ClusterSettings) -> StoreOptions:
 def with_found_stores(
     settings: ClusterSettings, given: Collection[str], nodes: Sequence[Node]
 ) -> tuple[ClusterSettings, list[str]]:
-    """Return settings that start every store on the nodes' disks. Also returns sentences that describe the changes to
-    `settings` and the stores left out.
+    """Return settings that start every store found on the nodes' disks. Also returns sentences that describe the
+    changes to `settings` and the omitted stores.
 
-    `given`: names of the settings that a user has set. If `broker_groups` is not among them, it grows to the number of
-    broker groups found. Raises ConfigError if a store would stay stopped and `leave_out` does not name it, because its
-    messages would silently be missing. Only nodes that have joined the Ray cluster count: `raymq up --wait-nodes` waits
-    for further nodes.
+    `given`: names of the settings that a user has set. If `broker_groups` is not among them, it is raised to the number
+    of broker groups found. Raises ConfigError if `settings` would not start a store that `leave_out` does not name,
+    because the store's messages would be missing without any error. Only nodes that have joined the Ray cluster count:
+    `raymq up --wait-nodes` waits for further nodes.
     """
     found, left_out = _found_stores(nodes), set(settings.leave_out)
     kept = {name for name in found if not {name.broker_name, store_directory(name)} & left_out}
@@ -130,8 +130,8 @@ def with_found_stores(
 def _refuse_missed(
     settings: ClusterSettings, groups: int, kept: Collection[StorageName], found: Mapping[StorageName, Node]
 ) -> None:
-    """Raise ConfigError if `settings` would not start one of the `kept` stores. `groups`: the number of broker groups
-    that the stores need."""
+    """Raise ConfigError if `settings` would not start a store in `kept` (the found stores that `leave_out` does not
+    name). `groups`: the number of broker groups that these stores need."""
     missed = [name for name in sorted(kept) if name.broker_name not in settings.broker_names]
     if missed:
         group = missed[0].broker_name
@@ -162,7 +162,7 @@ def _found_stores(nodes: Sequence[Node]) -> dict[StorageName, Node]:
 
 
 def _listed(names: Sequence[StorageName], found: Mapping[StorageName, Node]) -> str:
-    """Format a list of stores with the addresses of their nodes, for a message."""
+    """Return the names of stores, with the addresses of their nodes, as text for a message."""
     return ", ".join(f"{store_directory(name)} (on {found[name].ip})" for name in names)
 
 
@@ -192,8 +192,8 @@ def _metrics(settings: ClusterSettings) -> MetricsSettings:
 
 
 def _settings_of(options: StoreOptions, root: Path) -> StoreSettings:
-    """Return the store settings of one replica. A log directory outside the store directory `root` gets a subdirectory
-    that is named like `root`."""
+    """Return the store settings of one replica. Log directories outside the store directory `root` get a subdirectory
+    for this replica, with the name of `root`."""
     values = options.model_dump()
     for name in ("store_path_commit_log", "read_only_commit_log_store_paths"):
         values[name] = [path / root.name for path in values[name]]
@@ -207,7 +207,7 @@ def _controller(settings: ClusterSettings, storages: Sequence[StoragePlan]) -> C
     return ControllerSettings(
         settings.data_dir / CONTROLLER / JOURNAL_FILE,
         dict.fromkeys(settings.broker_names, replicas),
-        # Each group has another first replica by priority, so that masters are spread over the nodes.
+        # Each broker group prefers another replica as master, so that the masters are spread over the nodes.
         {
             group: {replica: (replica - index) % replication.replicas for replica in replicas}
             for index, group in enumerate(settings.broker_names)

@@ -1,7 +1,7 @@
-"""Executes repairs: lists the storage actors, and starts and ends actors as placement.repair decides.
+"""Executes the decisions of placement.repair: lists the storage actors, and starts and ends storage actors.
 
-One thread works in rounds. The thread takes an inventory of the nodes only while a replica has no actor or a node is
-being drained. Nothing survives the process. A failed round is retried, and `error` has the reason.
+One thread works in rounds. A round takes an inventory of the nodes only if a replica has no actor or a node is being
+drained. No state is stored on disk. A failed round is retried, and `error` has the reason of the failure.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ class Reconciler:
             min_in_sync=max(options.min_in_sync_replicas, options.in_sync_replicas),
         )
         self.node_ids: dict[StorageName, str] = {}
-        """The node id of each replica's storage actor; empty text if unknown."""
+        """The id of the node on which each replica's storage actor runs; empty if the node is unknown."""
         self.notes: Mapping[StorageName, str] = {}
-        """By replica, the reason why it has no storage actor, or why it has not left a drained node yet."""
+        """By replica, the reason why the replica has no storage actor, or why it is still on a node that is being
+        drained."""
         self.error = ""
 
     def run(self, stopping: threading.Event) -> None:
@@ -67,7 +68,8 @@ class Reconciler:
             except RaymqError as error:
                 self.error = f"repair: {error}"
                 logger.warning("repair is tried again: %s", error)
-            # Ray raises errors of its own; if one ended this thread, there would be no repairs
+            # Catch every exception, because Ray raises exceptions of its own. An uncaught one would end this thread,
+            # and no replica would be repaired again.
             except Exception as error:
                 self.error = f"repair: {error!r}"
                 logger.exception("repair is tried again")

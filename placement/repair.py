@@ -4,15 +4,15 @@ A storage actor is pinned to its Ray node, and ends permanently when Ray declare
 ended, these rules apply in this order:
 
 1. If a node has the replica's directory, the actor starts on that node again, even if the node has another id now.
-2. If no node has the directory, and the directory is in the sync-state set or the group has no master, the replica
-   waits for its directory: it may be the only one with acknowledged messages. A master that leads removes a lost member
-   from the set within moments.
+2. If no node has the directory, the replica waits for its directory if it is in the sync-state set or the group has no
+   master: it may be the only replica with all acknowledged messages. A master that leads removes a lost member from the
+   set within moments.
 3. After `replace_after_s` the replica starts empty on another node (placement.replica_nodes), and copies the master's
    log.
 
-A drained node gives up its replicas one by one. A replica leaves only when all replicas of its group are in sync and
-enough of them remain; a master first passes its role to another replica. Nothing survives the process: after a restart
-the waiting times start again.
+The replicas of a drained node move to other nodes one after another. A replica moves only when all replicas of its
+group are in sync and enough of them remain; a master first gives its role to another replica. No state is stored on
+disk: after a restart the waiting times start again.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Moves:
 
 
 class Repair:
-    """Decides the moves of all replicas of a cluster. `min_in_sync`: number of replicas of a group that must stay in
-    sync during a drain."""
+    """Decides which replicas of a cluster must start, end, or give up the master role. `min_in_sync`: number of
+    replicas of a broker group that must stay in sync while a node is drained."""
 
     def __init__(
         self, replicas: Sequence[StorageName], *, spread: bool, replace_after_s: float, min_in_sync: int
@@ -69,8 +69,8 @@ class Repair:
         groups: Mapping[str, ReplicaGroupView],
         now_s: float,
     ) -> Moves:
-        """Return the moves to execute now. `present`: replicas that have an actor, with the id of the actor's node,
-        empty if unknown. Times are in s."""
+        """Return the moves of replicas to execute now. `present`: maps each replica that has an actor to the id of the
+        actor's node; the id is empty if unknown. `now_s`: the time in seconds."""
         start: dict[StorageName, Node] = {}
         notes: dict[StorageName, str] = {}
         for name in self._replicas:

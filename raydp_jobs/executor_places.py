@@ -1,9 +1,9 @@
 """Reserves resources for Spark's executors near the storage actors, and checks the executors' nodes before a session
 starts.
 
-The resources are a placement group with one bundle per executor. A bundle near the storage actors may be on any node
-with the master replica of a broker group. Ray spreads these bundles over such nodes, and moves a bundle to another of
-them if its node is lost. Executors that do not fit there get bundles that may be on any node.
+The resources are a placement group with one bundle per executor. A preferred bundle may be on any node that has the
+master replica of a broker group. Ray spreads the preferred bundles over these nodes, and moves a bundle to another of
+them if its node is lost. Executors that do not fit on these nodes get bundles that may be on any node.
 
 A node needs a Java for Spark and a Python that can read a topic. Without the check, Spark would wait for executors
 forever, or fail in the middle of the first job.
@@ -31,10 +31,10 @@ from raymq.common.protocol.route import MASTER_ID
 NODE_ID_LABEL: Final = "ray.io/node-id"
 """Name of the label that Ray gives every node, with the node's id as value."""
 EXECUTOR_RESOURCE_PREFIX: Final = "spark.ray.raydp_spark_executor.actor.resource."
-"""Prefix of the Spark settings with which RayDP requests additional Ray resources for an executor. With the name `cpu`,
-the setting replaces the number of cores."""
+"""Prefix of the Spark settings with which RayDP requests additional Ray resources for an executor. The setting that
+ends with `cpu` replaces the executor's number of cores."""
 MEMORY_MIN_MIB: Final = 450
-"""Minimum heap in MiB with which Spark starts."""
+"""Minimum heap size, in MiB, of a Spark executor. Spark does not start with a smaller heap."""
 
 _UNITS_MIB: Final = {"": 1.0, "b": 2.0**-20, "k": 2.0**-10, "m": 1.0, "g": 2.0**10, "t": 2.0**20, "p": 2.0**30}
 _SETTLE_S: Final = 2.0
@@ -57,7 +57,7 @@ class ExecutorSize:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """The executor's resources in the form of a placement group's bundle."""
+        """The executor's resources as a bundle of a Ray placement group."""
         wanted = {"CPU": self.cpus, "memory": float(self.memory_bytes), **dict(self.others)}
         return {name: amount for name, amount in wanted.items() if amount}
 
@@ -112,8 +112,8 @@ def check_fits(count: int, size: ExecutorSize) -> None:
 
 
 def storage_nodes() -> frozenset[str]:
-    """Return the ids of the Ray nodes that hold a master replica of a broker group; empty if the route does not contain
-    node ids.
+    """Return the ids of the Ray nodes that hold a master replica of a broker group; empty if the cluster's route
+    contains no node ids.
 
     Raises ClusterNotFoundError if no raymq runs in this Ray cluster.
     """
@@ -187,7 +187,8 @@ def _await_ready(group: PlacementGroup, count: int, size: ExecutorSize, timeout_
 
 
 def _remove(group: PlacementGroup) -> None:
-    """Remove a placement group and wait until its resources are free. Without a connection to Ray, do nothing."""
+    """Remove a placement group and wait until its resources are free. Does nothing if the process is not connected to
+    Ray."""
     if not ray.is_initialized():
         return
     remove_placement_group(group)
@@ -197,7 +198,7 @@ def _remove(group: PlacementGroup) -> None:
 
 
 def _described(nodes: list[Resources]) -> str:
-    """Format the CPUs and the memory of nodes for an error text."""
+    """Return the CPUs and the memory of nodes as text for an error message."""
     told = [
         f"{node.get('CPU', 0):g} CPU(s) and {node.get('memory', 0) / 2**20:,.0f} MiB" for node in nodes[:_NODES_NAMED]
     ]

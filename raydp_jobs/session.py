@@ -3,11 +3,11 @@
     checks      arguments, this process, the size of the cluster; nothing is started yet
     places      a placement group of CPUs and memory beside the storage actors (raydp_jobs.executor_places)
     nodes       Java and Python on the executors' nodes (raydp_jobs.executor_places)
-    RayDP       four Java processes: the driver's JVM (a child of this process), an application master and its gateway,
-                and one executor per `executors`
+    RayDP       four kinds of Java processes: the driver's JVM (a child of this process), an application master and its
+                gateway, and one executor per `executors`
 
-Nothing remains after the session. At its end, or if the start fails, all four kinds of processes end, the placement
-group is removed, and the environment variables of this process are restored.
+Nothing remains after the session. When it ends or its start fails, the Java processes end, the placement group is
+removed, and this process's environment variables are restored.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ _APP_MASTER: Final = "RAY_APP_MASTER"
 _MASTER_RESOURCE: Final = "spark.ray.raydp_spark_master.actor.resource."
 _A_BIT: Final = 0.001
 
-# Spark's own list for Java 17 (JavaModuleOptions), plus java.math and java.text. Without these two, Ray's Java
-# serializer kills RayDP's application master at the first ray.data.from_spark.
+# Java packages that Spark needs open: Spark's own list for Java 17 (JavaModuleOptions), plus java.math and java.text.
+# Without the last two, Ray's Java serializer kills RayDP's application master at the first ray.data.from_spark.
 _OPENED: Final = (
     *(
         "java.lang",
@@ -80,7 +80,8 @@ _OPENED: Final = (
     *("java.util", "java.util.concurrent", "java.util.concurrent.atomic", "jdk.internal.ref"),
     *("sun.nio.ch", "sun.nio.cs", "sun.security.action", "sun.util.calendar"),
 )
-# The -XX options halve the start time of each JVM. For short jobs the faster start outweighs the slower code.
+# Options of each JVM. The -XX options halve its start time but make its code slower. For short jobs the faster start
+# matters more.
 _JAVA_OPTIONS: Final = " ".join(
     [
         *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED),
@@ -89,8 +90,8 @@ _JAVA_OPTIONS: Final = " ".join(
         *("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"),
     ]
 )
-# Java properties of the driver and of RayDP's gateway. Without ray.logging.dir, RayDP's agent leaves a log below
-# /tmp/ray.
+# Java properties of the driver and of RayDP's gateway that name directories. Without ray.logging.dir, RayDP's agent
+# leaves a log file below /tmp/ray.
 _DIRECTORY_PROPERTIES: Final = ("java.io.tmpdir", "ray.logging.dir")
 _EXECUTOR_OPTIONS: Final = "spark.executor.extraJavaOptions"
 _JAVA_OPTION_KEYS: Final = (
@@ -118,16 +119,16 @@ def spark_session(
 
     `app_name` gets a random suffix, because RayDP needs a new name for each session. `executors` × `executor_cores`
     CPUs and `executors` × `executor_memory` (each executor's heap) are reserved in the Ray cluster before anything
-    starts. With `beside_storage` the executors are on the nodes of the broker groups' masters, where reads need no
-    network; executors that do not fit there get other nodes, with a warning. `configs` are Spark settings and override
-    raymq's settings; Java options are appended. `ray_data`: connect the driver's JVM to Ray, which
+    starts. With `beside_storage` the executors run on the nodes of the broker groups' masters, where reads need no
+    network. Executors that do not fit on these nodes get other nodes, with a warning. `configs` are Spark settings and
+    override raymq's settings; Java options are appended. `ray_data`: connect the driver's JVM to Ray, which
     `ray.data.from_spark` needs. The connection takes a second, Ray prints two lines on stderr, and a Ray cluster can
     have one such session at a time. `start_timeout_s` limits each step of the start.
 
-    Before anything is started, raises ClientStateError without a connection to Ray, if this process has a Spark
-    session, or if a node has no Java or no raymq; ClusterNotFoundError if `beside_storage` finds no raymq;
-    InvalidArgumentError for executors that the cluster cannot have. Later raises ServiceNotAvailableError if other
-    programs use the CPUs or the memory, and RequestTimeoutError if Spark does not start in time.
+    These errors are raised before anything is started. ClientStateError: this process is not connected to Ray or
+    already has a Spark session, or a node has no Java or no raymq. ClusterNotFoundError: `beside_storage` is set and no
+    raymq runs. InvalidArgumentError: the cluster is too small for the executors. Later, ServiceNotAvailableError is
+    raised if other programs use the CPUs or the memory, and RequestTimeoutError if Spark does not start in time.
 
     At the end of the block, and if the start fails, the session is stopped, its processes end, and nothing stays
     reserved. If a process of the session dies, Spark's errors become a ClientStateError that names the process. The
@@ -161,10 +162,10 @@ def spark_session(
 
 def spark_configs(configs: Mapping[str, str], *, temporary: str | None = None) -> dict[str, str]:
     """Return the Spark configuration of a session. The user's `configs` override the settings that RayDP on Java 17
-    needs, and the settings that reduce output.
+    needs, and the settings that reduce log output.
 
     `temporary`: a directory on this node for the files of the driver and of RayDP's master. The master also runs on
-    this node, without a CPU, because the executors may need all CPUs. The configuration contains no address: RayDP
+    this node. It reserves no CPU, because the executors may need all CPUs. The configuration contains no address: RayDP
     binds the driver to the node's IP address in Ray, which is 127.0.0.1 if Ray runs on loopback.
     """
     defaults = {
@@ -185,12 +186,12 @@ def spark_configs(configs: Mapping[str, str], *, temporary: str | None = None) -
     return result
 
 
-# Before the start
+# Before a session starts
 
 
 def _check_process(ray_data: bool) -> None:
-    """Raise if the start would fail or hang: without a connection to Ray, with another session in this process, or with
-    a JVM that cannot be restarted."""
+    """Raise an error if the start of a Spark session would fail or hang. Causes: this process is not connected to Ray,
+    it has another Spark session, or it has a JVM that cannot be restarted."""
     if not ray.is_initialized():
         raise ClientStateError("no connection to Ray; call raymq.connect() first and keep it open over the session")
     if raydp.context._global_spark_context is not None:
@@ -203,7 +204,7 @@ def _check_process(ray_data: bool) -> None:
     if gateway is not None:
         if getattr(gateway, "proc", None) is None:
             raise ClientStateError("this process uses another program's Java process (PYSPARK_GATEWAY_PORT); unset it")
-        _end_driver_jvm(gateway)  # This JVM was left by a stopped session, and lacks RayDP's classes.
+        _end_driver_jvm(gateway)  # This JVM belongs to a stopped session, and lacks RayDP's classes.
     if ray_data and _actor(_APP_MASTER) is not None:
         raise ServiceNotAvailableError(
             "a Spark session with ray_data=True runs in this Ray cluster already, and there is one at a time"
@@ -234,8 +235,8 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _interrupts_as_before() -> Iterator[None]:
-    """Restore the handler of ctrl-C at the end. PySpark's handler would send a request to cancel jobs to a JVM that has
-    ended."""
+    """Restore the present ctrl-C handler at the end of the `with` block. PySpark replaces it: its handler requests the
+    JVM to cancel jobs, even if the JVM has ended."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -246,7 +247,8 @@ def _interrupts_as_before() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress two warnings that every `ray.data.from_spark` causes, about the way RayDP calls PySpark and Ray."""
+    """Suppress two warnings that every `ray.data.from_spark` causes. RayDP uses outdated interfaces of PySpark
+    and Ray."""
 
     def keep(record: logging.LogRecord) -> bool:
         return "argument ``parallelism`` is deprecated" not in record.getMessage()
@@ -265,7 +267,7 @@ def _quiet() -> Iterator[None]:
                 filters.remove(item)
 
 
-# The start
+# Starting a session
 
 
 def _start(
@@ -288,12 +290,12 @@ def _start(
 
 @contextmanager
 def _our_master(namespace: str | None) -> Iterator[None]:
-    """Change how RayDP's master starts, in two points.
+    """Replace the class of RayDP's master for the duration of the `with` block, to change two points of its start.
 
-    The master's Java actors get the session's own `namespace`. Their names are fixed, so in this process's namespace
-    they would collide with the sessions of other programs. `ray.data.from_spark` looks for the actors in this process's
-    namespace; with None they stay there. The second change removes the JNI library that RayDP's gateway unpacks into a
-    separate directory.
+    First, the master's Java actors are created in `namespace`, the session's own Ray namespace. Their names are fixed,
+    so in this process's namespace they would collide with other programs' sessions. `namespace` None leaves them in
+    this process's namespace, because `ray.data.from_spark` looks for them there. Second, the JNI library that RayDP's
+    gateway unpacks into a separate directory is deleted.
     """
     actor_class = ray_cluster.RayDPSparkMaster
     base = actor_class.__ray_metadata__.modified_class.__ray_actor_class__
@@ -315,20 +317,20 @@ def _our_master(namespace: str | None) -> Iterator[None]:
 
 
 def _remove_unpacked(pid: int) -> None:
-    """Delete Ray's JNI library of 40 MB, which a JVM unpacks when it joins Ray as a driver, and would leave on disk.
-    The JVM has the library mapped."""
+    """Delete Ray's JNI library (40 MB) from the disk. A JVM unpacks the library when it joins Ray as a driver, and
+    never deletes it. The JVM `pid` has mapped the library into memory, and so does not need the file."""
     try:
         mapped = Path(f"/proc/{pid}/maps").read_text()
     except OSError:
-        return  # The process has ended, or this system is not Linux.
+        return  # The JVM has ended, or this system is not Linux.
     for directory in set(re.findall(r"(/\S+/ray/\d{13})/libcore_worker_library_java\.so", mapped)):
         shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager
 def _deadline(name: str, timeout_s: float) -> Iterator[None]:
-    """Limit the duration of a start. RayDP and Spark wait forever for a process that does not start; at the deadline
-    their processes are killed."""
+    """Limit how long a session may take to start. RayDP and Spark wait forever for a process that does not start. At
+    the deadline, this function kills their processes."""
     late = threading.Event()
 
     def give_up() -> None:
@@ -354,21 +356,22 @@ def _deadline(name: str, timeout_s: float) -> Iterator[None]:
 
 
 def _await_executors(spark: SparkSession, executors: int) -> None:
-    """Wait until all executors are registered. The deadline of the start limits the wait."""
+    """Wait until all of Spark's executors are registered. The caller limits the wait by the deadline of the session's
+    start."""
     if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
-        return  # With this setting Spark requests executors only when there is work.
+        return  # With dynamic allocation, Spark requests executors only when a job runs.
     status = spark.sparkContext._jsc.sc().getExecutorMemoryStatus
-    while status().size() < executors + 1:  # Spark's status also counts the driver.
+    while status().size() < executors + 1:  # Spark's status counts the executors and the driver.
         time.sleep(_POLL_S)
 
 
-# The end
+# Ending a session
 
 
 @contextmanager
 def _readable_errors() -> Iterator[None]:
-    """Store the texts of errors that leave the session. Spark's errors otherwise request their text from the JVM each
-    time, and the JVM ends."""
+    """Keep the texts of errors that the session's `with` block raises. A Spark error requests its text from the JVM
+    each time the text is read, which fails after the JVM has ended."""
     try:
         yield
     except Exception as error:
@@ -383,7 +386,7 @@ def _readable_errors() -> Iterator[None]:
 def _keep_text(error: Any) -> None:
     try:
         text = str(error)
-    except Exception:  # The JVM has already ended.
+    except Exception:  # The JVM has already ended, so the error cannot read its text from the JVM.
         text = str(getattr(error, "desc", None) or getattr(error, "errmsg", ""))
     kind = type(error)
     body = {"__str__": lambda self: text, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
@@ -392,8 +395,8 @@ def _keep_text(error: Any) -> None:
 
 @contextmanager
 def _watched(name: str, gateway: Any) -> Iterator[None]:
-    """Kill the driver's JVM if the application master dies, because otherwise Spark would wait for executors
-    forever."""
+    """Watch RayDP's application master during the `with` block. Kill the driver's JVM if the application master dies,
+    because otherwise Spark would wait for executors forever."""
     stopping = threading.Event()
 
     def watch() -> None:
@@ -401,7 +404,7 @@ def _watched(name: str, gateway: Any) -> Iterator[None]:
             try:
                 gone = ray.is_initialized() and _actor(name + RAYDP_SPARK_MASTER_SUFFIX) is None
             except ray.exceptions.RayError:
-                continue  # Ray itself does not answer; the next check retries.
+                continue  # Ray does not answer; the next check of the application master retries.
             if gone:
                 gateway.proc.kill()
                 return
@@ -417,11 +420,12 @@ def _watched(name: str, gateway: Any) -> Iterator[None]:
 
 @contextmanager
 def _explained(name: str, gateway: Any) -> Iterator[None]:
-    """If a process of the session is dead, convert the block's error into one error that names the dead
-    process."""
+    """If a process of the Spark session is dead, convert the error of the `with` block into an error that names the
+    dead process."""
     try:
         yield
-    # PySpark converts Spark's own errors into other classes, so these two mean that a process or its connection failed.
+    # PySpark converts errors of Spark itself into other classes. So these two classes mean that a process or its
+    # connection failed.
     except (Py4JError, ConnectionError) as error:
         reason = _why_dead(name, gateway)
         if reason:
@@ -430,13 +434,14 @@ def _explained(name: str, gateway: Any) -> Iterator[None]:
 
 
 def _why_dead(name: str, gateway: Any) -> str:
-    """Return a text that names the first dead process of a session; empty if all processes are alive."""
+    """Return a text that names the first dead process of a Spark session, and why it ended; empty if all processes are
+    alive."""
     if not ray.is_initialized():
         return "this process is no longer connected to Ray; keep raymq.connect() open over the session"
     if _actor(name + RAYDP_SPARK_MASTER_SUFFIX) is None:
         return f"its application master is gone, with its node or by a kill; look into the logs of Ray: {_logs()}"
     try:
-        # Wait for the process, because its connections close a moment before it ends.
+        # Wait briefly for the driver's JVM, because its connections close a moment before it ends.
         code = gateway.proc.wait(_SETTLE_S)
     except subprocess.TimeoutExpired:
         return ""
@@ -454,7 +459,7 @@ def _end(name: str) -> None:
     for step in steps:
         try:
             step()
-        except Exception as error:  # Catch every error, because the other steps must still run.
+        except Exception as error:  # Catch every error, because the other steps of the session's end must still run.
             failures.append(error)
     _forget_context()
     for failure in failures:
@@ -482,7 +487,7 @@ def _kill(name: str) -> None:
 
 
 def _actor(name: str) -> Any:
-    """Return the actor named `name`; None if no such actor exists."""
+    """Return the Ray actor named `name`; None if no such actor exists."""
     try:
         return ray.get_actor(name)
     except ValueError:
@@ -490,16 +495,16 @@ def _actor(name: str) -> Any:
 
 
 def _forget_context() -> None:
-    """Make PySpark forget a SparkContext whose JVM has ended. PySpark itself forgets it only after an answer of the
-    JVM."""
+    """Clear PySpark's reference to a SparkContext whose JVM has ended. PySpark itself clears the reference only after
+    the JVM has answered."""
     with SparkContext._lock:
         SparkContext._active_spark_context = None
     SparkSession._instantiatedSession = None
 
 
 def _end_driver_jvm(gateway: Any) -> None:
-    """End the JVM that PySpark would keep until this process ends, so that PySpark starts a new JVM for the next
-    session."""
+    """End the driver's JVM, so that PySpark starts a new JVM for the next session. PySpark itself would keep the JVM
+    until this process ends."""
     SparkContext._gateway = None
     SparkContext._jvm = None
     process = gateway.proc
@@ -518,7 +523,7 @@ def _refuse(*_: Any, **__: Any) -> Any:
 
 
 def _session_directory() -> str:
-    """Return the directory of Ray's session, which has the same path on all nodes."""
+    """Return the directory of the Ray session. Its path is the same on all nodes."""
     return str(ray._private.worker._global_node.get_session_dir_path())
 
 

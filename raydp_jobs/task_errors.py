@@ -1,7 +1,7 @@
 """Finds the raymq error of a Spark task in the text of the exception that Spark raises in the driver.
 
-A task runs in another process, and the driver gets only the text of the task's exception, mostly tracebacks in two
-languages.
+A task runs in another process. The driver gets only the text of the task's exception, which mostly consists of Java and
+Python tracebacks.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _RAISED: Final = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.+)")
 
 
 def raymq_error(text: str) -> RaymqError | None:
-    """Find the last raymq error in the text of a Spark exception; None if the text contains no raymq error. The last
+    """Return the last raymq error in the text of a Spark exception; None if the text contains no raymq error. The last
     error of a chain is the outermost.
 
-    The returned error has the text and class of the original. If the class needs more arguments than a text, the error
-    has the class's nearest base class that needs only a text. A timeout becomes a ServiceNotAvailableError.
+    The returned error has the text and the class of the original error. If that class needs more arguments than a text,
+    the nearest base class that needs only a text is used. A timeout becomes a ServiceNotAvailableError.
     """
     found = _RAISED.findall(text)
     if not found:
@@ -35,7 +35,7 @@ def raymq_error(text: str) -> RaymqError | None:
 
 
 def _takes_text(kind: type) -> bool:
-    """True if errors of this class are created from one text and show the text unchanged."""
+    """Return True if an error of this class can be created from one text, and shows this text unchanged."""
     try:
         return issubclass(kind, RaymqError) and str(kind("text")) == "text"
     except TypeError:

@@ -1,7 +1,7 @@
 """The connection from a Spark worker process to raymq, which all tasks of the worker share.
 
-The driver's user and namespace are sent with each task, as part of the cluster's address. If a worker gets a task with
-another address, the worker closes its connection and opens another.
+Each task carries the cluster's address with the driver's user and namespace. If a worker gets a task with another
+address, the worker closes its connection and opens another.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def address_of_cluster(client: Client) -> ClusterAddress:
 
 
 _kept: Final[dict[ClusterAddress, Client]] = {}
-"""The client of this process, by cluster address; at most one."""
-in_forked_child(_kept.clear)  # A forked child must not use the parent's client, so the child's tasks connect again.
+"""The client of this worker process, by cluster address; contains at most one entry."""
+in_forked_child(_kept.clear)  # A forked child process must not use its parent's client, so the child connects again.
 
 
 def worker_client(at: ClusterAddress) -> Client:
-    """Return this process's client, connected to the cluster `at`. Raises like `raymq.connect`.
+    """Return this process's client, connected to the cluster `at`. Raises the errors of `raymq.connect`.
 
-    The client stays connected while the tasks have the same address, because Spark reuses its Python workers, for one
+    The client stays connected while tasks have the same address. Spark reuses its Python workers and gives them one
     task at a time.
     """
     client = _kept.get(at)
@@ -82,4 +82,5 @@ def spare_archives() -> None:
 
 
 def _keep() -> None:
-    """Do nothing, because the archive's file list has not changed."""
+    """Replaces the method that drops a zip archive's cached file list: does nothing, because the archive has not
+    changed."""

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from raymq.common.former_names import accept_former_names
 
-if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test compares the imports with _HOMES
+# These imports are for type checkers, which do not run __getattr__. A test compares them with _HOMES.
+if TYPE_CHECKING:
     from raymq.client.client import Client as Client, connect as connect
     from raymq.client.consumer.pull.async_consumer import AsyncPullConsumer as AsyncPullConsumer
     from raymq.client.consumer.pull.consumer import PullConsumer as PullConsumer
@@ -212,7 +213,7 @@ _HOMES: Final = {
     "select_queue_by_random": "raymq.client.producer.queue_selector",
     "sql": "raymq.records.filters.sql",
 }
-"""The module that defines each public name."""
+"""For each public name of the package raymq, the module that defines the name."""
 
 __all__ = sorted({*_HOMES, "__version__"})
 

@@ -2,10 +2,10 @@
 
     logger.info(…) ──▶ emit: format, into a bounded buffer ──▶ one thread ──▶ Producer.send_async ──▶ topic
 
-A record is formatted in the thread that logs, because its arguments may change afterwards; the handler's thread does
-everything else. If the buffer is full, records are dropped and counted, and a message in their place gives their
-number. Records of raymq and Ray themselves are not sent, because sending such a record would log the next record.
-Unsent records are lost when the process ends; `flush` and `close` wait for them, for a bounded time.
+A record is formatted in the thread that logs, because its arguments may change afterwards. The handler's thread does
+everything else. If the buffer is full, records are dropped and counted. A message in their place then states how many
+records were dropped. Records of raymq and Ray themselves are not sent, because sending such a record would log the next
+record. Unsent records are lost when the process ends; `flush` and `close` wait for them, for a bounded time.
 
 A message has the formatted text as its body, the level as its tag, and the properties `logger`, `level` and `process`.
 """
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from raymq.client.client import Client
 
 OWN_LOGGERS: Final = ("raymq", "ray")
-"""Loggers whose records, and whose child loggers' records, are never sent."""
+"""Loggers whose records are never sent. The records of their child loggers are not sent either."""
 RECORDS_AT_ONCE: Final = 500
 UNSENT_MAX: Final = 2_000
-"""Maximum number of messages in flight in the producer; bounds the producer's memory."""
+"""Maximum number of log messages in flight in the producer. This limit bounds the producer's memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogStatistics:
-    """Numbers of records since the handler was created. `sent`: stored in the topic. `failed`: could not be sent
+    """Numbers of log records since the handler was created. `sent`: stored in the topic. `failed`: could not be sent
     (`last_error` is the last reason). `dropped`: not accepted, because the buffer was full or the handler closed.
     `waiting`: not sent yet."""
 
@@ -54,11 +54,12 @@ class RaymqHandler(logging.Handler):
     """A handler for `logging` whose records become messages of `topic`, which must exist or be created on first use.
 
     `client`: a connection of `raymq.connect`, which stays open when the handler is closed. Without a client the handler
-    connects itself, to the Ray cluster at `address` or to the Ray cluster that it finds; it raises ClusterNotFoundError
+    connects itself, to the Ray cluster at `address` or to the Ray cluster that it finds. It raises ClusterNotFoundError
     if it finds no cluster. `capacity`: maximum number of records that wait in memory. `flush_timeout_s`: maximum time
-    in s that `flush` and `close` wait. Raises InvalidArgumentError for a capacity, a time or a level out of range.
+    in seconds that `flush` and `close` wait. Raises InvalidArgumentError for a capacity, a time or a level out of
+    range.
 
-    Neither logging nor closing raises while the cluster is unreachable: `statistics` counts the lost records.
+    Neither logging nor closing raises an error while the cluster is unreachable: `statistics` counts the lost records.
     """
 
     @checked
@@ -80,7 +81,7 @@ class RaymqHandler(logging.Handler):
             raise InvalidArgumentError(f"level must be a level of logging, a number or its name: {error}") from None
         self.topic, self.capacity, self.flush_timeout_s = topic, capacity, flush_timeout_s
         self._changed = threading.Condition()
-        """Guards all attributes below."""
+        """Guards the attributes that are assigned after this condition."""
         self._buffer: deque[Message] = deque()
         self._unsent = 0
         self._sent = self._failed = self._dropped = self._dropped_told = 0
@@ -95,16 +96,16 @@ class RaymqHandler(logging.Handler):
         self._producer = client.producer(producer_group)
         self._thread = threading.Thread(target=self._run, name="log-handler", daemon=True)
         self._thread.start()
-        atexit.register(self.close)  # runs before the exit handlers of the client and of Ray
+        atexit.register(self.close)  # close the handler before the exit handlers of the client and of Ray run
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Put a record into the buffer for the handler's thread; called by `logging`. Never blocks, and never
-        raises."""
+        """Put a log record into the buffer for the handler's thread. Python's `logging` calls this method. Never
+        blocks, and never raises an error."""
         if record.name.partition(".")[0] in OWN_LOGGERS or threading.current_thread() is self._thread:
             return
         try:
             message = self._message(self.format(record), record.levelname, record.name)
-        except Exception:  # as in every logging handler, a record that cannot be formatted must not stop the program
+        except Exception:  # a log record that cannot be formatted must not stop the program
             self.handleError(record)
             return
         with self._changed:
@@ -115,14 +116,14 @@ class RaymqHandler(logging.Handler):
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Wait until all records so far are sent or have failed, for at most `flush_timeout_s`."""
+        """Wait until all log records so far are sent or have failed, for at most `flush_timeout_s`."""
         with self._changed:
             self._changed.wait_for(lambda: not self._buffer and not self._unsent, self.flush_timeout_s)
 
     def close(self) -> None:
-        """Stop accepting records, send the waiting records, and stop the thread, within about `flush_timeout_s`.
-        Idempotent."""
-        if os.getpid() != self._pid:  # a forked copy of the handler: the records belong to the parent process
+        """Stop accepting log records, send the waiting records, and stop the handler's thread, within about
+        `flush_timeout_s`. Idempotent."""
+        if os.getpid() != self._pid:  # in a forked copy of the handler: the parent process has the records
             return
         with self._changed:
             closed, self._closing = self._closing, True
@@ -133,7 +134,7 @@ class RaymqHandler(logging.Handler):
             super().close()
 
     def statistics(self) -> LogStatistics:
-        """Return the numbers of sent, failed, dropped and waiting records."""
+        """Return the numbers of sent, failed, dropped and waiting log records."""
         with self._changed:
             waiting = len(self._buffer) + self._unsent
             return LogStatistics(self._sent, self._failed, self._dropped, waiting, self._last_error)
@@ -151,8 +152,8 @@ class RaymqHandler(logging.Handler):
             self._end()
 
     def _take(self) -> list[Message]:
-        """Return the next records as messages. If records were dropped, the first message gives their number. Returns
-        an empty list after the handler is closed and all records were taken."""
+        """Return the next log records as messages. If records were dropped, the first message gives their number.
+        Returns an empty list after the handler is closed and all records were taken."""
         with self._changed:
             self._changed.wait_for(lambda: (self._buffer and self._unsent < UNSENT_MAX) or self._is_done())
             taken = [self._buffer.popleft() for _ in range(min(len(self._buffer), RECORDS_AT_ONCE))]
@@ -171,7 +172,7 @@ class RaymqHandler(logging.Handler):
     def _send(self, message: Message) -> None:
         try:
             self._producer.send_async(message).add_done_callback(self._note)
-        except Exception as error:  # any exception, not only RaymqError: the following records must not be lost
+        except Exception as error:  # catch all exceptions, so that the following log records are not lost
             self._count(error)
 
     def _note(self, future: Future[SendResult]) -> None:
@@ -188,7 +189,8 @@ class RaymqHandler(logging.Handler):
             self._changed.notify_all()
 
     def _end(self) -> None:
-        """Close the producer, which sends its buffered messages, and the connection if the handler created it."""
+        """Close the producer, which sends its buffered messages. Also close the connection if the handler
+        created it."""
         until_s = time.monotonic() + self.flush_timeout_s
         with self._changed:
             self._changed.wait_for(lambda: not self._unsent, max(0.0, until_s - time.monotonic()))

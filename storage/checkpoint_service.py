@@ -1,9 +1,9 @@
 """Flushes the consume queues at regular intervals, and writes the snapshot and the checkpoint after the flush.
 
-This module decides when queues are flushed, and what the checkpoint and the snapshot may promise. Once a second
+This module decides when queues are flushed, and what the checkpoint and the snapshot may contain. Once a second
 (flush_interval_consume_queue_ms) the service flushes the queues that have enough dirty pages. It flushes all queues
 with each snapshot, once a minute (flush_consume_queue_thorough_interval_ms), and at a clean stop. Recovery relies on
-the order of the writes: the checkpoint never promises more than the queue files, the delivery progress and the snapshot
+the order of the writes: the checkpoint never claims more than the queue files, the delivery progress and the snapshot
 contain.
 
 The service has its own thread, separate from the log's flush thread. A store with thousands of queues needs one flush
@@ -55,18 +55,18 @@ class CheckpointService:
         stats: StoreStats,
         checkpoint: Checkpoint,
     ) -> None:
-        """Start the thread. `checkpoint` is the checkpoint that was read when the store was opened."""
+        """Start the checkpoint thread. `checkpoint` is the checkpoint that was read when the store was opened."""
         self._parts, self._gate, self._appender, self._index, self._stats = parts, gate, appender, index, stats
         settings = parts.settings
         self._root = settings.store_path_root_dir
         self._settings = settings
-        # The checkpoint that the file holds now.
+        # The checkpoint as it is now in the checkpoint file.
         self._checkpoint = checkpoint
-        # Held for a whole flush of the queues, so that flushes run one at a time.
+        # Lock that is held during a whole flush of the queues, so that only one flush runs at a time.
         self._run_lock = threading.Lock()
         # The end of the log in the newest snapshot, and the time of that snapshot (time.monotonic).
         self._snapshot_end, self._snapshot_s = -1, -STORE_SNAPSHOT_INTERVAL_S
-        # Time at which all queues were last flushed (time.monotonic).
+        # Time at which all consume queues were last flushed (time.monotonic).
         self._thorough_s = time.monotonic()
         # True while the disk has no space for a snapshot.
         self._is_out_of_room = False
@@ -75,15 +75,17 @@ class CheckpointService:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread. Idempotent. Flushes nothing: queues stay dirty until `flush_queues` is called."""
+        """Stop the checkpoint thread. Idempotent. Flushes nothing: queues stay dirty until `flush_queues` is
+        called."""
         self._stop.set()
         self._thread.join(QUEUE_FLUSH_STOP_TIMEOUT_S)
 
     def flush_queues(self, *, thorough: bool = True) -> None:
-        """Flush the queue files, then record up to where log and queues are on disk; take a snapshot if one is due.
+        """Flush the queue files. Then write the checkpoint: up to where log and queues are on disk. Take a snapshot if
+        one is due.
 
-        After a `thorough` flush every unit that was written before the call is on disk, whichever flush wrote the unit.
-        A flush that is not thorough becomes thorough if a thorough flush is due. Raises OSError if the disk fails;
+        After a `thorough` flush, every unit that was written before the call is on disk, whichever flush wrote it. A
+        flush that is not thorough becomes thorough if a thorough flush is due. Raises OSError if the disk fails;
         recovery then uses the previous checkpoint. Raises NoRoomError if the disk is full; the queues are flushed all
         the same.
         """
@@ -94,7 +96,7 @@ class CheckpointService:
             self._flush(thorough=thorough or time.monotonic() - self._thorough_s >= interval_s)
 
     def forget_snapshot(self) -> None:
-        """Take the next snapshot soon, because bytes have changed that the last snapshot's checksum covers."""
+        """Take the next snapshot soon, because the last snapshot's checksum covers bytes that have changed."""
         with self._run_lock:
             self._snapshot_end = -1
 
@@ -114,13 +116,14 @@ class CheckpointService:
     def _flush(self, *, thorough: bool) -> None:
         parts = self._parts
         with parts.append_lock:
-            # Without this commit, queue units would count as flushed although their records are not committed yet.
+            # Commit the log first. Otherwise queue units would count as flushed although the log records to which they
+            # point are not committed.
             parts.log.commit()
             end, last = parts.log.end_offset, self._appender.last_record_offset
             producers = parts.dedup.rows() if last >= 0 and self._snapshot_is_due(end) else None
             transactions = parts.halves.rows() if producers is not None else {}
             thorough = thorough or producers is not None
-            # If a queue has fewer dirty pages, the next thorough flush writes them.
+            # Skip a queue with fewer dirty pages than this; the next thorough flush writes them.
             least_pages = 0 if thorough else self._settings.flush_consume_queue_least_pages
             dirty: set[Path] = set().union(*(queue.take_dirty(least_pages) for queue in parts.queues))
             dispatched_ms = self._appender.last_store_timestamp_ms if not least_pages else 0
@@ -139,8 +142,8 @@ class CheckpointService:
                 if not self._gate.wait_flushed(end):
                     return
                 parts.deliveries.save(deliveries, parts.config)
-            # Write the snapshot before the checkpoint: once the checkpoint lets recovery start later, only the snapshot
-            # holds the earlier sequences.
+            # Write the snapshot before the checkpoint. With the new checkpoint, recovery starts its log scan later. The
+            # producers' earlier sequences are then only in the snapshot.
             if producers is not None and self._gate.wait_flushed(end):
                 try:
                     snapshot = take_snapshot(
@@ -154,7 +157,7 @@ class CheckpointService:
 
     @contextmanager
     def _want_of_room(self) -> Iterator[None]:
-        """Raise NoRoomError if the disk is full while small files are written."""
+        """Context for writing small files: raise NoRoomError if the disk is full."""
         try:
             yield
         except OSError as error:
@@ -164,7 +167,7 @@ class CheckpointService:
         self._is_out_of_room = False
 
     def _write_checkpoint(self, dispatched_ms: int) -> None:
-        """Write the checkpoint if it has changed.
+        """Write the checkpoint file if the checkpoint has changed.
 
         `dispatched_ms`: the store time up to which all queues are on disk; 0 if some queues were not flushed.
         """
@@ -181,8 +184,8 @@ class CheckpointService:
             self._checkpoint = checkpoint
 
     def _snapshot_is_due(self, end_offset: int) -> bool:
-        """True if the log has grown enough since the last snapshot, or has grown at all and the snapshot interval has
-        passed."""
+        """Return True if a snapshot is due. It is due if the log has grown enough since the last snapshot, or if it has
+        grown at all and the snapshot interval has passed."""
         behind = end_offset - self._snapshot_end
         late = time.monotonic() - self._snapshot_s >= STORE_SNAPSHOT_INTERVAL_S
         return behind >= STORE_SNAPSHOT_INTERVAL_BYTES or (behind > 0 and (late or self._gate.closed))

@@ -72,8 +72,8 @@ class MessageStore:
     The attributes are the store's components. Each component's docstring says which lock its methods take:
 
     - `append`, `start_append`: store batches (AppendService).
-    - `gate`: admits writers; knows how much is durable, and whether the disk has failed. `flags`: further reasons why
-      the store must not be read or written.
+    - `gate`: admits writers, and reports how much is durable and whether the disk has failed. `flags`: further reasons
+      why the store must not be read or written.
     - `fetch`, `fetches`, `polls`: read messages from queues, the ends of queues, waiting fetches.
     - `queries`: finds messages by key, id, physical offset and time. `queues`: bounds, times and sizes of queues.
       `topics`: names and deletion of topics.
@@ -94,7 +94,8 @@ class MessageStore:
         on_stored: Callable[[int], None] | None,
         resources: ExitStack,
     ) -> None:
-        """Do not call this: use `open`. `resources` releases what was opened, at `close` or if opening fails."""
+        """Use `open` instead of this constructor. `resources` releases everything that was opened, at `close` or if
+        opening fails."""
         root = settings.store_path_root_dir
         host = encode_host(*store_host)
         admit_bodies_of(settings.max_message_size_bytes)
@@ -119,10 +120,10 @@ class MessageStore:
         self._appender = open_appender(parts, self._recovered, store_host=host, clock_ms=clock_ms)
         gate = self.gate = WriteGate(parts, self.flags, self.polls, on_stored)
         resources.callback(gate.close)
-        # A master that cannot read its log must not remain master.
+        # If a master cannot read its log, close its write gate, so that it does not remain master.
         parts.reader.maps.on_failure = gate.fail
         hooks = self._open_paths(broker_name, host, clock_ms)
-        # The index is None in a store without an index (message_index_enable).
+        # None in a store without an index (message_index_enable is off).
         self._index = self._open_index(checkpoint.index_msg_timestamp) if settings.message_index_enable else None
         self._start_services(checkpoint, clock_ms, replicated=on_stored is not None)
         reports = StoreReports(
@@ -142,7 +143,8 @@ class MessageStore:
         self.status, self.statistics = reports.status, reports.statistics
 
     def _open_paths(self, broker_name: str, host: bytes, clock_ms: Callable[[], int]) -> StoreHooks:
-        """Create the components that append and fetch, and the hooks that they call. Returns the hooks."""
+        """Create the components that append and fetch messages, and the hooks that they call. Returns the
+        hooks."""
         gate = self.gate
         self.fetches = FetchService(
             self._parts.queues,
@@ -171,7 +173,7 @@ class MessageStore:
         return hooks
 
     def _start_services(self, checkpoint: Checkpoint, clock_ms: Callable[[], int], *, replicated: bool) -> None:
-        """Create the components that depend on all others, and start their threads."""
+        """Create the store's components that depend on all other components, and start their threads."""
         settings, parts, gate, resources = self._settings, self._parts, self.gate, self._resources
         self._queries = StoreQueries(
             parts.log,
@@ -225,7 +227,8 @@ class MessageStore:
         return index
 
     def _make_private(self) -> None:
-        """Remove other users' permission to read the files, which an older version granted."""
+        """Make the store's files accessible to their owner only. An older version allowed other users to read
+        them."""
         for directory in (self._root, *self._settings.log_directories_elsewhere):
             try:
                 disk.make_private(directory)
@@ -233,7 +236,8 @@ class MessageStore:
                 logger.warning("other users of this machine may be able to read the messages: %s", error)
 
     def _mark_index(self, error: OSError | None) -> None:
-        """Set the flag that the index cannot be written; clear the flag if `error` is None."""
+        """Set the running flag which marks that the index cannot be written. If `error` is None, clear the
+        flag."""
         if error is None:
             self.flags.clear_flag(RunningFlag.INDEX_ERROR)
         else:
@@ -280,7 +284,7 @@ class MessageStore:
             raise StoreError(f"cannot open the store directory {root}: {error}; {_open_remedy(error)}") from error
 
     def follow_settings(self) -> None:
-        """Apply live settings (StoreSettings.change) to the components that do not read the settings at each
+        """Apply changed live settings (StoreSettings.change) to the components that do not read the settings at each
         use."""
         self.polls.max_waiters = self._settings.fetch_waiters_max
         self._queries.limit(self._settings.max_msgs_num_batch, self._settings.query_wait_index_ms / 1000)
@@ -298,9 +302,9 @@ class MessageStore:
         return self._parts.config.read(name)
 
     def write_config(self, name: str, text: str) -> None:
-        """Replace the text of config file `name`; on return the new text is on disk (ConfigFiles.write).
+        """Replace the text of config file `name`. On return the new text is on disk (ConfigFiles.write).
 
-        Raises StoreNotWritableError if the disk fails; the file then holds the previous text or the new text.
+        Raises StoreNotWritableError if the disk fails. The file then contains the previous text or the new text.
         """
         self.gate.require_open()
         try:
@@ -316,20 +320,20 @@ class MessageStore:
         return self._parts.visibility.visible_offset
 
     def show(self, physical_offset: int) -> None:
-        """Make the stored messages before a physical offset visible to consumers; for a store opened with
+        """Make the stored messages before a physical offset visible to consumers. Only for a store that was opened with
         `on_stored`."""
         self.gate.show(physical_offset)
         self.compaction.note_shown(physical_offset)
 
     def fence(self, reason: str) -> None:
-        """Refuse all writes except a master's chunks until the flag FENCED is cleared. On return the running appends
-        are written."""
+        """Refuse all writes except a master's log chunks until the flag FENCED is cleared. On return, all appends that
+        were running are written."""
         self._set_flag(RunningFlag.FENCED, reason)
         with self._parts.append_lock:
             pass
 
     def close(self) -> None:
-        """Stop cleanly: flush, write the checkpoint, remove `abort`, release the lock. Idempotent.
+        """Stop the store cleanly: flush, write the checkpoint, remove the `abort` file, release the lock. Idempotent.
 
         Running appends finish first; waiting fetches raise ServiceNotAvailableError. After a failure of the disk
         nothing is flushed and the `abort` file stays, so that the next open recovers as after a crash.

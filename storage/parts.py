@@ -1,6 +1,6 @@
 """The components of one open store: its files, and the tables in memory that are derived from the files.
 
-This module creates each component that several services need, once, when the store is opened. Each service gets all
+If several services need a component, this module creates it once, when the store is opened. Each service gets all
 components, and uses the ones that it needs.
 """
 
@@ -31,15 +31,15 @@ from storage.queue.queue_table import QueueTable
 class StoreParts:
     """The components of one open store. Each component documents which threads may use it."""
 
-    # The settings that the store was opened with.
+    # The settings with which the store was opened.
     settings: StoreSettings
-    # True if the store was not closed cleanly when it was last open.
+    # True if the store was not closed cleanly the last time.
     after_crash: bool
-    # Reads the log and the queues through maps.
+    # Reads the log and the consume queues through memory maps.
     reader: LogReader
-    # Disk space that is reserved for the broker's state, in case the disk is full.
+    # Disk space that is reserved for the broker's state. It is used if the disk is full.
     space: SpaceReserve
-    # The broker's files in config/.
+    # The files of the broker in the directory config/.
     config: ConfigFiles
     # The commit log: all messages of the store, in the order in which they were stored.
     log: CommitLog
@@ -47,7 +47,7 @@ class StoreParts:
     holes: HoleTable
     # The consume queues, by topic and queue id.
     queues: QueueTable
-    # The messages that each producer has stored in each queue, to recognise messages that are sent twice.
+    # The table of the messages that each producer has stored in each queue. It recognises messages that are sent twice.
     dedup: DedupTable
     # The delivery progress of each queue of delayed messages.
     deliveries: DeliveryProgress
@@ -55,11 +55,11 @@ class StoreParts:
     halves: HalfMessages
     # The messages that are written, but not yet visible to consumers.
     visibility: Visibility
-    # The batches that are not yet in the index.
+    # The appended batches that are not yet in the index.
     appended: AppendedBatches
     # The append lock. While a thread holds this lock, log and queues are consistent, and no other thread changes them.
     append_lock: threading.Lock
-    # Damage found in files other than the log.
+    # The damage that was found in files other than the log.
     damage: DamageNotes
 
     @classmethod

@@ -45,7 +45,7 @@ class StoreReports:
         self._schedule, self._cleaner, self._hooks = schedule, cleaner, hooks
 
     def statistics(self) -> StoreStatistics:
-        """Return the store's current counters: RocketMQ's runtime keys, puts by topic, latencies."""
+        """Return the current counters of the store: RocketMQ's runtime keys, puts by topic, latencies."""
         retention, log = self._cleaner.status(), self._parts.log
         runtime = self._stats.runtime(time.monotonic(), time.time_ns() // 1_000_000)
         runtime |= {
@@ -59,7 +59,7 @@ class StoreReports:
         return StoreStatistics(runtime, self._stats.topics(), self._stats.latency_buckets())
 
     def status(self) -> StoreStatus:
-        """Return a snapshot of counts, offsets and health. Works for a closed store, too."""
+        """Return the store's current counts, offsets and health. Also works for a closed store."""
         parts, log, root = self._parts, self._parts.log, self._parts.settings.store_path_root_dir
         reason = self._gate.failure or self._flags.not_writable_reason
         if not reason and disk_free_bytes(root) < log.file_size:

@@ -24,20 +24,21 @@ class RunningFlag(IntFlag):
 
 
 AGAINST_APPENDS = RunningFlag(127) & ~RunningFlag.NOT_READABLE
-"""The flags that forbid appends of messages."""
+"""The running flags that forbid appends of messages to the store."""
 AGAINST_STATE = AGAINST_APPENDS & ~RunningFlag.DISK_FULL & ~RunningFlag.INDEX_ERROR
-"""The flags that forbid records of a broker's state, and the deletion of a topic.
+"""The running flags that forbid records of a broker's state, and the deletion of a topic.
 
-A disk that is too full for messages, or for the index, still has room for offsets, members and leases, so that
+A disk that is too full for messages, or for the index, still has space for offsets, members and leases, so that
 consumers can continue.
 """
 AGAINST_REPLICATION = AGAINST_STATE & ~RunningFlag.FENCED | RunningFlag.DISK_CRITICAL | RunningFlag.INDEX_ERROR
 """The flags that forbid a master's chunks of messages. A fenced store accepts only chunks.
 
-A replica's disk may be fuller than its master's. So half of a full disk's free space is reserved for chunks.
+A replica's disk may be fuller than its master's disk. So half of the space that is left on a full disk is reserved for
+chunks.
 """
 AGAINST_REPLICATED_STATE = AGAINST_REPLICATION & ~RunningFlag.DISK_CRITICAL & ~RunningFlag.INDEX_ERROR
-"""The flags that forbid a master's chunks that contain only a broker's state."""
+"""The running flags that forbid a master's chunks that contain only records of a broker's state."""
 
 
 class RunningFlags:
@@ -45,13 +46,14 @@ class RunningFlags:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Reason of each set flag. Changed only under the lock, so that `any_set` stays consistent with it.
+        # The reason of each set flag. Changed only under the lock, so that `any_set` agrees with the reasons.
         self._reasons: dict[RunningFlag, str] = {}
         self.any_set = False
-        """True if any flag is set."""
+        """True if any running flag of the store is set."""
 
     def set_flag(self, flag: RunningFlag, reason: str) -> bool:
-        """Forbid reading or writing until `clear_flag`. Callers that are refused get the reason.
+        """Set a flag that forbids reading or writing the store, until `clear_flag`. Callers that are refused get the
+        reason.
 
         Returns True if the flag was not set before. If it was already set, its first reason stays.
         """
@@ -63,7 +65,7 @@ class RunningFlags:
             return True
 
     def clear_flag(self, flag: RunningFlag) -> bool:
-        """Clear a flag and its reason. Returns True if the flag was set."""
+        """Clear a running flag and its reason. Returns True if the flag was set."""
         with self._lock:
             was_set = self._reasons.pop(flag, None) is not None
             self.any_set = bool(self._reasons)
@@ -71,12 +73,12 @@ class RunningFlags:
 
     @property
     def bits(self) -> int:
-        """The set flags as one number, with RocketMQ's bit values."""
+        """The set running flags as one number, with RocketMQ's bit values."""
         return sum(map(int, self._reasons.copy()))
 
     @property
     def readable(self) -> bool:
-        """True unless a flag forbids reading."""
+        """True if no running flag forbids reading the store."""
         return RunningFlag.NOT_READABLE not in self._reasons
 
     @property
@@ -85,5 +87,5 @@ class RunningFlags:
         return self.reason_against(AGAINST_APPENDS)
 
     def reason_against(self, flags: RunningFlag) -> str:
-        """Return the joined reasons of all set flags that are in `flags`; empty if none of them is set."""
+        """Return the joined reasons of all set flags that are in `flags`; empty if none of these flags is set."""
         return "; ".join([reason for flag, reason in self._reasons.copy().items() if flag & flags])

@@ -49,8 +49,8 @@ K = TypeVar("K")
 
 
 class PutKind(Enum):
-    """The way in which messages got into the store: sent, delivered after a delay, committed, or copied from another
-    replica."""
+    """How messages were put into the store: sent, delivered after a delay, committed by a transaction, or copied from
+    another replica."""
 
     NORMAL = "normal"
     DELAY = "delay"
@@ -135,22 +135,23 @@ class StoreStats:
         self._puts: deque[tuple[str, int, int, float | None, PutKind]] = deque()
         # Messages and bytes put, by topic.
         self._topics: dict[str, list[int]] = {}
-        # Messages and bytes that were put to topics deleted since.
+        # Messages and bytes that were put to topics that have been deleted.
         self._forgotten = [0, 0]
         # Messages and bytes put, by topic and kind, without copies from other replicas.
         self._received: dict[tuple[str, PutKind], list[int]] = {}
-        # Mean record size of each batch, as a histogram for each kind of put.
+        # For each kind of put: a histogram of the mean record size of each batch.
         self._sizes: dict[PutKind, Histogram] = {}
         # Numbers of appends by duration: in RocketMQ's buckets, and in finer buckets for the percentiles.
         self._buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
         self._fine = [0] * (len(_FINE_BOUNDS_MS) + 1)
-        # Numbers of failed appends, of fetched queues with and without messages, and of fetched messages.
+        # Numbers of failed appends, of fetched queues that had messages, of fetched queues that had none, and of
+        # fetched messages.
         self._puts_failed = self._gets_found = self._gets_missed = self._transferred = 0
         # Durations of the slowest append and of the slowest fetch.
         self._put_max_ms = self._get_max_ms = 0.0
         self._today = today
         self._day = today()
-        # Messages put and fetched before yesterday began, and before today began.
+        # Total messages put and fetched up to the beginning of yesterday, and up to the beginning of today.
         self._yesterday_morning = self._today_morning = _DayTotals(0, 0)
         # Total messages put and fetched before the store was opened.
         self._before = _DayTotals(0, 0)
@@ -178,8 +179,8 @@ class StoreStats:
     def count_put(
         self, topic: str, messages: int, size: int, took_s: float | None, kind: PutKind = PutKind.NORMAL
     ) -> None:
-        """Count an append of one batch, as `count_puts` does. The put is only collected, and counted later together
-        with other puts."""
+        """Count an append of one batch, as `count_puts` does. The put is only added to a list; all puts in the list are
+        counted together later."""
         self._puts.append((topic, messages, size, took_s, kind))
         if len(self._puts) >= PUTS_NOTED_MAX:
             with self._lock:
@@ -215,7 +216,8 @@ class StoreStats:
             self._sizes[kind].add_many(means, times)
 
     def forget_topic(self, topic: str) -> None:
-        """Drop the counters of a deleted topic. The store's totals keep the topic's messages and bytes."""
+        """Drop the counters of a deleted topic. The store's totals still include the topic's messages and
+        bytes."""
         with self._lock:
             self._count_noted()
             for index, count in enumerate(self._topics.pop(topic, (0, 0))):
@@ -256,7 +258,8 @@ class StoreStats:
             self._get_max_ms = max(self._get_max_ms, took_s * 1000)
 
     def count_reads(self, found: int, messages: int) -> None:
-        """Count reads of `found` queues in the mapped files by clients on this node, with `messages` in total."""
+        """Count messages that clients on this node read in the mapped files: `messages` messages in `found`
+        queues."""
         with self._lock:
             self._gets_found += found
             self._transferred += messages
@@ -302,8 +305,8 @@ class StoreStats:
         return _DayTotals(self._before.puts + now.puts, self._before.gets + now.transferred)
 
     def _begin_day(self, today: date, totals: _DayTotals) -> None:
-        """Store `totals` as the totals at the beginning of a new day. If a whole day had no sample, the totals of
-        yesterday's beginning are set to today's."""
+        """Store `totals` as the totals at the beginning of a new day. If no sample was taken on a whole day, the totals
+        at yesterday's beginning are set to the same values."""
         if today == self._day:
             return
         follows = (today - self._day).days == 1

@@ -1,8 +1,8 @@
 """Fixtures for several kinds of tests.
 
-Tests that start Ray get one embedded raymq per test module, in a sandbox that is checked at the end. The embedded raymq
-has two broker groups unless the module's `SETTINGS` say otherwise. Modules with equal settings share one cluster if
-they leave the cluster intact. The modules of tests/integration/spark also share a Spark session.
+Each test module that starts Ray gets one embedded raymq, in a sandbox that is checked at the end. The embedded raymq
+has two broker groups unless the module's `SETTINGS` define something else. Modules with equal settings share one
+cluster if they leave the cluster intact. The modules of tests/integration/spark also share a Spark session.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tests.support.cases import examples
 from tests.support.clusters.cluster import SETTINGS, Sandbox, embedded, sandbox
 
 HYPOTHESIS_EXAMPLES = 100
-"""Number of examples per Hypothesis test, which is Hypothesis's own default."""
-# In CI the examples do not depend on random numbers, so that a change always gets the same verdict; other runs try new
+"""Number of examples that each Hypothesis test runs, equal to Hypothesis's own default."""
+# In CI the Hypothesis examples are always the same, so that a change always gets the same result. Other runs try new
 # examples each time. Examples have no deadline, because their duration depends on the machine's load.
 PATIENT = settings(
     max_examples=examples(HYPOTHESIS_EXAMPLES), deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -38,12 +38,12 @@ settings.register_profile("ci", PATIENT, derandomize=True)
 settings.register_profile("here", PATIENT)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
-# Pytest rewrites the assertions of all tests, which takes 13 s of processor time in each worker. With this setting the
-# process caches the result for the next run, even if PYTHONDONTWRITEBYTECODE is set.
+# Let Python cache the tests' bytecode, even if PYTHONDONTWRITEBYTECODE is set. Pytest rewrites the assertions of all
+# tests, which takes 13 s of processor time in each worker; the cache saves this time in the next run.
 sys.dont_write_bytecode = False
 
-# A background job of a shell ignores ctrl-C. Programs that tests start would inherit this, and tests could not
-# interrupt them.
+# Restore the ctrl-C handler. A shell's background job ignores ctrl-C, and programs that tests start would inherit this,
+# so that tests could not interrupt them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -83,7 +83,7 @@ SHARING = {
         "chaos/spark/test_fail_over_scans.py",
     ),
 }
-"""Test files and folders that share a cluster, by the cluster's name, in the order in which they run.
+"""Test files and folders that share a cluster, by the cluster's name. They run in this order.
 
 Files that kill servers come last.
 """
@@ -119,12 +119,12 @@ def turn_of(path: Path) -> tuple[str, int]:
 
 
 def has_local_spark(path: Path) -> bool:
-    """Return whether the file's tests use the Spark session that tests/component/spark shares."""
+    """Return True if the file's tests use the Spark session that all tests in tests/component/spark share."""
     return path.relative_to(TESTS).parts[:2] == ("component", "spark")
 
 
 def scope_of(nodeid: str) -> str:
-    """Return the scope of a test, which is a set of tests that one worker runs together.
+    """Return the scope of a test. A scope is a set of tests that one worker process runs together.
 
     A scope's name is the name of a shared cluster or session, "nodes" for tests on several nodes, or else the file's
     path below tests/.
@@ -150,10 +150,10 @@ def group_of_scope(scope: str) -> str:
 class RayApart(LoadScopeScheduling):
     """A scheduler of pytest-xdist that separates tests on Ray from tests without Ray.
 
-    Of two workers, the first runs the tests on one Ray node, cluster by cluster. The second runs the tests without Ray,
-    file by file, and afterwards the tests with several nodes. Tests on Ray mostly wait, so the two workers fill two
-    cores. A worker that has run all its tests takes tests from the other worker. Each worker takes the longest scope of
-    tests/durations.json first, so that both workers end at about the same time.
+    With two workers, the first runs the tests on one Ray node, cluster by cluster. The second runs the tests without
+    Ray, file by file, and afterwards the tests with several nodes. Tests on Ray mostly wait, so the two workers fill
+    two cores. A worker that has finished its own kind of tests runs tests of the other kind. Each worker runs the
+    scopes (sets of tests) with the longest recorded time first, so that both workers end at about the same time.
 
     The scheduler does not use pytest-xdist's marks for groups, because pytest-xdist does not see these marks with
     pytest 9.2.
@@ -173,8 +173,8 @@ class RayApart(LoadScopeScheduling):
 
 
 def next_scope(scopes: Iterable[str], order: Sequence[str], seconds: Mapping[str, int]) -> str:
-    """Return the scope that a worker runs next: the longest scope of the first group in `order` that has a scope. On a
-    tie, return the scope that comes first.
+    """Return the scope (set of tests) that a worker runs next: the longest scope of the first group in `order` that has
+    a scope. If several are equally long, return the first of them.
 
     `seconds`: the recorded seconds by scope. A scope without a record counts as short.
     """
@@ -199,25 +199,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> RayApart:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Set the worker's priority. Tests without Ray compute a lot and get a higher niceness than Ray's workers, whose
-    niceness is 15; otherwise Ray's workers would hardly run."""
+    """Set the priority of the worker process. Tests without Ray use much CPU time, so they get a higher niceness than
+    Ray's workers, whose niceness is 15. Otherwise Ray's workers would hardly run."""
     if hasattr(item.config, "workerinput"):
         try:
             os.setpriority(os.PRIO_PROCESS, 0, 0 if group_of(item.path) else NICE_MAX)
         except PermissionError:
-            return  # without root rights, a process cannot lower its niceness again
+            return  # Without root rights, a process cannot lower its niceness again.
 
 
 class SharedCluster:
-    """An embedded raymq in a sandbox that test modules use one after another.
+    """An embedded raymq in a sandbox, which test modules use one after another.
 
-    The cluster starts for the first module that needs it. The cluster ends, with the checks of a sandbox, before the
-    first module that does not need it.
+    The cluster starts for the first module that needs it. It ends before the first module that does not need it, and
+    the sandbox is then checked.
     """
 
     def __init__(self) -> None:
         self.name = ""
-        """Name of the cluster that modules share now; empty if no cluster is shared."""
+        """Name of the cluster that the present test module shares; empty if it shares no cluster."""
         self._settings = ""
         self._failures = 0
         self._open = ExitStack()
@@ -226,7 +226,8 @@ class SharedCluster:
         self._spark: Any = None
 
     def enter(self, name: str, failures: int) -> None:
-        """Begin a module that shares the cluster `name`, or no cluster if `name` is empty.
+        """Prepare for a test module that shares the cluster `name`, or no cluster if `name` is empty. Ends a cluster
+        with another name.
 
         `failures`: number of failed tests so far. If a test failed in a cluster, no later module uses this cluster.
         """
@@ -235,30 +236,31 @@ class SharedCluster:
         self.name, self._failures = name, failures
 
     def box(self, settings: str) -> Sandbox:
-        """Return the shared cluster's sandbox, with these settings. Makes the sandbox if none exists."""
+        """Return the shared cluster's sandbox, which has these settings. Creates the sandbox if it does not
+        exist."""
         if self._box is None:
             self._box, self._settings = self._open.enter_context(sandbox(settings)), settings
         assert settings == self._settings, f"the modules that share {self.name!r} have different settings"
         return self._box
 
     def client(self) -> raymq.Client:
-        """Return the client of the cluster. Starts the cluster if it does not run."""
+        """Return the client of the shared cluster. Starts the cluster if it does not run."""
         if self._client is None:
             self._client = self._open.enter_context(embedded(self.box(self._settings)))
         return self._client
 
     def spark(self) -> Any:
-        """Return the Spark session on the cluster. Starts a session if none runs."""
+        """Return the Spark session on the shared cluster. Starts a session if none runs."""
         if self._spark is None:
             self.client()
-            # imported here because most tests need no Spark
+            # Import this module only when it is needed, because most tests need no Spark.
             from tests.support.clusters.spark import session_without_leftovers
 
             self._spark = self._open.enter_context(session_without_leftovers(self.box(self._settings)))
         return self._spark
 
     def close(self) -> None:
-        """End the cluster and remove its sandbox."""
+        """End the shared cluster and remove its sandbox."""
         opened, self._open = self._open, ExitStack()
         self._box = self._client = self._spark = None
         opened.close()
@@ -266,7 +268,7 @@ class SharedCluster:
 
 @pytest.fixture(scope="session")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]:
-    tmp_path_factory.getbasetemp()  # makes pytest choose its directory before TMPDIR points into a sandbox
+    tmp_path_factory.getbasetemp()  # Make pytest choose its temporary directory before TMPDIR changes.
     shared = SharedCluster()
     yield shared
     shared.close()
@@ -274,14 +276,14 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedC
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_cluster_of_others(shared_cluster: SharedCluster, request: pytest.FixtureRequest) -> None:
-    """End the shared cluster before a module that does not use it."""
+    """End the shared cluster before a test module that does not use it."""
     shared_cluster.enter(shared_by(request.path), request.session.testsfailed)
 
 
 @pytest.fixture(scope="module")
 def box(shared_cluster: SharedCluster, request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    """Yield the module's sandbox. Its raymq.yaml has the module's `SETTINGS`, or the default settings if the module has
-    none."""
+    """Yield the test module's sandbox. Its raymq.yaml has the module's `SETTINGS`, or the default settings if the
+    module defines none."""
     settings = getattr(request.module, "SETTINGS", SETTINGS)
     if shared_by(request.path):
         yield shared_cluster.box(settings)

@@ -1,7 +1,6 @@
-"""Duration of each scope of tests: `make durations` records the durations, and the scheduler of pytest-xdist reads
-them.
+"""Durations of scopes of tests. `make durations` records them, and the scheduler of pytest-xdist reads them.
 
-A scope is the set of tests that one worker runs as a whole: the tests of a file, or all tests that share a cluster. A
+A scope is a set of tests that one worker runs together: the tests of a file, or all tests that share a cluster. A
 scope's name is the name of the cluster, or the file's path below tests/. A scope without a recorded duration counts as
 short. A recorded scope may no longer exist.
 """
@@ -19,13 +18,14 @@ RECORDED = Path(__file__).with_suffix(".json")
 
 
 def recorded_seconds() -> dict[str, int]:
-    """Return the recorded seconds of each scope, without scopes shorter than half a second."""
+    """Return the recorded seconds of each scope (set of tests that run together). Scopes shorter than half a second are
+    omitted."""
     return dict(json.loads(RECORDED.read_text()))
 
 
 class DurationRecorder:
-    """A pytest plugin that adds up the seconds of each scope and, at the end of the run, writes the sums to the file
-    `RECORDED`.
+    """A pytest plugin that adds up the seconds of each scope (set of tests that run together). At the end of the run it
+    writes the sums to the file `RECORDED`.
 
     Scopes that did not run keep their recorded seconds, except scopes of files that no longer exist.
     """
@@ -45,5 +45,5 @@ class DurationRecorder:
 
 
 def exists(scope: str) -> bool:
-    """Return True if `scope` is the name of a cluster or the path of an existing file."""
+    """Return True if `scope` is the name of a shared cluster or the path of an existing test file."""
     return not scope.endswith(".py") or (RECORDED.parent / scope).exists()

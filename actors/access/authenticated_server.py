@@ -1,16 +1,17 @@
-"""The access control of a server process. If access is on, every actor call and every lane (direct socket connection)
-passes it.
+"""The access control of a server process. If access is on, every actor call and every request on a lane (direct socket
+connection) is checked.
 
 A stand-in class (actors.actor_class) calls `start_authentication` before it makes the real server. From then on the
 process acts as raymq's internal user in its own calls. Its lanes require users, and the authorizer checks each frame
 (`lane_users`, `lane_guard`). A method can only be called through its signed variant. The signed variant first checks
-the signature and then unpickles the arguments. Then the authorizer decides (actors.core.access.authorizer). A returned
-list is cut to what the user may see (actors.core.access.shown).
+the signature and then unpickles the arguments. Then the authorizer decides whether the user may make the call
+(actors.core.access.authorizer). If the result is a list, it is reduced to the entries that the user may see
+(actors.core.access.shown).
 
 This access control keeps raymq users away from each other's topics. It does not protect against clients that may submit
 any work to Ray: Ray itself unpickles the arguments of an actor call, and the holder of Ray's token may run code.
 
-The servers that this server starts get the same access from `access_for`. The first broker group stores changes of
+Servers that this server starts get the same access settings from `access_for`. The first broker group stores changes of
 users and policies in its log. Every authenticated server polls this group for changes. Nothing else survives the
 process. If access is off, none of these objects exist.
 """
@@ -56,7 +57,7 @@ class ServerAccess:
     """The access settings that a server is started with. They are pickled with the server's arguments, and never
     displayed.
 
-    `server`: the actor's name. `internal`: the user whose name raymq's own actors sign calls with. `state`: the initial
+    `server`: the actor's name. `internal`: the user as whom raymq's own actors sign their calls. `state`: the initial
     users and policies. `home`: the broker group that stores changes of users and policies; empty if they never change.
     `owner`: the super user of the settings, whose secret and rights always come from the settings.
     """
@@ -71,7 +72,8 @@ class ServerAccess:
 class AuthenticatedServer:
     """The access control of one server of the class `server_class`. Thread-safe.
 
-    `clock` returns ms and never goes back. `life`: the id of this process incarnation; None generates an id.
+    `clock` returns the time in ms and never goes back. `life`: the id of this process incarnation; if it is None, an id
+    is generated.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class AuthenticatedServer:
     def follow(self, ask: Callable[[int], AuthState | None], stopping: threading.Event) -> None:
         """Poll for newer users and policies at intervals, until `stopping` is set.
 
-        The first of several failures in a row is logged. During failures the current users and policies apply.
+        Logs only the first of several failures in a row. While polling fails, the current users and policies apply.
         """
         failed = False
         while not stopping.is_set():
@@ -104,14 +106,15 @@ class AuthenticatedServer:
                 if state is not None:
                     self.know(state)
                 failed = False
-            except Exception as error:  # if this thread ended, a deleted user would keep access
+            except Exception as error:  # if an error ended this polling thread, a deleted user would keep access
                 if not failed:
                     logger.info("%s cannot ask for changes of users, and retries: %s", self._server, error)
                 failed = True
             stopping.wait(USERS_INTERVAL_S)
 
     def is_owners_secret(self, secret: str) -> bool:
-        """True if `secret` is the secret of the super user in the settings. Takes about 30 ms for any secret."""
+        """Return True if `secret` is the secret of the super user in the settings. Takes about 30 ms for any
+        secret."""
         owner = self.access.state.users.get(self.access.owner)
         if owner is None or len(secret) < SECRET_MIN_CHARACTERS:
             return False
@@ -130,18 +133,19 @@ class AuthenticatedServer:
 
         Raises AuthenticationError if the named user did not sign the call, or if the call was executed before. Raises
         SignedTooEarlyError if the client must sign the call again for this process. Raises AccessDeniedError and
-        QuotaExceededError as `Authorizer.admit` does; `method` was not called then.
+        QuotaExceededError as `Authorizer.admit` does. If an error of this kind is raised, `method` was not called.
         """
         if not isinstance(signature, Signature) or not isinstance(payload, bytes):
             self.refuse_unsigned(name)
         try:
             user = self.authorizer.user_of(signature, name, payload, self._clock())
         except SignedTooEarlyError:
-            raise  # expected: each client's first call of this process raises this error
+            raise  # expected: the first call of each client to this process raises SignedTooEarlyError
         except AuthenticationError as error:
             logger.warning("a call of %s.%s is refused: %s", self._server, name, error)
             raise
-        args, kwargs = pickle.loads(payload)  # only after the signature check: an unchecked payload is not trusted
+        # unpickle only after the signature check: unpickling an unchecked payload could run code
+        args, kwargs = pickle.loads(payload)
         if user == self.access.internal.user:
             return method(*args, **kwargs)
         self.authorizer.admit(user, "", name, _in_order(method, args, kwargs), time.monotonic() * 1000)
@@ -152,12 +156,13 @@ class AuthenticatedServer:
         return cut(self._class, name, answer, self._visible_to(user))
 
     def guard(self, request: LaneRequest, method: str, arguments: Sequence[Any]) -> None:
-        """Raise an error unless the user who sent a frame may call `method` with these arguments
+        """Raise an error unless the user who sent the lane request `request` may call `method` with these arguments
         (raymq.remoting.lane.calls.Guard)."""
         self.authorizer.admit(request.user, request.address, method, arguments, time.monotonic() * 1000)
 
     def portion(self, user: str) -> ReadLimit | None:
-        """Return the limit of what one request of a user may read (actors.core.access.meter.Consumption)."""
+        """Return the limit of how much one request of a user may read; None if there is no limit
+        (actors.core.access.meter.Consumption)."""
         return self.authorizer.meter.portion(user)
 
     def consumed(self, user: str, size_bytes: int, messages: int) -> None:
@@ -187,7 +192,7 @@ process."""
 
 
 def start_authentication(access: ServerAccess, server_class: str) -> AuthenticatedServer:
-    """Authenticate all calls of this process's server, and let the process act as the internal user.
+    """Authenticate all calls to this process's server, and let the process act as the internal user.
 
     Raises ClientStateError if the process already acts as another user.
     """
@@ -213,30 +218,30 @@ def lane_users() -> Users | None:
 
 
 def lane_meter() -> Consumption | None:
-    """Return the meter that counts what this process's lanes (direct socket connections) return; None if access
-    is off."""
+    """Return the meter that counts the messages sent over this process's lanes (direct socket connections); None if
+    access is off."""
     return _protected[0] if _protected else None
 
 
 def lane_guard() -> Guard | None:
-    """Return the `guard` argument for this process's lanes (direct socket connections), which authorizes each call.
+    """Return the `guard` argument for this process's lanes (direct socket connections). The guard authorizes each call.
     None if access is off."""
     return _protected[0].guard if _protected else None
 
 
 _handed_on: Final[list[ServerAccess]] = []
-"""The access settings that a process without an authenticated server (for example the launcher) gives to servers it
-starts."""
+"""Access settings that a process without an authenticated server (for example the launcher) passes to the servers that
+it starts."""
 
 
 def hand_on(access: ServerAccess) -> None:
-    """Give `access` to all servers that this process starts from now on. For a process without an authenticated
-    server."""
+    """Set the access settings that this process passes to all servers that it starts from now on. Used by a process
+    without an authenticated server."""
     _handed_on[:] = [access]
 
 
-def access_for(server: str) -> dict[str, Any]:  # Any: the values are keyword arguments of different types
-    """Return the keyword argument that gives access settings to a server started by this process; an empty dict if
+def access_for(server: str) -> dict[str, Any]:  # Any: the values of the keyword arguments have different types
+    """Return the keyword argument that passes access settings to a server that this process starts; an empty dict if
     access is off."""
     if _protected:
         return {"access": replace(_protected[0].access, server=server, state=_protected[0].authorizer.state)}

@@ -2,10 +2,10 @@
 
 The broker stores topics, consumer groups and committed offsets (actors.core.broker.state), registers with every
 NameServer, and starts the Rebalance and Pull actors that consumers need. Messages do not pass through the broker,
-except for `send` and `pull`. These plain methods cost a second hop, but let any Ray program produce and consume with
+except for `send` and `pull`. These two methods cost a second hop, but let any Ray program produce and consume with
 nothing but `ray.get_actor("broker-a", namespace="raymq")`.
 
-This module has the remote methods, except those for consumer groups (actors.broker.group_methods) and for simple
+This module has the remote methods, except the methods for consumer groups (actors.broker.group_methods) and for simple
 consumers (actors.broker.pop). Decisions belong in actors.core.broker.
 
 All of the state survives a crash of the broker, because the broker stores each change as a record in the group's own
@@ -93,7 +93,8 @@ logger = logging.getLogger(__name__)
 class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, QuestionMethods):
     """The actor that serves one broker group's state and its client registry.
 
-    Its threads find the group's master, read the master's state, keep the broker registered, and run the housekeeping.
+    Its threads find the group's master, read the state from the master, keep the broker registered, and run the
+    housekeeping.
     """
 
     def __init__(self, settings: BrokerSettings) -> None:
@@ -117,7 +118,8 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         SettingsMethods.__init__(self, settings, store, self._storages)
         QuestionMethods.__init__(self, lambda: self._lane.loop)
         self._read_from = store.present()
-        """The storage actor from which the current state was read, and the epoch in which it was the master."""
+        """The storage actor from which this broker read its current state, and the epoch in which that actor was the
+        master."""
         self._another_leads = threading.Event()
         self._life = next_life(settings.broker_name)
         self._nodes: dict[int, str] = {}
@@ -219,8 +221,8 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         self._change(lambda state: state.decide_topic_update(topic, queue_nums, perm, order_config, layout, attributes))
 
     def auto_create_topic(self, topic: str, default_topic_queue_nums: int, layout: str = "") -> None:
-        """Create a topic because a message is sent to it (spec/messaging.md §2.5). If the topic exists, only its layout
-        is extended.
+        """Create a topic because a message is sent to it (spec/messaging.md §2.5). If the topic already exists, only
+        add the queues in `layout` to it.
 
         Raises TopicNotExistError if auto_create_topic_enable is off, and IllegalNameError if the name is invalid.
         """
@@ -240,8 +242,8 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         try:
             self._change(lambda state: state.decide_topic_delete(topic))
         except TopicNotExistError:
-            # Delete in the store even if this broker does not have the topic: the broker may have crashed between the
-            # two steps of an earlier deletion.
+            # Delete the topic in the store even if this broker does not have the topic: the broker may have crashed in
+            # the middle of an earlier deletion.
             self._store.control("delete_topic", topic)
             raise
         self._store.control("delete_topic", topic)
@@ -298,7 +300,9 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
                     f"{self._settings.broker_name} takes no messages (broker_permission); send to another "
                     f"broker group, or see `raymq broker writable on {self._settings.broker_name}`"
                 )
-            self._log.ready()  # fail early: otherwise calls would occupy the threads for the whole send timeout
+            # fail early if the state log is not ready: otherwise calls would occupy the threads for the whole send
+            # timeout
+            self._log.ready()
             message = Message(
                 topic,
                 body,
@@ -360,10 +364,10 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         self._client_has_ended(client_id)
 
     def knows_client(self, client_id: str) -> bool:
-        """Return False if a client is gone: it unregistered, or its last heartbeat is more than two minutes old.
+        """Return False if a client is gone: it has unregistered, or its last heartbeat is more than two minutes old.
 
-        A broker that started less than two minutes ago may not have received all clients' heartbeats yet, and returns
-        True.
+        Returns True during the first two minutes after the broker's start, because not all clients may have sent a
+        heartbeat yet.
         """
         with self._clients_lock:
             return self._clients.knows(client_id, time.monotonic())
@@ -411,7 +415,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         }
 
     def look_for_master(self) -> None:
-        """Request the master of this group's replicas from the Controller.
+        """Ask the Controller which replica of this group is the master.
 
         If there is a new master, the broker sends its calls to the new master from now on, and a thread reads that
         master's log. Does nothing in a group of one replica. Raises RaymqError if the Controller does not answer.
@@ -425,12 +429,12 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         storage, epoch = self._store.present()
         if self._read_from[1] == epoch and self._log.is_ready:
             return
-        # This call waits for a running change, which may itself need the next master before it can finish. So another
-        # thread looks for the next master.
+        # Moving the state log waits for a change in progress, which may itself need the next master before it can
+        # finish. So another thread looks for the next master.
         self._log.move(storage, self._store.copies(storage))
-        # Not retried: if the new master has crashed, too, another master will follow. A store has only the topic
-        # deletions from the time when it was the master. So the broker sends it the existing topics before any topic
-        # can be created.
+        # Send the existing topics to the new master before any topic can be created: a store has recorded only the
+        # topic deletions of the time when it was the master. This call is not retried. If the new master has crashed,
+        # too, another master will follow.
         agree_on_topics = partial(storage.control, "agree_on_topics", timeout_s=AGREE_TIMEOUT_S)
         self._log.load(lambda state: agree_on_topics(list(state.topics)))
         self._read_from = storage, epoch
@@ -455,16 +459,16 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         self._registrar.leave()
         self._storages.close()
 
-    # Threads: none of these loops may wait for another loop, because a store or a NameServer may hang.
+    # Loops of the broker's threads. No loop may wait for another loop, because a store or a NameServer may hang.
 
     def _follow_masters(self) -> None:
-        """Request the group's current master from the Controller at intervals."""
+        """Ask the Controller for the group's current master at intervals."""
         while self._settings.replicas > 1 and not self._stopping.is_set():
             self._try(self.look_for_master)
             self._stopping.wait(BROKER_HEARTBEAT_INTERVAL_S if self._log.is_ready else NOT_READY_INTERVAL_S)
 
     def _read_masters(self) -> None:
-        """Read the state of each new master, as soon as the master is known."""
+        """Read the state of each new master as soon as the Controller has named it."""
         if self._settings.replicas == 1:
             self._log.load_until(self._stopping)
             return
@@ -502,13 +506,13 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         )
 
     def _do_checks(self) -> None:
-        """Run the transaction checks in a separate thread: a round of checks may take a minute, and must not delay a
+        """Check transactions in a separate thread: a check round may take a minute, and must not delay a
         snapshot."""
         self._repeat({self._check_transactions: lambda: self._settings.options.transaction_check_interval_ms / 1000})
 
     def _repeat(self, tasks: Mapping[Callable[[], None], Callable[[], float]]) -> None:
-        """Run each task at its interval in seconds, while the state is loaded. An interval may change between
-        runs."""
+        """Run each task at its interval in seconds, as long as the broker's state is loaded. An interval may change
+        between runs."""
         began_s: dict[Callable[[], None], float] = {}
         while not self._stopping.is_set():
             for task, every_s in tasks.items():
@@ -522,8 +526,8 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
     def _try(self, task: Callable[[], None]) -> None:
         """Run a periodic task, and log an exception instead of raising it.
 
-        If the thread ended, the group would never find its next master, or the NameServers would drop the broker. So
-        even a programming error does not end the thread.
+        If an exception ended the thread, the group would never find its next master, or the NameServers would drop the
+        broker. So even a programming error does not end the thread.
         """
         try:
             task()
@@ -537,13 +541,13 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
     def _change(self, decide: Callable[[BrokerState], DecidedChanges]) -> bool:
         """Apply a change to the broker's state.
 
-        If topics changed, all reachable NameServers have the change on return. Returns True if topics changed and all
-        NameServers have the change.
+        If the change affects topics, all reachable NameServers have the change on return. Returns True if topics
+        changed and all NameServers have the change.
         """
         return self._log.change(decide) and self._registrar.register()
 
     def _take_settings(self, settings: BrokerSettings) -> None:
-        """Apply new settings, which differ from the current settings only in live settings."""
+        """Apply new settings. Only live settings may differ from the current settings."""
         self._settings = settings
         self._monitor.options = settings.options
         self._lane.limit(settings.options)
@@ -595,7 +599,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
 
 
 def _client_metrics(settings: BrokerSettings) -> ClientMetrics:
-    """Return the metrics that clients should report. The broker sends this value in answers to heartbeats."""
+    """Return the metrics that clients should report. The broker sends this value in its answers to heartbeats."""
     metrics, limits = settings.metrics, settings.metrics.options
     return ClientMetrics(metrics.cluster, limits.enable, limits.per_topic_max, limits.per_group_max)
 

@@ -1,7 +1,7 @@
 """Sends a broker's state records to the store over a lane (direct socket connection), without a waiting thread.
 
-The lane's event loop receives the store's answers as events. This module does not handle failures: after a failure, the
-writer of the state log continues with the same batch (actors.broker.state_records).
+The lane's event loop receives the store's answers as events. This module does not retry: after a failure, the writer of
+the state log sends the same batch again (actors.broker.state_records).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from raymq.remoting.storage_client import StorageClient
 CONNECT_PAUSE_S: Final = 5.0
 """Pause, in seconds, after a failure to open a lane (direct socket connection) to the store."""
 DIRECT_MAX_BYTES: Final = 64 << 10
-"""Maximum size, in bytes, of records that are sent over the lane: a socket accepts this much without blocking."""
+"""Maximum total size, in bytes, of records that are sent over the lane (direct socket connection). A socket accepts
+this many bytes without blocking."""
 PROMPT_S: Final = 0.2
 """Time limit, in seconds, for steps that should not block: sending one batch of records, and receiving the rest of an
 answer."""
@@ -41,8 +42,8 @@ logger = logging.getLogger(__name__)
 class SentRecords:
     """A batch of records that was sent to the store. `deadline_s`: the time by which the store must answer.
 
-    `stored` is the log position of the records. It is None until the store has answered, and if the answer has no
-    position.
+    `stored` is the log position of the records. It is None before the store has answered, and if the store's answer has
+    no position.
     """
 
     records: StateRecords
@@ -53,7 +54,7 @@ class SentRecords:
     in_doubt: bool = True
 
     def finish(self) -> StoredRecords:
-        """Return the log position of the records; if it is unknown, send the records again. Raises the errors of
+        """Return the log position of the records. If it is unknown, send the records again. Raises the errors of
         StateRecords.append."""
         return self.stored or self.records.store(self.batch, in_doubt=self.in_doubt)
 
@@ -85,12 +86,12 @@ class DirectAppends:
         return self._loop.is_own_thread
 
     def leads_to(self, storage: StorageClient) -> bool:
-        """Return True if a lane (direct socket connection) to this store is open and has not failed."""
+        """Return True if a working lane (direct socket connection) to the store `storage` is open."""
         return self._storage is storage
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Call `callback` in the loop's thread. After `close`, call it in the current thread, because the loop's thread
-        may have ended."""
+        """Call `callback` in the thread of the lane's event loop. After `close`, call it in the current thread, because
+        the loop's thread may have ended."""
         with self._lock:
             if not self._is_closed:
                 self._loop.call_soon(callback)
@@ -98,8 +99,8 @@ class DirectAppends:
         callback()
 
     def connect(self, storage: StorageClient) -> None:
-        """Open a lane (direct socket connection) to the store, unless one is open or the last attempt failed a moment
-        ago.
+        """Open a lane (direct socket connection) to the store, unless one is open or an attempt has failed within
+        CONNECT_PAUSE_S.
 
         Opens no lane over TLS: epoll does not report data that a TLS socket has already decrypted. In that case the
         writer of the state log sends the records.
@@ -133,11 +134,10 @@ class DirectAppends:
         self._loop.watch(self._descriptor, select.EPOLLIN, self._on_event)
 
     def send(self, storage: StorageClient, bodies: Sequence[bytes], done: Callable[[SentRecords], None]) -> bool:
-        """Send one batch of records with these bodies. `done` is called after the store has answered, or when it can no
-        longer answer.
+        """Send one batch of records with these bodies. `done` is called after the store has answered, or after the lane
+        (direct socket connection) has failed.
 
-        Returns False and sends nothing if no lane (direct socket connection) to this store is open, or if the records
-        are too long.
+        Returns False and sends nothing if no lane to this store is open, or if the records are too long.
         """
         lane = self._lane
         if lane is None or self._is_closed or self._storage is not storage or sum(map(len, bodies)) > DIRECT_MAX_BYTES:
@@ -158,14 +158,15 @@ class DirectAppends:
         return True
 
     def close(self) -> None:
-        """Stop sending, and pass the batch in flight to its `done` callback. Call this method before the loop is
-        stopped."""
+        """Stop sending, and pass the batch in flight to its `done` callback. The caller must call this method before it
+        stops the loop."""
         with self._lock:
             self._is_closed = True
         self._loop.call_soon(self._drop_lane)
 
     def _on_event(self, _events: int) -> None:
-        """Receive an answer. An event without a request in flight means that the store closed the connection."""
+        """Receive an answer from the store. An event without a request in flight means that the store closed the
+        connection."""
         lane, sent = self._lane, self._sent
         if lane is None:
             return

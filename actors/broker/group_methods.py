@@ -46,19 +46,19 @@ logger = logging.getLogger(__name__)
 
 
 class _Commit:
-    """A commit of offsets, and the outcome after it was decided."""
+    """A commit of offsets by a consumer group, and its outcome."""
 
     def __init__(self, group: str, commits: Mapping[str, Mapping[int, OffsetCommit]], owners: Owners) -> None:
         self.group, self.commits = group, commits
         self._owners = owners
         self.verdicts: dict[str, TopicCommits] = {}
         self.gone: Mapping[str, Sequence[int]] = {}
-        """The queues, by topic, that the commit names and this broker group does not have."""
+        """The queues, by topic, for which offsets are committed but which this broker group does not have."""
         self.before: dict[str, dict[int, int]] = {}
         """The previously committed offsets by topic and queue id; queues without a committed offset are
         missing."""
         self._stopped: dict[str, str] = {}
-        """The topics that the group may not read now, each with the reason."""
+        """The topics that the group may not read now. Maps each topic to the reason."""
 
     def decide(self, state: BrokerState) -> list[Change]:
         """Validate the commit against the state, and return the records to store."""
@@ -70,8 +70,8 @@ class _Commit:
         return changes
 
     def answer(self, broker_name: str) -> CommitAnswer:
-        """Return the outcome of the commit, after the records are stored. A fenced queue takes precedence over all
-        other outcomes."""
+        """Return the broker's answer to the commit, after the records are stored. A queue that is fenced or missing is
+        not also reported as stopped."""
 
         def queue(topic: str, queue_id: int) -> MessageQueue:
             return MessageQueue(topic, broker_name, queue_id)
@@ -99,7 +99,7 @@ class GroupMethods(ABC):
     def __init__(self, settings: BrokerSettings, log: StateLog, store: MasterStore, monitor: BrokerMonitor) -> None:
         self._settings, self._log, self._store, self._monitor = settings, log, store, monitor
         self._owners = Owners()
-        """The newest owner of each queue. Changed only while the lock of the state log is held."""
+        """The newest owner (consumer) of each queue. Changed only while the lock of the state log is held."""
         self._returns = ReturnWriter(f"send-back-{secrets.token_hex(8)}", secrets.randbelow)
         self._returns_lock = threading.Lock()
 
@@ -132,18 +132,18 @@ class GroupMethods(ABC):
         return self._log.ready().require_group(group)
 
     def check_broadcast(self, group: str, topics: Sequence[str] = ()) -> None:
-        """Raise NoPermissionError if a group may not consume in BROADCASTING, or may not read one of `topics`.
+        """Raise NoPermissionError if a group may not consume in the mode BROADCASTING, or may not read one of `topics`.
 
-        An unknown group may do both.
+        Raises nothing for a group that does not exist.
         """
         self._log.ready().check_broadcast(group, topics)
 
     def forbid_topic(self, group: str, topic: str, forbidden: bool) -> None:
         """Forbid a group to read a topic, or allow it again. Creates the group if it is new. Durable on return.
 
-        Members that read the topic stop at their next commit, which may be empty. Every few seconds they request
-        whether they may read again. Simple consumers receive no more messages of the topic. Repeating the call changes
-        nothing. Raises IllegalNameError if the group's name is invalid.
+        Members that read the topic stop after their next commit, which may be empty. Every few seconds they ask the
+        broker whether they may read again. Simple consumers receive no more messages of the topic. Repeating the call
+        changes nothing. Raises IllegalNameError if the group's name is invalid.
         """
         self._change(lambda state: state.decide_forbid(group, topic, forbidden=forbidden))
 
@@ -199,8 +199,8 @@ class GroupMethods(ABC):
         answer: Callable[[CommitAnswer], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """Commit offsets, per topic and queue id, without waiting. Each offset is that of the next message to consume.
-        Raises SystemBusyError if the broker is too busy.
+        """Commit offsets, by topic and queue id, without waiting. An offset is the offset of the next message to
+        consume. Raises SystemBusyError if the broker is too busy.
 
         After the commit is durable or has failed, the writing thread calls `answer` or `fail`. Neither callback may
         block. The answer names the queues whose commits were rejected, and why. If the group's consume_enable is off,
@@ -215,13 +215,13 @@ class GroupMethods(ABC):
                 return
             try:
                 answer(self._committed(commit))
-            except Exception as failure:  # a programming error must still reach `fail`: the client waits for an answer
+            except Exception as failure:  # also call `fail` after a programming error: the client waits for an answer
                 fail(failure)
 
         self._log.submit_with(commit.decide, done)
 
     def _committed(self, commit: _Commit) -> CommitAnswer:
-        """Return the answer to a durable commit."""
+        """Return the broker's answer to a commit of offsets that is now durable."""
         group = commit.group
         for topic, verdict in commit.verdicts.items():
             got = sum(max(at - commit.before[topic].get(q, at), 0) for q, at in verdict.offsets.items())
@@ -229,11 +229,11 @@ class GroupMethods(ABC):
         return commit.answer(self._settings.broker_name)
 
     def reset_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Set a group's offset in each given queue, also backwards. Members receive the new offsets with their next
-        commit or start_offset.
+        """Set a group's committed offset in each given queue, forwards or backwards. Members receive the new offsets
+        with their next commit or start_offset.
 
-        Durable on return. Raises GroupNotExistError, TopicNotExistError if the group or the topic does not exist, and
-        InvalidArgumentError if an offset is invalid.
+        Durable on return. Raises GroupNotExistError if the group does not exist, TopicNotExistError if the topic does
+        not exist, and InvalidArgumentError if an offset is invalid.
         """
         self._change(lambda state: state.decide_reset(group, topic, offsets))
 
@@ -255,7 +255,7 @@ class GroupMethods(ABC):
 
     def _sweep_offsets(self) -> None:
         """Drop committed offsets of groups in topics to which no consumer of the group subscribes, if the group cannot
-        use the offsets again.
+        use these offsets again.
 
         Groups without consumers keep their offsets.
         """
@@ -277,8 +277,8 @@ class GroupMethods(ABC):
 
     @abstractmethod
     def _subscriptions(self) -> Mapping[str, Collection[str]] | None:
-        """Return the topics to which the consumers of each group subscribe; None if some consumers may not have sent a
-        heartbeat yet."""
+        """Return, for each group, the topics to which its consumers subscribe. Returns None if some consumers may not
+        have sent a heartbeat yet."""
 
     def committed_offsets(self, group: str, topic: str) -> dict[int, int]:
         """Return the group's committed offset in each queue of a topic, by queue id. Queues without a committed offset
@@ -286,11 +286,11 @@ class GroupMethods(ABC):
         return self._log.ready().offsets.committed(group, topic)
 
     def start_offset(self, group: str, queue: MessageQueue, query: StartOffsetQuery, generation: int) -> QueueOffset:
-        """Return the offset at which the group starts in one queue; see `start_offsets`.
+        """Return the offset at which the group starts to read one queue; see `start_offsets`.
 
         Raises TopicNotExistError or GroupNotExistError if the topic or the group does not exist, and
         InvalidArgumentError if an argument is invalid. Raises NoPermissionError if the group's consume_enable is off,
-        or if the topic may not be read at all or not by this group.
+        if nobody may read the topic, or if this group may not read it.
         """
         self._log.ready().check_readable(group, queue.topic)
         return self._start_offsets(group, {queue.topic: {queue.queue_id: generation}}, query)[queue.topic][
@@ -300,13 +300,15 @@ class GroupMethods(ABC):
     def start_offsets(
         self, group: str, generations: Mapping[str, Mapping[int, int]], query: StartOffsetQuery
     ) -> dict[str, dict[int, QueueOffset]]:
-        """Return the offsets at which the group starts in queues (spec/messaging.md §2.9, §5.4), by topic and queue id.
+        """Return the offsets at which the group starts to read queues (spec/messaging.md §2.9, §5.4), by topic and
+        queue id.
 
         The start offset of a queue is its committed offset, or else the offset that `query` selects. A member of the
         group passes the generation of its assignment of each queue. If the group has committed no offset in a queue
         yet, this call commits the start offset durably, so that no message is skipped if the member crashes at once.
-        From then on commits of older generations are fenced. Generation 0 only reads. CONSUME_FROM_LAST_OFFSET starts
-        at 0 while the queue is young (its first message is still in memory). A retry topic also starts at 0.
+        From then on commits of older generations are fenced. With generation 0 the call commits nothing.
+        CONSUME_FROM_LAST_OFFSET starts at 0 while the queue is young (its first message is still in memory). A retry
+        topic also starts at 0.
 
         Topics that cannot be read are left out; `start_offset` raises the reason. Raises GroupNotExistError if the
         group does not exist.
@@ -323,7 +325,8 @@ class GroupMethods(ABC):
     def _start_offsets(
         self, group: str, generations: Mapping[str, Mapping[int, int]], query: StartOffsetQuery
     ) -> dict[str, dict[int, QueueOffset]]:
-        # Read the first offsets before locking the state: another replica may become the master during the read.
+        # Read the first offsets before locking the state: the read may take long, for example if another replica
+        # becomes the master.
         first = self._first_offsets(group, generations, query)
 
         def decide(state: BrokerState) -> list[Change]:
@@ -386,13 +389,15 @@ class GroupMethods(ABC):
         failure: str = "",
         attempts: int = 0,
     ) -> SendBackAnswer:
-        """Take back messages that the group could not consume. `records`: the records as consumed, concatenated.
+        """Take back messages that the group could not consume. `records`: the records of these messages, unchanged and
+        concatenated.
 
         Each message is delivered again from `%RETRY%group` after `delay_level`. With `delay_level` 0 the delay grows
-        with the number of returns. The message goes to `%DLQ%group` instead (spec/messaging.md §5.9) after
-        `max_reconsume_times` returns (negative: the group's retry_max_times), with a negative `delay_level`, or with a
-        `reason`. `reason` states why the messages cannot be read. `failure`: why the messages failed; a dead letter
-        stores this text. `attempts`: how often the messages were delivered, if the consumer counts deliveries itself.
+        with the number of returns. The message is stored in `%DLQ%group` instead (spec/messaging.md §5.9) in three
+        cases: after `max_reconsume_times` returns (negative: the group's retry_max_times), with a negative
+        `delay_level`, or with a `reason`. `reason` states why the messages cannot be read. `failure`: why the messages
+        failed; a dead letter stores this text. `attempts`: how often the messages were delivered, if the consumer
+        counts deliveries itself.
 
         Durable on return. A repeated call may return the messages twice. Raises GroupNotExistError if the group does
         not exist, InvalidArgumentError if a record is damaged, and MessageIllegalError if the properties are too long.
@@ -460,7 +465,7 @@ class GroupMethods(ABC):
         return progress
 
     def readings(self, with_pairs: bool = True) -> BrokerReadings:
-        """Return the totals of all topics and groups, with only a few calls to the store.
+        """Return the metrics of all topics and groups, with only a few calls to the store.
 
         `with_pairs`: also return the progress of each group in each topic.
         """

@@ -26,11 +26,11 @@ from raymq.remoting.lane.loop import Loop
 from raymq.remoting.lane.server import LaneServer
 
 LANE_THREADS: Final = 16
-"""Number of threads for calls that may wait. Further calls are queued."""
+"""Number of threads for calls that may block. If all threads are busy, further calls are queued."""
 _COMMIT: Final = "commit_offsets"
 _HEARTBEATS: Final = frozenset({"heartbeat", "unregister_client"})
-"""The methods in the heartbeat request queue, as in RocketMQ. All other methods are in the client manager's request
-queue."""
+"""The methods in the heartbeat request queue, as in RocketMQ. All other methods are in the request queue of the client
+manager."""
 
 
 class CommitSoon(Protocol):
@@ -49,7 +49,8 @@ DEFAULT_OPTIONS: Final = BrokerOptions()
 
 
 def request_kinds(options: BrokerOptions) -> list[RequestKind]:
-    """Return the kinds of requests that are queued for a thread of a broker's lane (direct socket connection)."""
+    """Return the kinds of requests that wait in a queue for a thread of a broker's lane (direct socket
+    connection)."""
     return [
         RequestKind(
             "heartbeat",
@@ -86,7 +87,7 @@ class BrokerLane:
         """`at_once`: non-blocking methods that send their answers themselves. They replace `broker`'s methods of the
         same names.
 
-        `options`: how many of the other calls may wait for a thread, and how long.
+        `options`: how many calls of the other methods may wait for a thread, and how long.
         """
         self._commit_soon = commit_soon
         answered_later = {_COMMIT: self._commit, **(at_once or {})}
@@ -99,7 +100,8 @@ class BrokerLane:
 
     @property
     def address(self) -> LaneAddress:
-        """The address to which clients on this node and on other nodes connect (LaneServer.open_to_nodes)."""
+        """The address of this broker's lane (direct socket connection) for clients on this node and on other nodes
+        (LaneServer.open_to_nodes)."""
         return self._server.open_to_nodes(self._host)
 
     @property
@@ -108,7 +110,7 @@ class BrokerLane:
         return self._server.loop
 
     def close(self) -> None:
-        """Close every lane, and end each thread after its call has finished. Idempotent."""
+        """Close every lane (direct socket connection), and end each thread after its current call. Idempotent."""
         self._server.close()
         self._pool.close()
 

@@ -1,10 +1,10 @@
 """Finds and calls the storage actor of a broker group's master replica, and gives the broker its own routes.
 
-No state of this module survives the broker: in a group of several replicas a new broker requests the master from the
-Controller.
+No state of this module survives the broker: in a group of several replicas a new broker asks the Controller for the
+master.
 
-The broker's own producers use the routes in this module. They cover one broker group, whose topics the broker itself
-has. The NameServer has the routes for clients (actors.nameserver).
+The broker's own producers use the routes in this module, which cover only the topics of this broker group. Clients get
+their routes from the NameServer (actors.nameserver).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class MasterStore:
         self.replicas = [str(StorageName(broker_name, replica)) for replica in range(replicas)]
         """The names of all storage actors of the group."""
         self.storage = storages.get(self.replicas[0])
-        """The storage actor of the master, as last found."""
+        """The storage actor of the master, as found by the last lookup."""
 
     @property
     def epoch(self) -> int:
@@ -65,11 +65,11 @@ class MasterStore:
             return self.storage, self._epoch
 
     def copies(self, master: StorageClient) -> list[StorageClient]:
-        """Return the storage actors of the group's other replicas."""
+        """Return the storage actors of all replicas of the group except the master."""
         return [self._storages.get(name) for name in self.replicas if name != master.name]
 
     def find(self) -> bool:
-        """Request the group's master from the Controller. Returns True if the master or its epoch has changed.
+        """Ask the Controller for the group's master. Returns True if the master or its epoch has changed.
 
         Raises RaymqError if the Controller does not answer.
         """
@@ -83,8 +83,8 @@ class MasterStore:
         return True
 
     def call(self, call: Callable[[StorageClient, float], T]) -> T:
-        """Call `call` with the master's storage actor and the seconds left, and return the result of `call`. Raises
-        RaymqError if every attempt failed."""
+        """Call `call` with the master's storage actor and the remaining time in seconds, and return its result. Retries
+        until the time is over; raises RaymqError if every attempt failed."""
         return persist_until(time.monotonic() + STORE_TIMEOUT_S, lambda left_s: call(self.storage, left_s))
 
     def control(self, method: str, *args: Any) -> Any:
@@ -92,8 +92,8 @@ class MasterStore:
         return self.call(lambda storage, left_s: storage.control(method, *args, timeout_s=left_s))
 
     def bounds_of_queues(self, queues: Sequence[tuple[str, int]]) -> list[QueueBounds]:
-        """Return the bounds of queues given as (topic, queue id): the first, the next visible and the first in-memory
-        offset. The order is that of `queues`."""
+        """Return the bounds of queues given as (topic, queue id): the first offset, the next visible offset, and the
+        first offset in memory. The result has the order of `queues`."""
         return self.call(lambda storage, left_s: storage.bounds_of_queues(queues, left_s)) if queues else []
 
 
@@ -133,4 +133,4 @@ class OwnRoutes:
         return self.get(topic)
 
     def invalidate(self, topic: str) -> None:
-        """Do nothing: no route is cached."""
+        """Do nothing, because this object caches no routes."""

@@ -40,7 +40,8 @@ TOPIC_CREATION: Final = "raymq_topic_create_execution_time_milliseconds"
 GROUP_CREATION: Final = "raymq_consumer_group_create_execution_time_milliseconds"
 READ_TIMEOUT_S: Final = 20.0
 DAMAGED_MAX: Final = 8
-"""Maximum number of consecutive damaged messages that are skipped while searching for a message with a time."""
+"""Maximum number of consecutive damaged messages that are skipped while searching for a message with a readable store
+time."""
 _FIRST: Final = np.zeros(1, np.int64)
 
 logger = logging.getLogger(__name__)
@@ -59,8 +60,8 @@ class CreationTimes:
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
-        """Record the duration of the `with` block under TOPIC_CREATION or GROUP_CREATION. An error in the block is
-        raised again."""
+        """Record how long the `with` block took under `name`: TOPIC_CREATION or GROUP_CREATION. An error in the block
+        is recorded as a failure and raised again."""
         start_s, status = time.monotonic(), "failure"
         try:
             yield
@@ -92,7 +93,8 @@ class BrokerMonitor:
         self._stats = BrokerStats()
         self.creations = CreationTimes()
         self._committed: dict[str, dict[str, dict[int, int]]] = {}
-        """The committed offsets of each queue at the last `note_deletions`, by group, topic and queue id."""
+        """The committed offsets of each queue, as of the last call of `note_deletions`, by group, topic and
+        queue id."""
         self._unread: dict[tuple[str, str, int], DeletedRange] = {}
 
     def count(self, kind: str, key: str, value: int) -> None:
@@ -101,7 +103,7 @@ class BrokerMonitor:
             self._stats.add(kind, key, value)
 
     def forget(self, topic: str | None = None, group: str | None = None) -> None:
-        """Drop the counters and records of a deleted topic or group."""
+        """Drop the counters, and the recorded losses of unread messages, of a deleted topic or group."""
         with self._lock:
             for key in [key for key in self._unread if group == key[0] or topic == key[1]]:
                 del self._unread[key]
@@ -136,11 +138,11 @@ class BrokerMonitor:
             self._stats.sample(time.monotonic())
 
     def note_deletions(self) -> None:
-        """Record the groups that lost unread messages because a full disk deleted them early
+        """Record the groups that lost unread messages because the store deleted them early on a full disk
         (clean_file_forcibly_enable).
 
-        A group that reaches the gap continues after it and commits an offset after the gap. So this method compares
-        with the offsets that were committed before its last call.
+        When a group reaches the deleted range, it continues after the range and commits an offset after it. So this
+        method compares the range with the offsets that were committed before the method's last call.
         """
         deleted: list[DeletedRange] | None = self._storage().control("deleted_young", timeout_s=READ_TIMEOUT_S)
         if deleted is None:
@@ -170,7 +172,8 @@ class BrokerMonitor:
             )
 
     def unread(self) -> list[dict[str, Any]]:
-        """Return, by group and topic, the number of unread messages that a full disk deleted early.
+        """Return, by group and topic, the number of unread messages that the store deleted early because the disk was
+        full.
 
         Counts only deletions since this broker started.
         """
@@ -185,7 +188,7 @@ class BrokerMonitor:
         """Switch consume_enable off for groups whose lag is too large, if the settings require it (spec/messaging.md
         §2.4).
 
-        Reading messages that are no longer in memory slows the disk down for all other groups.
+        A group that reads messages which are no longer in memory slows the disk down for all other groups.
         """
         if not self.options.disable_consume_if_consumer_read_slowly:
             return
@@ -216,7 +219,8 @@ class BrokerMonitor:
         return {(group, topic): total for key, total in totals.items() for topic, _, group in [key.partition("@")]}
 
     def _behind_bytes(self, state: BrokerState, group: str, end: int) -> int:
-        """Return the size, in bytes, of the log after the first message that the group has not committed."""
+        """Return how far a group lags, in bytes of the log: from the first message that the group has not committed up
+        to `end`."""
         behind = 0
         for topic in state.offsets.topics(group):
             for queue_id, offset in state.offsets.committed(group, topic).items():
@@ -225,8 +229,8 @@ class BrokerMonitor:
         return behind
 
     def message_at(self, topic: str, queue_id: int, offset: int) -> MessageExt | None:
-        """Return the message at an offset, without its body. If that message was deleted or is damaged, return the next
-        message.
+        """Return the message at an offset, without its body. If this message was deleted or is damaged, return the next
+        message that can be read.
 
         Returns None if the queue has no such message, and after DAMAGED_MAX damaged messages in a row.
         """

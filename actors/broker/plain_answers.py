@@ -1,8 +1,8 @@
 """Answers for programs without raymq: built-in values and built-in exceptions only.
 
 `Broker.send` and `Broker.pull` return and raise these values, because any Ray program may call them. The calling
-program unpickles an actor's answer, and can unpickle a SendResult or a raymq error only if raymq is installed. Each
-value in these answers is a str, int, bytes or None, or a list or dict of such values. Each error is a ValueError,
+program must unpickle an actor's answer, and could unpickle a SendResult or a raymq error only if raymq is installed.
+Each value in these answers is a str, int, bytes or None, or a list or dict of such values. Each error is a ValueError,
 TimeoutError or RuntimeError.
 """
 
@@ -54,7 +54,8 @@ def _plain_message(message: MessageExt) -> dict[str, Any]:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Convert a raymq error in the `with` block with `plain_error`. Other errors pass unchanged."""
+    """Context manager that converts a raymq error from the `with` block into a built-in exception (see `plain_error`).
+    Other errors pass unchanged."""
     try:
         yield
     except RaymqError as error:

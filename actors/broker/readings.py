@@ -1,7 +1,7 @@
 """All metrics of a broker at one moment, for `raymq top` and the console, with few calls to the store.
 
-Computing the age of unread messages reads the log once for each group and topic. So only the OLDEST_MAX largest lags
-have an age.
+To compute the age of unread messages, the store must read the log once for each group and topic. So only the OLDEST_MAX
+largest lags have an age.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def take_readings(
 ) -> BrokerReadings:
     """Return the metrics of a broker's topics and groups.
 
-    `consumed`: numbers of consumed messages by group and topic. `stats` returns the counts of a topic. Without
+    `consumed`: numbers of consumed messages by group and topic. `stats` returns the statistics of a topic. Without
     `with_pairs` only the totals of groups are returned. Raises RaymqError if the store does not answer.
     """
     statistics: StoreStatistics = store.control("statistics")
@@ -81,10 +81,10 @@ def take_readings(
 def _totals(
     state: BrokerState, bounds: _BOUNDS, group: str, enabled: bool, out: int, own: Sequence[tuple[int, int | None]]
 ) -> GroupTotals:
-    """Sum up the metrics of a group over all topics. `own`: its unread messages in each topic, and their age in ms if
-    known.
+    """Sum up the metrics of a group over all topics. `own`: for each topic, the number of the group's unread messages
+    and the age of the oldest in ms (None if unknown).
 
-    The total includes messages that were sent back and wait in the group's retry topic: the messages after the group's
+    The totals include messages that were sent back and wait in the group's retry topic: the messages after the group's
     committed offsets, or all messages of the retry topic if the group has committed none.
     """
     retries = retry_topic(group)
@@ -116,8 +116,8 @@ def _bounds(store: MasterStore, topics: Mapping[str, TopicConfig]) -> dict[str, 
 
 
 def _ages_ms(store: MasterStore, lags: Mapping[_PAIR, Lag]) -> dict[_PAIR, int]:
-    """Return the age, in ms, of the first unread message of each pair with one of the largest lags. Makes one call to
-    the store."""
+    """Return, for the (group, topic) pairs with the largest lags, the age in ms of the first unread message. Makes one
+    call to the store."""
     largest = sorted((pair for pair, lag in lags.items() if lag.messages), key=lambda pair: -lags[pair].messages)
     asked = largest[:OLDEST_MAX]
     positions = [QueuePosition(pair[1], lags[pair].queue_id, lags[pair].offset) for pair in asked]

@@ -22,7 +22,7 @@ from raymq.remoting.actor_ref import ActorRef
 REGISTER_TIMEOUT_S: Final = 3.0
 
 _AWAY: Final = object()
-"""Stands for the answer of a NameServer that did not respond."""
+"""Marks the missing answer of a NameServer that did not respond."""
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +31,8 @@ class Registrar:
     """Keeps one broker registered at all NameServers. Thread-safe.
 
     `describe` returns the current registration. The complete registration is sent at least every `interval_s`; between
-    these times only changed topics are sent. All NameServers are called in parallel. A hanging NameServer does not
-    delay the other NameServers, and delays the broker no longer than the timeout of one call.
+    these times only changed topics are sent. All NameServers are called in parallel. A NameServer that hangs delays the
+    broker at most for the timeout of one call, and does not delay the other NameServers.
     """
 
     def __init__(
@@ -48,30 +48,30 @@ class Registrar:
         self._describe = describe
         self._lock = threading.Lock()
         self._told: BrokerRegistration | None = None
-        """The last registration that was sent, without topics."""
+        """The registration that was last sent to the NameServers, without its topics."""
         self._told_topics: dict[str, TopicConfig] = {}
         self.interval_s = interval_s
         """Seconds between complete registrations. The broker may change this value at any time."""
         self._register_at_s = 0.0
         self._counter = itertools.count(1)
         self._all_know = False
-        """True if every NameServer has received the last registration that was sent."""
+        """True if every NameServer has received the registration that was last sent."""
         self._missed: set[ActorRef] = set()
         """The NameServers that did not answer the last registration. They get a complete registration again, even if
-        they have the current data version: a registration also changes without a new data version if another replica
-        becomes the master, or if a store moves."""
+        they have the current data version: the data version does not change if another replica becomes the master, or
+        if a store moves."""
         self._asked = self._answered = 0
-        """The number of the newest call of `register`, and the number of the newest such call whose changes
-        were sent."""
+        """Numbers of two `register` calls: the newest call, and the newest call whose changes were sent to the
+        NameServers."""
 
     def register(self) -> bool:
-        """Send the changes to every NameServer now, so that clients can use a new topic at once.
+        """Send the broker's changes to every NameServer now, so that clients can use a new topic at once.
 
         Calls that arrive while a registration is being sent share the next registration. Returns True if every
         NameServer has the changes. An unreachable NameServer gets the changes after the next heartbeat that it answers.
         """
         self._asked = number = next(self._counter)
-        with self._lock:  # without the lock an older description could overtake a newer description
+        with self._lock:  # without the lock, an older registration could be sent after a newer registration
             if self._answered < number:
                 asked = self._asked
                 self._all_know = self._tell(self._describe())
@@ -79,7 +79,7 @@ class Registrar:
             return self._all_know
 
     def _tell(self, now: BrokerRegistration) -> bool:
-        """Send every NameServer the changes since the last registration, or the complete registration if it is due.
+        """Send every NameServer the changes since the last registration, or the complete registration if one is due.
 
         Returns True if each NameServer accepted the call. The caller holds the lock.
         """
@@ -94,8 +94,8 @@ class Registrar:
             self._register_at_s = time.monotonic() + self.interval_s
             return self._note_missed(self._call_all("register_broker", now))
         if told.data_version != now.data_version:
-            # Most configurations are the same objects as before. Comparing object identity first avoids comparing the
-            # fields of thousands of topics.
+            # Most topic configurations are the same objects as before. Comparing object identity first avoids comparing
+            # the fields of thousands of topics.
             new = [config for topic, config in topics.items() if known.get(topic) is not config]
             changed = tuple(config for config in new if known.get(config.topic) != config)
             removed = tuple(known.keys() - topics.keys())
@@ -104,8 +104,8 @@ class Registrar:
         return self._all_know
 
     def _tell_forgetful(self, known: list[Any], now: BrokerRegistration) -> bool:
-        """Send the complete registration to the NameServers that do not have the broker's previous version. Returns
-        True if all NameServers have the current version afterwards."""
+        """Send the complete registration to the NameServers that lack the broker's previous data version. Returns True
+        if all NameServers then have the current version."""
         answers = [
             self._call(server, "register_broker", now) if knows is False else knows
             for server, knows in zip(self._servers, known, strict=True)
@@ -119,16 +119,18 @@ class Registrar:
         return not self._missed
 
     def beat(self) -> None:
-        """Send a heartbeat, and register at NameServers that do not have the broker's current version. Registers at all
-        NameServers at intervals, too."""
+        """Send a heartbeat to all NameServers, and register at those NameServers that do not have the broker's current
+        version. At intervals, register at all NameServers."""
         description = self._describe()
-        moved = self._told is None or description.nodes != self._told.nodes  # new nodes leave the version unchanged
+        # the broker's data version does not change if its nodes change
+        moved = self._told is None or description.nodes != self._told.nodes
         if moved or time.monotonic() >= self._register_at_s:
             self.register()
             return
         known = self._call_all("broker_heartbeat", self._broker_name, description.data_version)
         with self._lock:
-            # A NameServer that again does not answer stays in `_missed`.
+            # Treat a NameServer that missed the last registration as outdated. If it still does not answer, it stays in
+            # `_missed`.
             known = [
                 False if server in self._missed and knows is not _AWAY else knows
                 for server, knows in zip(self._servers, known, strict=True)
@@ -137,7 +139,8 @@ class Registrar:
                 self._all_know = self._tell_forgetful(known, self._describe())
 
     def leave(self) -> None:
-        """Unregister the broker at every NameServer. After this call the object cannot register again."""
+        """Unregister the broker at every NameServer. After this call, this object cannot register the broker
+        again."""
         self._call_all("unregister_broker", self._broker_name)
         self._callers.shutdown()
 
@@ -148,8 +151,8 @@ class Registrar:
         return list(self._callers.map(lambda server: self._call(server, method, *args), self._servers))
 
     def _call(self, server: ActorRef, method: str, *args: Any) -> Any:
-        """Return a NameServer's answer, or _AWAY if it does not answer. When the NameServer answers again, the next
-        heartbeat shows what it lacks."""
+        """Return a NameServer's answer, or _AWAY if it does not answer. The next heartbeat that the NameServer answers
+        shows which changes it lacks."""
         try:
             return server.call(method, *args, timeout_s=REGISTER_TIMEOUT_S)
         except RaymqError as error:

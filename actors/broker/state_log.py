@@ -1,27 +1,27 @@
 """The broker's state on disk: a log of changes in its own store, and a snapshot so that less of the log must be
 replayed.
 
-This module makes decisions durable; stored_state.py reads the state at a start.
+This module makes changes durable; stored_state.py reads the state at a start.
 
     change → decide (actors.core.broker.state) → a record in `rmq_sys_broker_state` → apply
     start  ← snapshot in config/ ← later records
 
 One write runs at a time. Changes that arrive during a write are decided together, in the order of their arrival. Each
-change is decided on the state that includes the changes before it. All of them go into one batch of records. So the log
-and the state have the same order. Readers of the state see a change only after it is durable.
+change is decided on the state that includes the changes before it. The records of all these changes form one batch. So
+the log and the state have the same order. Readers of the state see a change only after it is durable.
 
 A separate thread, the writer, makes the writes and waits for the store. In the usual case the thread of the broker's
 lane (direct socket connection) makes a write itself (`_write_directly`): it sends the records and receives the answer
 as an event, so a commit wakes no thread. In unusual cases the lane's thread passes the write to the writer.
 
-A change is answered after every replica that may become the next master has its record: the record is acknowledged as
-durable, or it can be read. After another replica becomes the master, no change is decided until the new master's log
-has been read. Waiting changes are then decided on the state from that log.
+A change is answered after every replica that may become the next master has its record. This is true if the record is
+acknowledged as durable, or if it can be read. After another replica becomes the master, no change is decided until the
+new master's log has been read. Waiting changes are then decided on the state from that log.
 
-The log may have records that the state lacks, such as a change whose outcome was not known in time. The broker detects
-such records because the next record does not get the expected offset, and then reads the records before it. A change
-after a change of unknown outcome first writes a mark. The mark changes nothing, but after the mark is stored, every
-earlier record has been read.
+The log may have records that the state lacks, for example of a change whose outcome was not known in time. The broker
+detects such records because the next record does not get the expected offset. It then reads the records before the next
+record. After a change of unknown outcome, the broker first writes a marker record. The marker changes nothing, but
+after it is stored, every earlier record has been read.
 
 After a crash the snapshot and the later records restore every change that was answered. A change that was not answered
 may or may not be restored.
@@ -50,14 +50,16 @@ from raymq.common.errors import (
 from raymq.remoting.storage_client import StorageClient
 
 CHANGE_TIMEOUT_S: Final = READY_WAIT_S + 3 * (STORE_TIMEOUT_S + CONFIRM_WAIT_S)
-"""Time limit, in seconds, for a change: the wait for the running write, the mark, and the change's own write."""
+"""Time limit, in seconds, for a change of the broker's state: the wait for the running write, the marker record, and
+the change's own write."""
 CHANGES_MAX: Final = 10_000
 """Maximum number of changes that wait for the writer."""
 WRITE_MAX_RECORDS: Final = 2000
 WRITE_MAX_BYTES: Final = 1 << 20
-"""Maximum size, in bytes, of a batch of records. A larger change is written alone."""
+"""Maximum size, in bytes, of the records in one write. A single larger change is written alone."""
 DIRECT_CHANGES_MAX: Final = 200
-"""Maximum number of changes that the lane's thread decides at a time. While it decides, its other clients wait."""
+"""Maximum number of changes that the thread of the lane (direct socket connection) decides at a time. While this thread
+decides, the other clients of the lane wait."""
 
 DecidedChanges = Change | Sequence[Change] | None
 Decide = Callable[[BrokerState], DecidedChanges]
@@ -69,7 +71,8 @@ Done = Callable[[bool, Exception | None], None]
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A change that waits for its write. `deadline_s`: the latest time at which its write may begin.
+    """A change of the broker's state that waits for its write. `deadline_s`: the latest time at which its write may
+    begin.
 
     `changed_topics` is set when the change is decided. `error`: why the change was rejected.
     """
@@ -86,10 +89,10 @@ class _Pending:
 
 @dataclass(slots=True, eq=False)
 class _Write:
-    """One write to the state log: the `decided` changes that it answers, and the `changes` to store. `sent`: their
-    records, if they were sent already.
+    """One write to the state log. `decided`: the requested changes that are answered after this write. `changes`: the
+    changes to store. `sent`: their records, if they were already sent.
 
-    `left`: the number of changes that waited when this write was decided, and were not decided.
+    `left`: the number of requested changes that still waited, undecided, when this write was decided.
     """
 
     now_ms: int
@@ -103,8 +106,8 @@ class StateLog(StoredState):
     """One broker's state, with a log that makes each change durable. Thread-safe.
 
     `append` stores records with the given bodies in the state topic's queue, in order (StateRecords.append). Only the
-    owner of the running write calls `append`. `copies`: the stores of the other replicas. They get the snapshots, too,
-    because one of these replicas may become the next master.
+    thread that makes the running write calls `append`. `copies`: the stores of the other replicas. They get the
+    snapshots, too, because one of these replicas may become the next master.
     """
 
     def __init__(
@@ -116,19 +119,21 @@ class StateLog(StoredState):
     ) -> None:
         super().__init__(broker_name, storage, copies)
         self._append = append
-        self._outcome_unknown = True  # True at the start: the previous broker may have left a change of unknown outcome
+        # True at the start: the previous broker may have left a change whose outcome is unknown
+        self._outcome_unknown = True
         self._writing = False
         self._alone = 0
-        """How many of the next changes are written one by one."""
+        """The number of next changes that are written one by one, because writing them together has failed."""
         self._waiting: deque[_Pending] = deque()
         self._handed_over: _Write | None = None
-        """The running write, if the writer thread must continue it; else None."""
+        """The running write, if the lane's thread has passed it to the writer thread; else None."""
         self._direct: DirectAppends | None = None
         self._writer: threading.Thread | None = None
         self._closed = False
 
     def move(self, storage: StorageClient, copies: Sequence[StorageClient]) -> None:
-        """Switch to the log of another replica, the new master. No change is decided until `load` has read that log.
+        """Switch to the log of another replica, the new master. No change is decided until `load` has read the new
+        master's log.
 
         Waits for a running write, whose records may already be in the new master's log.
         """
@@ -140,13 +145,13 @@ class StateLog(StoredState):
             self._storage, self._copies = storage, copies
             self.waiting_for = f"{storage.name} to lead"
 
-    # Methods that make changes
+    # Methods that change the broker's state
 
     def change(self, decide: Decide) -> bool:
-        """Decide a change, store its records, and apply them. Returns True if topics changed.
+        """Decide a change of the broker's state, store its records, and apply them. Returns True if topics changed.
 
-        Raises RequestTimeoutError if the outcome is unknown; the caller may retry the change. Raises errors of `decide`
-        before anything is stored.
+        Raises RequestTimeoutError if the outcome is unknown; the caller may retry the change. If `decide` raises an
+        error, nothing is stored and the error is raised.
         """
         try:
             return self.submit(decide).result(CHANGE_TIMEOUT_S)
@@ -156,8 +161,8 @@ class StateLog(StoredState):
             raise RequestTimeoutError(f"{self._storage.name}, to store a change,", CHANGE_TIMEOUT_S) from None
 
     def submit(self, decide: Decide) -> Future[bool]:
-        """Submit a change without waiting; see `change`. The writing thread sets the result or the error of the
-        returned future.
+        """Submit a change without waiting; see `change`. The thread that writes the change sets the result or the error
+        of the returned future.
 
         `decide` runs in the writing thread, on the newest state, and must not block. Raises SystemBusyError if too many
         changes wait, and ServiceNotAvailableError after `close`.
@@ -182,7 +187,7 @@ class StateLog(StoredState):
                 raise SystemBusyError(f"{CHANGES_MAX} changes wait for {self._storage.name}; try again")
             self._waiting.append(_Pending(decide, done, time.monotonic() + READY_WAIT_S))
             if self._writing:
-                return  # the owner of the running write will take this change
+                return  # the thread that makes the running write will also write this change
             direct = self._may_write_directly() and self._direct is not None and self._direct.is_own_thread
             if direct:
                 self._writing = True
@@ -200,27 +205,28 @@ class StateLog(StoredState):
             writer.join(CHANGE_TIMEOUT_S)
 
     def _may_write(self) -> bool:
-        """Return True if a master's state is loaded, and no other replica is taking over. The caller holds the
-        lock."""
+        """Return True if the state of a master is loaded, and no other replica is becoming the master. The caller holds
+        the lock."""
         return self._ready.is_set() and not self._replaced.is_set()
 
     # Methods that run in the thread of the lane (direct socket connection)
 
     def write_by(self, direct: DirectAppends) -> None:
-        """In the usual case, let the thread of `direct` write the changes that it submits."""
+        """Usually let the thread of `direct` itself write the changes that it submits, instead of the writer
+        thread."""
         self._direct = direct
 
     def _may_write_directly(self) -> bool:
-        """Return True if no work is left that only the writer thread may do because it can block. The caller holds the
-        lock."""
+        """Return True if the next write needs no work that can block, which only the writer thread may do. The caller
+        holds the lock."""
         return self._may_write() and not self._outcome_unknown and not self._alone
 
     def _write_directly(self) -> None:
-        """Decide the waiting changes and send their records without blocking. `_sent` continues after the store's
-        answer.
+        """Decide the waiting changes and send their records without blocking. After the store's answer, `_sent`
+        continues the write.
 
-        This method differs from `_write` in two ways. It writes no mark. It leaves the write to the writer thread if
-        the store must open topics first, or if the records cannot be sent without waiting.
+        This method differs from `_write` in two ways. It writes no marker record. It leaves the write to the writer
+        thread if the store must open topics first, or if the records cannot be sent without waiting.
         """
         direct = self._direct
         assert direct is not None
@@ -234,10 +240,12 @@ class StateLog(StoredState):
         except Exception as error:  # catch every error: the callers wait for an answer
             self._give_up(write, error)
         if self._begins_next():
-            direct.call_soon(self._write_directly)  # later: other clients of the lane also wait for this thread
+            # in a later call, because other clients of the lane (direct socket connection) also wait for this thread
+            direct.call_soon(self._write_directly)
 
     def _send(self, direct: DirectAppends, write: _Write) -> bool:
-        """Send a write's records directly. Returns False if they cannot be sent now."""
+        """Send the records of a write over the lane (direct socket connection). Returns False if they cannot be sent
+        now."""
         bodies = [encode_change(change) for change in write.changes]
         self._outcome_unknown = True
         if direct.send(self._storage, bodies, lambda sent: self._sent(write, sent)):
@@ -246,7 +254,7 @@ class StateLog(StoredState):
         return False
 
     def _sent(self, write: _Write, sent: SentRecords) -> None:
-        """Handle the outcome of a write whose records were sent directly."""
+        """Handle the outcome of a write whose records were sent over the lane (direct socket connection)."""
         stored = sent.stored
         if stored is None or not stored.durable or not self._follows(stored, write.changes):
             write.sent = sent
@@ -261,8 +269,8 @@ class StateLog(StoredState):
                 self._write_directly()
 
     def _begins_next(self) -> bool:
-        """Finish a write, and begin the next write if this thread may make it. Returns True if the next write has
-        begun."""
+        """Finish a write, and begin the next write if the current thread may make it. Returns True if the next write
+        has begun."""
         with self._changed:
             if self._waiting and self._may_write_directly():
                 return True
@@ -272,7 +280,7 @@ class StateLog(StoredState):
         return False
 
     def _hand_over(self, write: _Write) -> None:
-        """Pass a write to the writer thread, which continues it."""
+        """Pass a write to the writer thread, which continues the write."""
         with self._changed:
             self._handed_over = write
             self._wake_writer()
@@ -287,7 +295,7 @@ class StateLog(StoredState):
         self._changed.notify_all()
 
     def _write_all(self) -> None:
-        """Write changes as they arrive, until `close`."""
+        """Run the writer thread: write changes as they arrive, until `close`."""
         while (write := self._next_write()) is not None:
             try:
                 self._write(write)
@@ -297,8 +305,8 @@ class StateLog(StoredState):
                 self._end_write()
 
     def _end_write(self) -> None:
-        """Finish a write of the writer thread. If possible, the lane's thread (direct socket connection) makes the next
-        write."""
+        """Finish a write of the writer thread. If possible, let the thread of the lane (direct socket connection) make
+        the next write."""
         with self._changed:
             direct = self._direct
             if self._waiting and self._may_write_directly() and direct is not None and direct.leads_to(self._storage):
@@ -308,7 +316,7 @@ class StateLog(StoredState):
             self._changed.notify_all()
 
     def _next_write(self) -> _Write | None:
-        """Wait until a write can begin or must be continued, and return it. Returns None after the log is
+        """Wait until a write can begin or must be continued, and return this write. Returns None after the log is
         closed."""
         while True:
             with self._changed:
@@ -326,8 +334,8 @@ class StateLog(StoredState):
                 pending.answer()
 
     def _begin(self) -> tuple[_Write | None, list[_Pending]]:
-        """Return a write to continue or begin, and the changes that expired before their write could begin. The caller
-        holds the lock."""
+        """Return the write to continue or begin, or None. Also return the changes that expired before their write could
+        begin. The caller holds the lock."""
         handed_over, self._handed_over = self._handed_over, None
         if handed_over is not None or self._writing or not self._waiting:
             return handed_over, []
@@ -340,9 +348,9 @@ class StateLog(StoredState):
         return None, late
 
     def _write(self, write: _Write) -> None:
-        """Decide the next changes, up to the limit of one write, then store their records and answer the changes.
+        """Decide the waiting changes, up to the limit of one write, then store their records and answer the callers.
 
-        If the write has already been decided, only store its records and answer its changes.
+        If the changes of this write were already decided, only store their records and answer the callers.
         """
         try:
             if not write.changes:
@@ -353,7 +361,8 @@ class StateLog(StoredState):
                 if write.sent is None:
                     self._open_topics(write.changes)
                 if self._store(write):
-                    self._open_topics(write.changes)  # again: another broker may have deleted some topics in between
+                    # open the topics again: another broker may have deleted some of them since the first time
+                    self._open_topics(write.changes)
                     for pending in write.decided:
                         pending.changed_topics = True
         except Exception as error:  # catch every error: the callers wait for an answer
@@ -363,9 +372,9 @@ class StateLog(StoredState):
                 pending.answer()
 
     def _give_up(self, write: _Write, error: Exception) -> None:
-        """Answer the changes of a failed write, and the waiting changes that would fail for the same reason.
+        """Fail the changes of a failed write, and the waiting changes that would fail for the same reason.
 
-        If a retry of the write would fail, too, one of the changes may be the cause. In that case each change is
+        If a retry of the write would also fail, one of its changes may be the cause. In that case each change is
         written alone.
         """
         failed, retryable = write.decided, isinstance(error, RaymqError) and error.retryable
@@ -375,7 +384,7 @@ class StateLog(StoredState):
                 self._waiting.extendleft(reversed(failed))
                 self._alone = len(failed)
                 return
-            if retryable or not failed:  # the cause is the store or the mark, so all changes fail
+            if retryable or not failed:  # the cause is the store or the marker record, so all changes fail
                 left = write.left if write.changes else len(self._waiting)
                 failed = failed + [self._waiting.popleft() for _ in range(left)]
         for pending in failed:
@@ -385,8 +394,8 @@ class StateLog(StoredState):
     def _decide(self, write: _Write, most: int = CHANGES_MAX) -> None:
         """Decide the waiting changes, in order.
 
-        A change that must wait for the write's records is added to the write's `decided`. Any other change depends on
-        none of these records and is answered now.
+        A change that must wait for the write's records is added to the write's `decided`. A change that does not depend
+        on these records is answered now.
         """
         changes, decided = write.changes, write.decided
         size_bytes = 0
@@ -408,12 +417,13 @@ class StateLog(StoredState):
         write.left = len(self._waiting)
 
     def _decide_one(self, pending: _Pending, now_ms: int) -> list[Change]:
-        """Return the changes that one caller requests, and apply them to the state ahead; an empty list if they are
-        rejected."""
+        """Return the changes that one caller requests, and apply them to the state ahead (`_ahead`). Returns an empty
+        list if the request is rejected."""
         before = self._ahead.topics_version
         try:
             decided = pending.decide(self._ahead)
-        except Exception as error:  # `decide` is the caller's function, and its error goes to the caller
+        # catch every error: `decide` is the caller's function, and its error is passed to the caller
+        except Exception as error:
             pending.error = error
             return []
         changes = [decided] if isinstance(decided, dict) else list(decided or ())
@@ -425,7 +435,7 @@ class StateLog(StoredState):
     def _store(self, write: _Write) -> bool:
         """Store the records of a write's changes, then apply these records and every earlier record to the state.
 
-        Returns True if other records lie between the known state and these records.
+        Returns True if the log has other records between the position of the state and these records.
         """
         self._outcome_unknown = True
         if write.sent is not None:
@@ -443,7 +453,8 @@ class StateLog(StoredState):
         return not follows
 
     def _take_stored(self, write: _Write, stored: StoredRecords) -> None:
-        """Apply a write's changes. Their records are durable, and follow the known records without a gap."""
+        """Apply the changes of a write whose records are durable and directly follow the records that the state
+        includes."""
         with self._lock:
             for change in write.changes:
                 self._apply(change, write.now_ms)
@@ -452,7 +463,8 @@ class StateLog(StoredState):
 
 
 def _copy_of(error: Exception) -> Exception:
-    """Copy an error, with its class and text. Several threads raise the error, and each adds its own traceback."""
+    """Copy a raymq error, with its class and text. Several threads raise the same error, and each thread adds its own
+    traceback."""
     if not isinstance(error, RaymqError):
         return error
     copy = type(error)(*error.args)

@@ -1,8 +1,8 @@
 """Appends the records of a broker's changes to the log of its group's master.
 
 This module encodes state records and retries appends. A batch is encoded once. After a failure the same bytes, with the
-same producer sequence, go to the current master. So each record is stored once, even if another replica has become the
-master.
+same producer sequence, are sent to the current master. So each record is stored once, even if another replica has
+become the master.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from raymq.remoting.storage_client import StorageClient
 STORE_TIMEOUT_S: Final = 20.0
 ATTEMPT_TIMEOUT_S: Final = 5.0
 """Timeout, in seconds, of one append. If the store hangs, another replica becomes the master long before this
-time."""
+timeout."""
 
 _COMPRESSION: Final = Compression(CompressionType.ZSTD)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRecords:
-    """The queue offsets of a stored batch: [`queue_offset`, `next_offset`). Records of other batches may lie in this
-    range, too.
+    """The range of queue offsets of a stored batch: [`queue_offset`, `next_offset`). Records of other batches may lie
+    in this range, too.
 
     `durable`: True if the batch is on every disk that the settings require, so that no failover loses it.
     """
@@ -46,9 +46,9 @@ class StoredRecords:
 
 
 class StateRecords:
-    """Appends records to the state topic's queue. Only one thread at a time may use it.
+    """Appends records to the state topic's queue. Only one thread at a time may use this object.
 
-    `master` returns the current master's store; `born_host` is an IP address and a port.
+    `master` returns the storage actor of the current master. `born_host` is an IP address and a port.
     """
 
     def __init__(self, master: Callable[[], StorageClient], born_host: tuple[str, int]) -> None:
@@ -62,14 +62,14 @@ class StateRecords:
 
         Raises RequestTimeoutError if, after STORE_TIMEOUT_S, it is unknown whether the records are stored. After any
         other error the records are not stored. Raises ServiceNotAvailableError if no store accepted the records within
-        STORE_TIMEOUT_S, or the error of a store that cannot accept them. Raises StoreNotWritableError without a retry,
-        because a full disk stays full for longer.
+        STORE_TIMEOUT_S, or the error of a store that cannot accept them. Raises StoreNotWritableError at once, because
+        retries do not help against a full disk.
         """
         return self.store(self.encode(bodies))
 
     def store(self, batch: EncodedBatch, *, in_doubt: bool = False) -> StoredRecords:
-        """Store a batch that `encode` made; see `append`. `in_doubt`: it is unknown whether the records are already
-        stored."""
+        """Store a batch that `encode` returned; see `append`. `in_doubt`: True if it is unknown whether the records are
+        already stored."""
         deadline_s = time.monotonic() + STORE_TIMEOUT_S
         backoff = Backoff()
         while True:
@@ -92,8 +92,8 @@ class StateRecords:
                 raise
 
     def encode(self, bodies: Sequence[bytes]) -> EncodedBatch:
-        """Encode the bodies as one batch. The batch's producer sequences are never used again; a store accepts
-        gaps."""
+        """Encode the bodies as one batch. Its producer sequences are never used again, even if the batch is not stored:
+        a store accepts gaps."""
         first, self._next_sequence = self._next_sequence, self._next_sequence + len(bodies)
         return encode_batch(
             [Message(STATE_TOPIC, body) for body in bodies],

@@ -5,7 +5,8 @@ This module decides if a store's snapshot is valid; the files and their format a
     config/  ← topics, groups, offsets, and last the position     (StateSnapshots.write)
              ← the position up to which retention may delete      (HOLDS_FILE): that of the previous snapshot
 
-A crash between writing two files leaves an older position. The records from that position on are then applied again.
+If the broker crashes between writing two files, the stored position is older than the other files. The records from
+that position on are then applied again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from storage.retention.cleaner import HOLDS_FILE
 
 CALL_TIMEOUT_S: Final = 5.0
 """Timeout, in seconds, of one call to a store. If the store hangs, another replica becomes the master long before this
-time."""
+timeout."""
 
 logger = logging.getLogger(__name__)
 
@@ -36,44 +37,44 @@ class StateSnapshots:
     def __init__(self, broker_name: str) -> None:
         self._broker_name = broker_name
         self._positions: dict[str, int] = {}
-        """The position of the last complete snapshot in each store, by the store's name. Stores with an unknown
-        position are missing."""
+        """The log position of the last complete snapshot in each store, by the store's name. Stores whose position is
+        unknown are missing."""
 
     def read(self, storage: StorageClient) -> tuple[BrokerState, int, QueueBounds]:
-        """Read the snapshot in a store. Returns the state, the position of the first record that the state may lack,
-        and the bounds of the state topic's queue."""
+        """Read the snapshot in a store. Returns the state, the log position of the first record that the state may
+        lack, and the bounds of the state topic's queue."""
         state, position = load_snapshot(
             lambda name: storage.control("read_config", name, timeout_s=CALL_TIMEOUT_S), parse_fastjson
         )
-        # Set the hold before any change: from now on retention keeps the state's records until a snapshot includes
-        # them.
+        # Limit retention (HOLDS_FILE) before any change is stored: from now on retention keeps the state's records
+        # until a snapshot includes them.
         if storage.control("read_config", HOLDS_FILE, timeout_s=CALL_TIMEOUT_S) is None:
             _hold_records(storage, position)
         bounds = storage.queue_bounds(STATE_TOPIC, 0, CALL_TIMEOUT_S)
         if position > bounds.max_offset:
-            # The snapshot has records that the log has lost. Without a new snapshot, new records at these positions
-            # would count as already included.
+            # The snapshot includes records that the log has lost. Write a new snapshot: otherwise new records at the
+            # lost positions would count as already included.
             logger.warning(
                 "%s: the snapshot in %s ends at %d, its log at %d; written again",
                 *(self._broker_name, storage.name, position, bounds.max_offset),
             )
             position = bounds.max_offset
             _write(storage, dump_snapshot(state, position))
-        # Retention may have deleted the first records after the snapshot's position. It deletes only records that a
-        # snapshot includes.
+        # Retention may have deleted the first records after the snapshot's position, but only records that another
+        # snapshot includes. So begin at the first record that still exists.
         self._positions[storage.name] = position = max(position, bounds.min_offset)
         return state, position, bounds
 
     def write(self, store: StorageClient, files: Mapping[str, str], position: int) -> None:
         """Write a snapshot's files to one store, in order, and stop at the first failure.
 
-        The file with the position is last, because the position must not be ahead of any other file.
+        The file with the log position is written last, because the position must not be newer than any other file.
         """
         _write(store, files)
         known = self._positions.get(store.name)
         if known is not None:
-            # Hold the records after the previous snapshot, not after this one: the files' .bak copies, which may be
-            # needed, hold the previous snapshot.
+            # Let retention keep the records after the previous snapshot, not only the records after the new snapshot.
+            # The previous snapshot (the .bak copies of the files) may still be needed.
             _hold_records(store, known)
         self._positions[store.name] = position
 
@@ -84,6 +85,6 @@ def _write(store: StorageClient, files: Mapping[str, str]) -> None:
 
 
 def _hold_records(store: StorageClient, position: int) -> None:
-    """Limit a store's retention: it may delete only the state's records before `position`, which the snapshots
+    """Limit a store's retention: it may delete only state records before `position`, which the snapshots
     include."""
     _write(store, {HOLDS_FILE: json.dumps({STATE_TOPIC: {"0": position}})})

@@ -34,12 +34,13 @@ READY_WAIT_S: Final = 10.0
 CONFIRM_WAIT_S: Final = 5.0
 """Timeout, in seconds, for reading a record that was stored late, or with too few replicas."""
 SNAPSHOTS_OF_A_CHANGE: Final = 2
-"""Number of snapshots (a file and its .bak copy) that must include a change before retention may delete the change's
-records."""
+"""Number of snapshots that must include a change (a file and its .bak copy) before retention may delete the records of
+the change."""
 REPLAY_BATCH: Final = 1000
 
 LEASE_CLOCK: Final = LeaseClock(lambda: time.time_ns() // 1_000_000, lambda: time.monotonic_ns() // 1_000_000)
-"""The clock of this broker's leases. It never falls behind the times of the records that the broker has read."""
+"""The clock of this broker's leases. It never returns an earlier time than the store times of the records that the
+broker has read."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,30 +48,33 @@ T = TypeVar("T")
 
 
 class StoredState:
-    """One broker's state and the position of this state in the store's log. Thread-safe.
+    """One broker's state, with its position in the store's log. Thread-safe.
 
-    Any thread may call the public methods. Only the owner of the running write (StateLog) calls the private methods. A
-    private method's docstring states whether the caller must hold the lock.
+    Any thread may call the public methods. Only the thread that makes the running write (StateLog) calls the private
+    methods. A private method's docstring states whether the caller must hold the lock.
     """
 
     def __init__(self, broker_name: str, storage: StorageClient, copies: Sequence[StorageClient]) -> None:
         self._broker_name = broker_name
         self._storage, self._copies = storage, copies
         self._lock = threading.Lock()
-        """Guards the attributes below. Held only briefly, and never during a call to a store."""
+        """Lock that guards the state and the other attributes. Held only briefly, and never during a call to a
+        store."""
         self._changed = threading.Condition(self._lock)
         self._state = BrokerState()
         self._ahead = BrokerState()
-        """The state including the changes that are being stored. Equal to `_state` if no write runs."""
+        """The state ahead: it also includes the changes that are being stored. Equal to `_state` if no write
+        runs."""
         self._closed_topics: set[str] = set()
-        """Deleted topics, whose messages the store may reject."""
+        """Deleted topics for which the store may reject messages until the topic is opened again."""
         self._position = self._snapshot_position = 0
         self._snapshots_left = 0
-        """How many more times the snapshot at `_snapshot_position` must be written."""
+        """How many more times the broker must write the snapshot of the position `_snapshot_position`."""
         self._snapshots = StateSnapshots(broker_name)
         self._ready = threading.Event()
         self._replaced = threading.Event()
-        """Set while `StateLog.move` waits for the running write. No other write may begin while it is set."""
+        """Set while `StateLog.move` waits for the running write. While this event is set, no other write may
+        begin."""
         self.waiting_for = f"{storage.name} to open its store"
 
     @property
@@ -107,7 +111,7 @@ class StoredState:
         """Read the snapshot and the later records, and call `agree` with the state before any change is decided.
 
         Raises RaymqError if the store cannot be read now, and raises the errors of `agree`. After an error no change
-        can be decided.
+        can be decided until `load` succeeds.
         """
         storage = self._storage
         try:
@@ -145,8 +149,8 @@ class StoredState:
     def _next_records(
         self, storage: StorageClient, position: int, wait_s: float
     ) -> tuple[list[tuple[bytes, int]], int]:
-        """Read the next records from `position` on. Returns them as (body, store time in ms), and the position after
-        them.
+        """Read the next records of the state log from `position` on. Returns them as (body, store time in ms), and the
+        log position after them.
 
         Waits up to `wait_s` for the first record.
         """
@@ -156,11 +160,12 @@ class StoredState:
         return [(record.body, record.store_timestamp_ms) for record in records], max(position, result.next_offset)
 
     def read(self, reader: Callable[[BrokerState], T]) -> T:
-        """Call `reader` with the state, while nothing changes the state, and return the result."""
+        """Call `reader` with the broker's state and return its result. The state does not change during the
+        call."""
         while True:
             self.ready()
             with self._lock:
-                if self._ready.is_set():  # if it is not set, another replica has become the master
+                if self._ready.is_set():  # if the event `_ready` is not set, another replica has become the master
                     return reader(self._state)
 
     def peek(self, reader: Callable[[BrokerState], T]) -> T | None:
@@ -170,19 +175,20 @@ class StoredState:
             return reader(self._state) if self._ready.is_set() else None
 
     def _follows(self, stored: StoredRecords, changes: Sequence[Change]) -> bool:
-        """Return True if the records of `changes` follow the known records directly, without other records in
-        between."""
+        """Return True if the stored records of `changes` directly follow the records that the state includes, and no
+        other records lie between them."""
         return stored.queue_offset <= self._position and len(changes) == stored.next_offset - stored.queue_offset
 
     def _apply(self, change: Change, now_ms: int) -> None:
         """Apply a durable change to the state. The caller holds the lock."""
         self._state.apply(change, now_ms)
         if change["kind"] == "topic_delete":
-            self._closed_topics.add(change["topic"])  # the next call to the store deletes the topic there
+            # the store deletes the topic in a later call, and then rejects its messages
+            self._closed_topics.add(change["topic"])
 
     def _read_up_to(self, next_offset: int) -> None:
-        """Apply the records before `next_offset` as soon as they can be read. A readable record survives the loss of
-        this master."""
+        """Apply the records before `next_offset` to the state as soon as they can be read. A record that can be read
+        survives the loss of this master."""
         deadline_s = time.monotonic() + CONFIRM_WAIT_S
         try:
             while self._position < next_offset:
@@ -202,8 +208,8 @@ class StoredState:
     def _open_topics(self, changes: Sequence[Change]) -> None:
         """Make the store accept messages for new topics, before the topics exist.
 
-        Topics of the same names may have been deleted. A store of a group with several replicas has only the topic
-        deletions from the time when it was the master. So this method calls the store for each new topic.
+        Topics of the same names may have been deleted before. In a group with several replicas, a store has only the
+        topic deletions of the time when it was the master. So this method calls the store for each new topic.
         """
         wanted = self._topics_to_open(changes)
         if wanted:
@@ -227,7 +233,7 @@ class StoredState:
             try:
                 self._storage.control("open_topics", topics, timeout_s=min(left_s, CALL_TIMEOUT_S))
             except NotMasterError as error:
-                return error  # not retried: `move` may wait for the running change to finish
+                return error  # not retried: `move` may wait for the running write to finish
             return None
 
         replaced = persist_until(time.monotonic() + STORE_TIMEOUT_S, call)
@@ -237,14 +243,17 @@ class StoredState:
     def snapshot(self) -> None:
         """Write the snapshot, unless all stores have it twice (the file and its .bak copy).
 
-        Retention keeps the records after the snapshot before the last, and so keeps the whole log from that point on.
-        Raises RaymqError if the snapshot fails; in that case the log still has every record.
+        Retention keeps the records from the position of the last snapshot but one, and the whole log from there on.
+        Raises RaymqError if the snapshot cannot be written to the master's store; in that case the log still has every
+        record.
         """
         with self._lock:
             position, storage, copies = self._position, self._storage, self._copies
             left = SNAPSHOTS_OF_A_CHANGE if position != self._snapshot_position else self._snapshots_left
             if not left or not self._ready.is_set():
-                return  # until another master's state is loaded, the state in memory does not match the master's log
+                # the state of a new master is not loaded yet, so the state in memory does not match the new master's
+                # log
+                return
             state = self._state.copy()
         files = dump_snapshot(state, position)
         self._snapshots.write(storage, files, position)
@@ -253,7 +262,7 @@ class StoredState:
             try:
                 self._snapshots.write(copy, files, position)
             except RaymqError as error:
-                # The retention of that store keeps the records until a later snapshot succeeds.
+                # Continue after the error: retention in this store keeps the records until a later snapshot succeeds.
                 logger.info("cannot write the snapshot to %s; a later snapshot retries: %s", copy.name, error)
                 left = SNAPSHOTS_OF_A_CHANGE
         with self._lock:

@@ -24,7 +24,8 @@ from raymq.remoting.lane.connection import LaneRequest
 from raymq.remoting.lane.loop import Loop
 
 ASKS_MAX: Final = 8
-"""Maximum number of queries whose senders wait at the same time; each sender occupies a thread of the actor."""
+"""Maximum number of queries whose senders wait for an answer at the same time; each sender occupies a thread of the
+actor."""
 ASK_MAX_S: Final = 30.0
 """Maximum time, in seconds, that the sender of a query waits for the answer."""
 
@@ -33,14 +34,14 @@ class QuestionMethods:
     """The Broker's methods for queries to clients; the Broker actor inherits from this class. Thread-safe."""
 
     def __init__(self, loop: Callable[[], Loop]) -> None:
-        """`loop` returns the event loop of the broker's lane (direct socket connection), after that loop
-        exists."""
+        """`loop` is a function that returns the event loop of the broker's lane (direct socket connection). It is
+        called only after this loop exists."""
         self._question_loop = loop
         self._questions = QuestionBoard()
         self._questions_lock = threading.Lock()
-        """Guards all attributes below, and the board of queries."""
+        """Lock that guards the waiting polls, the waiting senders, and the board of queries."""
         self._held: dict[str, LaneRequest] = {}
-        """The waiting polls, by client id."""
+        """The clients' polls that wait for a query, by client id."""
         self._askers: dict[str, Future[bytes]] = {}
         """The senders that wait for an answer, by the query's ticket."""
 
@@ -56,7 +57,8 @@ class QuestionMethods:
             if not taken:
                 self._held[client_id] = lane
         if before is not None:
-            before.answer(encode_result([]))  # the earlier poll's connection broke; the client has polled again
+            # the client has polled again, so the connection of its earlier poll has broken
+            before.answer(encode_result([]))
         if taken:
             lane.answer(encode_result(taken))
         else:
@@ -64,7 +66,7 @@ class QuestionMethods:
             self._question_loop().call_at(end_s, partial(self._end_call, client_id, lane))
 
     def _end_call(self, client_id: str, lane: LaneRequest) -> None:
-        """Answer a client's poll that still waits, without queries."""
+        """Answer a client's waiting poll without queries, because its wait time is over."""
         with self._questions_lock:
             if self._held.get(client_id) is not lane:
                 return
@@ -72,7 +74,7 @@ class QuestionMethods:
         lane.answer(encode_result([]))
 
     def answer_question(self, client_id: str, ticket: str, answer: bytes) -> None:
-        """Pass a client's answer, an encoded MemberAnswer, to the sender of the query `ticket`.
+        """Pass a client's answer, an encoded MemberAnswer, to the sender of the query with the id `ticket`.
 
         Drops the answer if no sender waits for it. Raises InvalidArgumentError if the answer is too long.
         """
@@ -87,8 +89,8 @@ class QuestionMethods:
         """Send a query to a live client, and wait up to `timeout_s` (at most ASK_MAX_S) for the answer, an encoded
         MemberAnswer.
 
-        Returns None if the client does not poll this broker; the client did not get the query. Raises
-        RequestTimeoutError if the client did not answer; the client may have got the query. Raises SystemBusyError if
+        Returns None if the client does not poll this broker, so that it did not get the query. Raises
+        RequestTimeoutError if the client did not answer, although it may have got the query. Raises SystemBusyError if
         too many senders wait.
         """
         asker: Future[bytes] = Future()

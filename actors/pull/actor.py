@@ -1,4 +1,4 @@
-"""Pull: the actor that serves all push-consumer instances of one Ray node. It fetches messages, feeds them to the
+"""Pull: the actor that serves all push-consumer instances of one Ray node. It fetches messages, delivers them to the
 instances' Listeners, and commits offsets.
 
 Only the committed offsets survive a crash of the actor, at the brokers (BROADCASTING: in a file on this node). Ray
@@ -47,7 +47,8 @@ STOPPING_INTERVAL_S: Final = 0.02
 IDLE_EXIT_S: Final = 60.0
 CLOSE_WITHIN_S: Final = 25.0
 STOPPED_KEPT: Final = 1000
-"""Maximum number of stopped instances whose keys are remembered, because their Listeners may call once more."""
+"""Maximum number of stopped instances whose keys the actor remembers, because the Listener of a stopped instance may
+call once more."""
 
 logger = logging.getLogger(__name__)
 
@@ -62,14 +63,14 @@ class Pull:
         self._services = PullServices(nameservers, self._node_id, ray.util.get_node_ip_address(), life)
         CLIENT_FIGURES.identify("pull", str(PullName(self._node_id)))
         self._lock = threading.Lock()
-        """Guards all attributes below."""
+        """Lock that guards the table of instances and the other attributes of this actor."""
         self._instances: dict[str, PushInstance] = {}
         self._stopped: deque[str] = deque(maxlen=STOPPED_KEPT)
         self._closing = self._idle = False
         self._last_instance_s = time.monotonic()
         self._work = threading.Event()
         self._new = threading.Event()
-        """Set to wake the routes thread when a new instance exists."""
+        """Event that wakes the routes thread when a new instance exists."""
         self._services.wake_members = self._work.set
         for name, target in (("members", self._turn_members), ("routes", self._follow_routes)):
             threading.Thread(target=target, name=name, daemon=True).start()
@@ -84,7 +85,8 @@ class Pull:
             if self._closing or key in self._stopped:
                 return HostAnswer(False)
             instance = self._instances.get(name)
-            # An instance with another key has no Listener any more, because Ray allows only one actor with this name.
+            # Drop an instance with another key: it has no Listener any more, because Ray allows only one actor with
+            # this name.
             if instance is not None and instance.key != key:
                 instance.drop()
                 raise ServiceNotAvailableError(f"an instance called {name} is just ending")
@@ -115,7 +117,7 @@ class Pull:
 
     def suspend(self, name: str) -> None:
         """Stop fetching and delivering for an instance until `resume`. The instance keeps its queues, and its listener
-        finishes the messages that it has."""
+        finishes the messages that were already delivered."""
         self._instance(name).change_pauses(suspended=True)
 
     def resume(self, name: str) -> None:
@@ -123,7 +125,8 @@ class Pull:
         self._instance(name).change_pauses(suspended=False)
 
     def pause_queues(self, name: str, queues: Iterable[MessageQueue]) -> None:
-        """Stop fetching and delivering messages of these queues, even if the instance gets them only later."""
+        """Stop fetching and delivering messages of these queues. This also applies to a queue that the instance is
+        granted later."""
         self._instance(name).change_pauses(pause=frozenset(queues))
 
     def resume_queues(self, name: str, queues: Iterable[MessageQueue]) -> None:
@@ -133,8 +136,8 @@ class Pull:
     def stop(self, name: str, key: str, wait_s: float) -> bool:
         """Stop an instance: finish the messages in flight, commit, and leave the group.
 
-        Returns False if the stop takes longer than `wait_s`; the stop then continues, and the call may be repeated.
-        Returns True also if this actor does not host the instance.
+        Returns False if the stop takes longer than `wait_s`; the stop then continues, and the caller may repeat the
+        call. Also returns True if this actor does not host the instance.
         """
         with self._lock:
             if key not in self._stopped:

@@ -1,4 +1,5 @@
-"""Assigns all queues of the subscribed topics to an instance in BROADCASTING, according to the topics' routes."""
+"""Assigns all queues of the subscribed topics to an instance in the mode BROADCASTING, according to the topics'
+routes."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class BroadcastMember:
-    """The assignment of queues in BROADCASTING. It replaces a GroupMember
+    """The assignment of queues to an instance in the mode BROADCASTING. It replaces a GroupMember
     (raymq.client.consumer.assignment.group_member); no other process tracks this instance."""
 
     def __init__(self, instance: InstanceState, routes: RouteCache) -> None:
@@ -31,15 +32,15 @@ class BroadcastMember:
         """Do nothing: `follow_routes` assigns the queues."""
 
     def fence(self) -> None:
-        """Do nothing: no other instance takes over the queues."""
+        """Do nothing: in BROADCASTING no other instance takes over the queues."""
 
     def release(self) -> None:
-        """Release the revoked queues whose release is possible now."""
+        """Release the revoked queues that can be released now."""
         with self._instance.lock:
             self._instance.core.release(time.monotonic())
 
     def leave(self) -> None:
-        """Revoke and release all queues."""
+        """Revoke and release all queues of the instance."""
         with self._instance.lock:
             self._instance.core.lose_all()
 

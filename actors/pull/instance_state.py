@@ -18,8 +18,8 @@ from raymq.common.message import MessageQueue
 
 
 class InstanceState:
-    """The shared state of one push-consumer instance. Use `core` and `stats` only under `lock`, and make no blocking
-    call under `lock`."""
+    """The shared state of one push-consumer instance. Callers must hold `lock` while they use `core` and `stats`, and
+    must make no blocking call under `lock`."""
 
     def __init__(self, name: str, settings: PushSettings) -> None:
         self.name = name
@@ -30,20 +30,20 @@ class InstanceState:
         self.core = ProcessQueues(settings)
         self.stats = ConsumeStats()
         self.stopping = threading.Event()
-        """Set when the instance must stop."""
+        """Event that is set when the instance must stop."""
         self.on_fetchable: Callable[[], None] = lambda: None
-        """Called when a queue of the instance may have become fetchable."""
+        """Callback for when messages of one of the instance's queues may be fetched again."""
         self.on_committable: Callable[[], None] = lambda: None
-        """Called when offsets of the instance may have become committable."""
+        """Callback for when the instance may have offsets to commit."""
 
     def holding(self) -> frozenset[MessageQueue]:
-        """Return the queues that the group must not grant to other members."""
+        """Return the queues that this instance holds, so that the group must not grant them to other members."""
         with self.lock:
             return self.core.holding
 
     def stop(self) -> None:
-        """Accept no more queues, and stop delivering from the queues that the instance holds. They are released after
-        their messages are committed."""
+        """Accept no more queues, and stop delivering messages of the queues that the instance holds. These queues are
+        released after their messages are committed."""
         self.stopping.set()
         with self.lock:
             self.core.stop(time.monotonic())

@@ -7,9 +7,9 @@
 On the store's node a task names positions in the store's memory-mapped files, and the Listener reads the records
 itself. On other nodes, or if the Listener cannot read the files, the task has the records' bytes.
 
-The Listener calls about every HOST_INTERVAL_S (raymq.client.consumer.push.hosting), so the feed notices a new process
-of the Listener at once. If the Listener's lane (direct socket connection) breaks, the feed calls the Listener. After
-the Listener's process is known to have ended, no task is delivered until the Listener calls again. Calls that send
+The Listener calls about every HOST_INTERVAL_S (raymq.client.consumer.push.hosting), so the feed detects a new process
+of the Listener at its first call. If the Listener's lane (direct socket connection) breaks, the feed calls the
+Listener. If the Listener's process has ended, no task is delivered until the Listener calls again. Calls that send
 messages back to brokers have a few separate threads, because a broker may be slow.
 """
 
@@ -51,42 +51,42 @@ from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES
 
 IDLE_WAIT_S: Final = 0.5
 SILENT_AFTER_S: Final = 3 * HOST_INTERVAL_S
-"""Time, in seconds, without a call from a Listener after which the feed calls the Listener, because it may have ended
+"""If a Listener has not called for this many seconds, the feed calls it, because the Listener may have ended
 permanently."""
 KEEP_TIMEOUT_S: Final = 5.0
 HAND_OVER_MAX_BYTES: Final = 8 << 20
 """Maximum size, in bytes, of the records in one batch of tasks for a Listener. A single larger task is also
 allowed."""
 BYTES_FOR_S: Final = 10.0
-"""Time, in seconds, for which a Listener gets records as bytes after it could not read a task from the store's
-files."""
+"""After a Listener could not read a task from the store's files, it gets records as bytes for this many
+seconds."""
 SEND_BACK_MAX_BYTES: Final = 4 << 20
 STARTING: Final = "the listener's process is starting"
 
 logger = logging.getLogger(__name__)
 
 SendBackCall = Callable[[str, bytes, int, int, str, str], None]
-"""Function that sends records back to a broker. Its arguments: broker name, records, delay level, max reconsume times,
-why the messages cannot be read (or empty), and why they failed. Raises RaymqError if the broker did not accept the
-records."""
+"""Function that sends records back to a broker. Its arguments: broker name, records, delay level, maximum reconsume
+times, the reason why the messages cannot be read (or empty), and the reason why they failed. Raises RaymqError if the
+broker did not accept the records."""
 
 
 class _LaneUser:
-    """The Listener's process at the other end of a lane (direct socket connection), after it has requested
-    tasks."""
+    """The Listener's process at the other end of a lane (direct socket connection). Known after the process has
+    requested tasks."""
 
     def __init__(self) -> None:
         self.feed: ListenerFeed | None = None
         self.life = ""
 
     def close(self) -> None:
-        """Notify the Listener's feed that the connection has closed."""
+        """Notify the Listener's feed that the lane (direct socket connection) has closed."""
         if self.feed is not None:
             self.feed.lane_closed(self.life)
 
 
 class FeedThread:
-    """Runs the turns of all feeds, and serves their Listeners' lanes (direct socket connections), in one thread.
+    """Runs the turns of all feeds, and serves the lanes (direct socket connections) of their Listeners, in one thread.
     Thread-safe."""
 
     def __init__(self, host: str) -> None:
@@ -97,7 +97,7 @@ class FeedThread:
         self._feeds: dict[str, ListenerFeed] = {}
         self._woken: set[ListenerFeed] = set()
         self._timer: Timer | None = None
-        """The timer for the feeds' next turns. Only the feed thread uses it."""
+        """The timer for the next turns of the ListenerFeeds. Only the feed thread uses the timer."""
         self._timer_s = float("inf")
         calls = ControlCalls(
             {}, _no_methods, {"next_tasks": self._next_tasks, "report": self._report}, guard=lane_guard()
@@ -112,19 +112,19 @@ class FeedThread:
         return self._server.open_to_nodes(self._host)
 
     def add(self, feed: ListenerFeed) -> None:
-        """Add a feed whose turns this thread runs from now on."""
+        """Add a ListenerFeed, whose turns this thread runs from now on."""
         with self._lock:
             self._feeds[feed.name] = feed
         self.wake(feed)
 
     def remove(self, feed: ListenerFeed) -> None:
-        """Remove a feed, so that this thread no longer runs its turns."""
+        """Remove a ListenerFeed, so that this thread no longer runs its turns."""
         with self._lock:
             if self._feeds.get(feed.name) is feed:
                 del self._feeds[feed.name]
 
     def wake(self, feed: ListenerFeed) -> None:
-        """Schedule a turn of a feed as soon as possible."""
+        """Schedule a turn of a ListenerFeed as soon as possible."""
         with self._lock:
             first = not self._woken
             self._woken.add(feed)
@@ -132,7 +132,7 @@ class FeedThread:
             self._loop.call_soon(self._run_woken)
 
     def feed(self, name: str) -> ListenerFeed:
-        """Return the feed of an instance. Raises ServiceNotAvailableError if this Pull actor does not host the
+        """Return the ListenerFeed of an instance. Raises ServiceNotAvailableError if this Pull actor does not host the
         instance."""
         with self._lock:
             feed = self._feeds.get(name)
@@ -191,8 +191,9 @@ def _no_methods(name: str, call: Callable[[], None], fail: Callable[[RaymqError]
 class _Question:
     """A Listener's open request for tasks.
 
-    `answer` is called once, with an encoded HandOver. If the HandOver has tasks, `handed` is called first, with the
-    number of bytes and messages. The answer has at most a `portion` of messages and bytes, but at least one task.
+    `answer` is called once, with an encoded HandOver (a batch of tasks). If the batch has tasks, `handed` is called
+    first, with the number of bytes and messages. The answer has at most a `portion` of messages and bytes, but at least
+    one task.
     """
 
     answer: Callable[[bytes], None]
@@ -204,8 +205,8 @@ class _Question:
 class ListenerFeed:
     """Delivers the tasks of one instance to its Listener actor.
 
-    `before_delivery` is called before each delivery, `on_gone` when the actor has ended permanently, and `wake` when
-    the feed needs a turn. `senders` executes the calls that send messages back.
+    `before_delivery` is called before each delivery, `on_gone` when the Listener actor has ended permanently, and
+    `wake` when the feed needs a turn. `senders` executes the calls that send messages back.
     """
 
     def __init__(
@@ -221,8 +222,8 @@ class ListenerFeed:
     ) -> None:
         self.name = instance.name
         self._lock = threading.RLock()
-        """Guards all attributes below except plain numbers and texts. No blocking call is made while the lock
-        is held."""
+        """Guards the mutable attributes of the feed, except plain numbers and texts. No blocking call is made while the
+        lock is held."""
         self._instance = instance
         self._send_back_call = send_back
         self._senders = senders
@@ -230,8 +231,8 @@ class ListenerFeed:
         self._on_gone = on_gone
         self._wake = wake
         self._epoch = epoch
-        """The number of this hosting of the instance by a Pull actor. It is larger than that of any earlier
-        hosting."""
+        """The number that identifies the current hosting of the instance by a Pull actor. It is larger than the number
+        of any earlier hosting."""
         self._listener: HandleRef | None = None
         """The handle of the Listener; None before the Listener's first call."""
         self._life = ""
@@ -239,44 +240,48 @@ class ListenerFeed:
         self._heard_s = time.monotonic()
         """The time of the Listener's last call."""
         self._asking = False
-        """True if the feed has called a silent Listener and waits for the answer."""
+        """True while the feed waits for the answer of a silent Listener that it has called."""
         self._question: _Question | None = None
-        """The Listener's open request for tasks; None if it waits for none."""
+        """The Listener's open request for tasks; None if the Listener has no open request."""
         self._tasks: dict[int, ConsumeTask] = {}
-        """The tasks in flight, by task number: at the listener, or being transferred."""
+        """The tasks in flight, by task number: being transferred to the Listener, or being processed by it."""
         self._reported_s: dict[int, float] = {}
-        """The time of the last report about each task in flight, or of its delivery, by task number."""
+        """For each task in flight, by task number: the time of the last report about it, or of its delivery if it has
+        no report yet."""
         self._unread: set[int] = set()
         """The numbers of tasks that the Listener could not read from the store's files. Their records are sent as
         bytes."""
         self._ready: deque[ConsumeTask] = deque()
-        """The tasks in flight that are not part of a batch for the Listener yet."""
+        """The tasks in flight that have not been put into a batch for the Listener yet."""
         self._numbers = 0
-        """The number of the last batch of tasks that the Listener got."""
+        """The number of the last batch of tasks that was sent to the Listener."""
         self._handed: bytes | None = None
         """The last batch of tasks, encoded, until the Listener confirms it; else None."""
         self._bytes_until_s = 0.0
-        """The time until which the Listener gets records as bytes, because it could not read them from the store's
+        """Until this time the Listener gets records as bytes, because it could not read them from the store's
         files."""
         self._away = True
-        """True if the Listener's process is not known to run."""
+        """True if the Listener's process has ended, or has not called yet."""
         self._closed = False
         self._kept: PauseState | None = None
-        """The suspension and the paused queues, as stored in the Listener's process; None while unknown."""
+        """The user's state of the instance, as the Listener's process stores it: suspended or not, and the paused
+        queues. None while the state is unknown."""
         self.next_turn_s = 0.0
-        """The time of the feed's next turn, if no event wakes the feed earlier."""
+        """The time of the feed's next turn, unless an event wakes the feed earlier."""
         self.away_because = STARTING
         """The reason why no task is delivered now; empty if the Listener's process runs."""
         self.consumed = 0
-        """Number of messages consumed since this Pull actor hosts the instance."""
+        """Number of messages that the instance has consumed since this Pull actor began to host it."""
         self.failures = 0
-        """Number of messages that failed since this Pull actor hosts the instance."""
+        """Number of messages that have failed since this Pull actor began to host the instance."""
         self.stuck = 0
         """Number of listener calls that have exceeded their timeout, according to the last report."""
         self.deaths = 0
-        """Number of times that the Listener's process ended since this Pull actor hosts the instance."""
+        """Number of times that the Listener's process has ended since this Pull actor began to host the
+        instance."""
         self.broken = ""
-        """The traceback if the Listener's process cannot load the listener; empty otherwise."""
+        """The traceback of the error that prevents the Listener's process from loading the user's listener; empty if
+        there is no such error."""
 
     def close(self) -> None:
         """Stop delivering tasks to the Listener."""
@@ -286,7 +291,7 @@ class ListenerFeed:
             self._answer_empty()
 
     def wake(self) -> None:
-        """Request a turn of the feed soon, because a message may be deliverable."""
+        """Request a turn of this ListenerFeed soon, because a message may be ready for delivery."""
         self._wake(self)
 
     def deliver(self) -> None:
@@ -298,8 +303,8 @@ class ListenerFeed:
             self.take_turn()
 
     def heard(self, listener: HandleRef, life: str, broken: str, kept: PauseState | None) -> PauseState | None:
-        """Record a call of the Listener: its handle, its process id `life`, and the pause state `kept` that the process
-        stores.
+        """Record a call of the Listener. `listener`: its handle. `life`: the id of its process. `kept`: the pause state
+        that the process stores.
 
         `broken`: the traceback if the process cannot load the listener. Returns the pause state that the process should
         store, or None if the process need not change it.
@@ -331,15 +336,15 @@ class ListenerFeed:
     ) -> None:
         """Answer a request for tasks from the Listener's process `life`, now or within about NEXT_WAIT_S.
 
-        The process has received all batches of tasks up to number `got` of `epoch`. Any thread may call `answer` with a
-        HandOver. If the HandOver has messages, `handed` is called first, with the number of bytes and messages. Raises
-        ServiceNotAvailableError if the process has not called yet.
+        The process has received all batches of tasks up to number `got` of the hosting `epoch`. Any thread may call
+        `answer` with an encoded HandOver (a batch of tasks). If the batch has messages, `handed` is called first, with
+        the number of bytes and messages. Raises ServiceNotAvailableError if the process has not called yet.
         """
         with self._lock:
             if self._closed or self._away or life != self._life:
                 raise ServiceNotAvailableError(f"{self.name} has no call of its listener's process yet; it will call")
             if self._handed is not None and not (epoch == self._epoch and got == self._numbers):
-                answer(self._handed)  # send the batch again: the previous answer was lost
+                answer(self._handed)  # send the same batch of tasks again: the previous answer was lost
                 return
             self._handed = None
             self._answer_empty()
@@ -349,8 +354,8 @@ class ListenerFeed:
     def reported(self, life: str, epoch: int, reports: Sequence[TaskReport]) -> None:
         """Apply reports about tasks from the Listener's process `life`.
 
-        A repeated report changes nothing. Neither does a report from an earlier process, or about an earlier hosting of
-        the instance.
+        A repeated report changes nothing. A report from an earlier process, or about an earlier hosting of the
+        instance, also changes nothing.
         """
         with self._lock:
             if life != self._life or epoch != self._epoch:
@@ -361,8 +366,8 @@ class ListenerFeed:
                     continue
                 if not report.unread:
                     self._take_report(task, report)
-                # If the number is already in `_unread`, the report is a repetition: the task is already being sent as
-                # bytes.
+                # Send the task as bytes, because the Listener could not read it. If its number is already in `_unread`,
+                # the report is a repetition: the task is already being sent as bytes.
                 elif number not in self._unread:
                     self._unread.add(number)
                     self._reported_s.pop(number, None)
@@ -398,14 +403,15 @@ class ListenerFeed:
         """
         self._kept, listener = state, self._listener
         if listener is None:
-            return  # no Listener has called yet; its next call gets the state
+            return  # no Listener has called yet; the answer to its next call will contain the pause state
         try:
             listener.call("keep", state, what="the listener", timeout_s=KEEP_TIMEOUT_S)
         except RaymqError as error:
             logger.info("%s: its listener cannot store now what is suspended or paused: %s", self.name, error)
 
     def silent_s(self) -> float:
-        """Return the seconds since the oldest of the last reports about the tasks in flight; 0 if no task is in flight.
+        """Return the age, in seconds, of the oldest among the last reports about each task in flight; 0 if no task is
+        in flight.
 
         The Listener's process reports every half second unless it hangs.
         """
@@ -415,17 +421,20 @@ class ListenerFeed:
     def take_turn(self) -> None:
         """Deliver tasks if the Listener waits for tasks. Does not block."""
         if self._closed:
-            self.next_turn_s = float("inf")  # A turn that ran during close may have rescheduled the feed.
+            # Schedule no further turn: a turn that ran during `close` may have rescheduled the feed.
+            self.next_turn_s = float("inf")
             return
         try:
             self._turn()
-        except Exception:  # an error in one instance must not stop other instances or its own later turns
+        except Exception:  # an error in one instance must not stop other instances, or later turns of this instance
             logger.exception("%s failed to feed its listener, and retries", self.name)
             self.next_turn_s = time.monotonic() + IDLE_WAIT_S
 
     def _turn(self) -> None:
         instance, due = self._instance, self.next_turn_s <= time.monotonic()
-        self._before_delivery()  # this process may have hung, so other members may have its queues now
+        # check first that the queues are still assigned: this process may have hung, so that other members have them
+        # now
+        self._before_delivery()
         with self._lock:
             if self._question is not None:
                 self._hand_over(self._question)
@@ -434,12 +443,13 @@ class ListenerFeed:
         if due:
             instance.on_fetchable()
         now_s = time.monotonic()
-        # A time in the past needs no other turn: this turn has handled it.
+        # A pause that has already ended needs no further turn: this turn has handled it.
         pauses_s = next_time_s - now_s if next_time_s is not None and next_time_s > now_s else IDLE_WAIT_S
         self.next_turn_s = now_s + min(pauses_s, IDLE_WAIT_S)
 
     def _hand_over(self, question: _Question) -> None:
-        """Answer the Listener's request if tasks can be delivered, or if the request has waited long enough."""
+        """Answer the Listener's request if tasks can be delivered now, or if the request has waited long
+        enough."""
         now_s = time.monotonic()
         with self._instance.lock:
             tasks = self._instance.core.deliverable(now_s)
@@ -473,7 +483,7 @@ class ListenerFeed:
             self._answer_empty()
 
     def _answer_empty(self) -> None:
-        """Answer the Listener's request for tasks, if one is open, without tasks."""
+        """Answer the Listener's open request for tasks, if it has one, without tasks."""
         question, self._question = self._question, None
         if question is not None:
             question.answer(encode_result(HandOver(self._epoch, self._numbers)))
@@ -520,7 +530,8 @@ class ListenerFeed:
         except RaymqError as error:
             failed = True
             logger.warning("%s could not send back messages of %s: %s", self.name, sent.task.queue, error)
-        except Exception:  # even after a programming error the messages must not stay in flight forever
+        # catch every error: even after a programming error the messages must not stay in flight forever
+        except Exception:
             failed = True
             logger.exception("%s could not send back messages of %s", self.name, sent.task.queue)
         with self._instance.lock:
@@ -535,7 +546,8 @@ class ListenerFeed:
     # State of the Listener's process
 
     def _looked(self, life: str, future: Future[str]) -> None:
-        """Handle the answer of a Listener that the feed called to check it. Runs in one of Ray's threads."""
+        """Handle the answer of a silent Listener that the feed has called to check whether it still exists. Runs in one
+        of Ray's threads."""
         self._asking = False
         error = future.exception()
         if isinstance(error, RayActorError):
@@ -549,7 +561,7 @@ class ListenerFeed:
         """Prepare all tasks for redelivery, and deliver no task until the Listener's process calls. The caller holds
         the lock.
 
-        Called when the process has ended, or when a new process has called.
+        Called when the Listener's process has ended, or when a new process has called.
         """
         with self._instance.lock:
             self._instance.core.listener_lost()
@@ -583,8 +595,8 @@ class ListenerFeed:
 
 
 def ship_task(task: ConsumeTask, *, in_place: bool) -> ShippedTask:
-    """Build a task to send to the Listener. If `in_place` is set and the records are in a store's files, the task has
-    their positions instead of their bytes."""
+    """Build a task to send to the Listener. If `in_place` is True and the records are in a store's files, the task
+    contains the records' positions instead of their bytes."""
     messages = task.messages
     if not in_place or not isinstance(messages, RecordsInPlace):
         memory = messages.in_memory()
@@ -608,8 +620,8 @@ def ship_task(task: ConsumeTask, *, in_place: bool) -> ShippedTask:
 
 
 def _chunks(sent: SendBack) -> list[bytes]:
-    """Split the records to send back into chunks of at most SEND_BACK_MAX_BYTES. A single larger record is a chunk of
-    its own."""
+    """Split the records to send back into chunks of at most SEND_BACK_MAX_BYTES. A record that is larger than this is a
+    chunk of its own."""
     messages, chunks, first = sent.messages.in_memory(), list[bytes](), 0
     for index in range(1, len(messages) + 1):
         if index == len(messages) or messages.starts[index + 1] - messages.starts[first] > SEND_BACK_MAX_BYTES:

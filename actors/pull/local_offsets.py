@@ -7,8 +7,8 @@
 A new file is written under another name and flushed. Then offsets.json is renamed to offsets.json.bak, and the new file
 to offsets.json. So a crash at any point leaves one complete file.
 
-`creationId` is the creation id of the topic in the broker group (raymq.common.protocol.route.TopicConfig). So an offset
-does not apply to a topic that was deleted and created again: the new topic is read from its beginning. Files of older
+`creationId` is the creation id of the topic in the broker group (raymq.common.protocol.route.TopicConfig). If a topic
+is deleted and created again, its stored offsets do not apply: the new topic is read from its beginning. Files of older
 versions lack this field.
 """
 
@@ -33,16 +33,16 @@ from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 
 DEFAULT_DIRECTORY: Final = "~/.raymq/offsets"
 BROADCAST_CHECK_TIMEOUT_S: Final = 1.0
-"""Timeout, in seconds, of the query to a broker whether the group may still read."""
+"""Timeout, in seconds, of the query to a broker whether the group may still read its topics."""
 BROADCAST_CHECK_PAUSE_S: Final = 10.0
-"""Pause, in seconds, after a broker did not answer whether the group may still read."""
+"""Pause, in seconds, before the next query to a broker that did not answer whether the group may still read."""
 
 logger = logging.getLogger(__name__)
 
 
 class LocalOffsets:
-    """The offset files in `directory`. Only one instance at a time uses them, because the name of the instance's
-    Listener is unique."""
+    """The offset files in `directory`. Only one instance at a time uses this directory, because the name of the
+    instance's Listener is unique."""
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / "offsets.json"
@@ -53,7 +53,7 @@ class LocalOffsets:
 
     @property
     def has_new_ids(self) -> bool:
-        """True if a known creation id is not in the file yet."""
+        """True if a creation id of a topic is known but not in the offset file yet."""
         return self.creation_ids != self._saved_ids
 
     def load(self) -> dict[MessageQueue, int]:
@@ -79,7 +79,7 @@ class LocalOffsets:
         return {}
 
     def save(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Save all offsets with their `creation_ids`. Durable on return.
+        """Save all offsets with their topics' creation ids. Durable on return.
 
         Raises ServiceNotAvailableError if the disk fails; the previously saved offsets are still on disk.
         """
@@ -117,8 +117,8 @@ class LocalFileOffsetStore:
     """
 
     may_be_reset = True
-    """True, although local offsets are never reset: the regular query for resets also shows whether the group may still
-    read."""
+    """True, although local offsets are never reset: the periodic query for resets also shows whether the group may
+    still read."""
 
     def __init__(
         self,
@@ -136,10 +136,10 @@ class LocalFileOffsetStore:
         self._known: dict[MessageQueue, int] | None = None
         self._topics = sorted(settings.topics)
         self._check_at_s: dict[str, float] = {}
-        """The time, by broker, of the next query whether the group may still read. Like `_verdicts`, used only by the
-        broker's thread."""
+        """For each broker: the time of the next query whether the group may still read. Like `_verdicts`, used only by
+        the broker's thread."""
         self._verdicts: dict[str, Mapping[str, str]] = {}
-        """By broker: the topics that the group may not read, each with the reason, from the broker's last
+        """For each broker: the topics that the group may not read, each with the reason, from the broker's last
         answer."""
 
     def prepare(self, broker_name: str, timeout_s: float) -> None:
@@ -160,7 +160,8 @@ class LocalFileOffsetStore:
             return starts
 
     def _start(self, queue: MessageQueue, offset: int, now: Creations) -> int:
-        """Return the offset at which a queue of the file starts. The caller holds the lock."""
+        """Return the offset at which the instance starts to read a queue that is in the offset file. The caller holds
+        the lock."""
         before = self._file.creation_ids.get(queue)
         if before is None or not is_created_anew(queue, {queue.topic: {queue.broker_name: before}}, now):
             return offset
@@ -189,7 +190,8 @@ class LocalFileOffsetStore:
     def _verdict(self, broker_name: str) -> Mapping[str, str]:
         """Return the topics that the group may no longer read, each with the reason, from the broker's last answer.
 
-        The broker is queried at intervals. The offsets are stored locally, so an unreachable broker changes nothing.
+        The broker is queried at intervals. If the broker cannot be reached, its last answer stays valid, because the
+        offsets are stored locally.
         """
         now_s = time.monotonic()
         if now_s >= self._check_at_s.get(broker_name, 0.0):
@@ -202,7 +204,7 @@ class LocalFileOffsetStore:
         return self._verdicts.get(broker_name, {})
 
     def _refusals(self, broker_name: str, timeout_s: float) -> dict[str, str]:
-        """Return the topics that the group may not read in BROADCASTING now, each with the reason.
+        """Return the topics that the group may not read in the mode BROADCASTING now, each with the reason.
 
         Makes one call for all topics, and one call per topic only if the broker rejects the first call.
         """

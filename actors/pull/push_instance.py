@@ -1,4 +1,5 @@
-"""One push-consumer instance at a Pull actor: its queues, its group membership, its offsets, and its feed.
+"""One push-consumer instance at a Pull actor: its queues, its group membership, its offsets, and its feed (the delivery
+of tasks to its Listener).
 
     SharedFetcher → ProcessQueues (actors.core.consume) → ListenerFeed → Listener
     GroupMember: heartbeats, grants, revocations           OffsetCommitter: start offsets, commits
@@ -55,10 +56,10 @@ from raymq.remoting.storage_client import FoundInPlace
 from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, ConsumerFigures
 
 FINISH_TIMEOUT_S: Final = 30.0
-"""Time, in seconds, that a stopping instance waits for its listener and its commits."""
+"""Maximum time, in seconds, that a stopping instance waits for its listener and its commits."""
 SEND_BACK_TIMEOUT_S: Final = 5.0
 COMMIT_INTERVAL_S: Final = 0.1
-"""Interval, in seconds, at which finished messages are committed. One commit covers many messages."""
+"""Interval, in seconds, at which an instance commits finished messages. One commit covers many messages."""
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class PushInstance:
     def __init__(self, name: str, key: str, settings: PushSettings, services: PullServices) -> None:
         self.name, self.key = name, key
         self.ended = threading.Event()
-        """Set when the instance has left its group and has stopped all work."""
+        """Event that is set when the instance has left its group and has stopped all work."""
         self.broadcast: BroadcastMember | None = None
         """The instance's queue assignment in BROADCASTING; None in CLUSTERING."""
         self._settings, self._services = settings, services
@@ -132,16 +133,17 @@ class PushInstance:
         self._member.join()
 
     def hosted(self, call: Hosting) -> HostAnswer:
-        """Record a call of the Listener that hosts this instance's listener, and return the answer to the call."""
+        """Record a call of the Listener, the actor that runs the user's listener, and return the answer to the
+        call."""
         key = call.instance.call_key
-        # The calls to the Listener never use the internal key: otherwise a user's process would get raymq's own
-        # signature for a name of its choice.
+        # Never sign calls to the Listener with the internal key: otherwise a user's process could choose a name and get
+        # a call with raymq's own signature.
         listener = HandleRef(self.name, call.listener, Identity(INTERNAL_USER, key) if key else None)
         keep = self._feed.heard(listener, call.life, call.broken, call.kept)  # type: ignore[arg-type]  # what `keep` was given
         self._listener = listener
         return HostAnswer(True, keep, CLIENT_FIGURES.options)
 
-    # Queries of administrators
+    # Methods for queries of administrators
 
     def running_info(self, client_id: str, host: str, *, stacks: bool) -> RunningInfo:
         """Return a description of the running instance for an administrator (raymq.common.members.questions.Answers).
@@ -153,15 +155,16 @@ class PushInstance:
             return info
         try:
             pid, threads = call_listener(self._listener, "stacks", timeout_s=STACKS_TIMEOUT_S)
-        except RaymqError as error:  # the other fields are still useful, and so is the reason for missing stacks
+        # an error here only means that the stacks are missing: the other fields are still useful, and so is the reason
+        except RaymqError as error:
             return replace(info, trouble=info.trouble or str(error))
         return replace(info, listener_pid=pid, stacks=threads)
 
     def consume_directly(self, client_id: str, record: bytes, broker_name: str) -> DirectConsumption:
         """Call the listener with one message, for an administrator. The message is neither committed nor sent back.
 
-        Raises RequestTimeoutError if the listener does not return within DIRECT_TIMEOUT_S; the listener's call
-        continues.
+        Raises RequestTimeoutError if the listener does not return within DIRECT_TIMEOUT_S. The listener continues to
+        process the message.
         """
         try:
             message = decode_record(record, broker_name=broker_name)
@@ -170,7 +173,7 @@ class PushInstance:
         outcome = call_listener(self._listener, "consume_directly", message, timeout_s=DIRECT_TIMEOUT_S)
         return DirectConsumption(client_id, self.name, *outcome)
 
-    # Calls by the user
+    # Methods that the user calls
 
     def status(self) -> dict[str, Any]:
         """Return the fields of the instance's InstanceStatus, by name
@@ -222,7 +225,7 @@ class PushInstance:
         pause: Iterable[MessageQueue] = (),
         resume: Iterable[MessageQueue] = (),
     ) -> None:
-        """Suspend or resume the instance, and pause or resume queues. The Listener stores the change."""
+        """Suspend or resume the instance, and pause or resume queues. The Listener stores the new pause state."""
         with self._state.lock:
             core = self._state.core
             if suspended is not None:
@@ -232,12 +235,12 @@ class PushInstance:
             kept = (core.suspended, core.paused)
         self._feed.wake()
         self._state.on_fetchable()
-        self._feed.keep(kept)  # outside the lock, because `keep` makes a remote call
+        self._feed.keep(kept)  # call `keep` outside the lock, because it makes a remote call
 
     # Methods that the SharedFetcher calls
 
     def wanted(self, now_s: float) -> dict[InstanceQueue, int]:
-        """Return the queues to fetch from now, with their next offsets; see services.Reader."""
+        """Return the queues whose messages may be fetched now, each with its next offset; see services.Reader."""
         with self._state.lock:
             wanted = self._state.core.wanted(now_s)
         return {self._key(queue): offset for queue, offset in wanted.items()}
@@ -253,7 +256,7 @@ class PushInstance:
         return key
 
     def request(self, queue: MessageQueue, offset: int) -> FetchRequest:
-        """Build one read request; see services.Reader."""
+        """Build the request that reads a queue from `offset`; see services.Reader."""
         wanted, most = self._settings.subscription(queue.topic), self._settings.pull_batch_size
         return FetchRequest(queue.topic, queue.queue_id, offset, most, wanted.tag_codes, wanted.sql)
 
@@ -299,18 +302,18 @@ class PushInstance:
         )
 
     def _commit(self) -> None:
-        """Commit finished messages, and release queues that need no commit."""
+        """Commit the offsets of finished messages, and release revoked queues that need no commit."""
         self._member.release()
         self._committer.wake()
 
     def _committed(self) -> None:
         self._member.release()
-        self._feed.wake()  # some messages may be deliverable only after this commit
+        self._feed.wake()  # wake the feed: some messages can be delivered only after this commit
 
     def _figures(self) -> list[ConsumerFigures]:
         return with_ready(queue_states(self._state), self._services.routes, self._services.storages)
 
-    # Stopping and periodic work
+    # Methods for stopping and for periodic work
 
     def stop(self) -> None:
         """Begin to stop the instance: finish the messages in flight, commit, leave the group, then set `ended`."""
@@ -324,7 +327,7 @@ class PushInstance:
         return self._state.stopping.is_set()
 
     def turn(self) -> None:
-        """Release revoked queues, and end a stopping instance after all queues are released. Does not block.
+        """Release revoked queues. If the instance is stopping, end it after all queues are released. Does not block.
 
         Called about twice a second; more often while the instance stops.
         """
@@ -341,7 +344,7 @@ class PushInstance:
         self.drop()
 
     def drop(self) -> None:
-        """End the instance at once, without commits, because other members may have its queues."""
+        """End the instance at once, without commits: other members may already have its queues."""
         self._finish_until_s = 0.0
         self._state.stop()
         with self._state.lock:
@@ -364,15 +367,15 @@ class PushInstance:
 
 
 def _records_of(result: FetchResult, offset: int) -> TaskRecords:
-    """Return the records of a fetch from `offset` on. Records that the fetch only located stay in the store's
-    files."""
+    """Return the records that a fetch returned, from `offset` on. If the fetch returned only positions, the records
+    stay in the store's files."""
     if isinstance(result, FoundInPlace):
         return RecordsInPlace.of(result.files, result.mapped)
     return MemoryRecords.of(LocatedRecords.of_fetch(result.records, result.count, offset, result.next_offset))
 
 
 def consumer_data(settings: PushSettings, name: str) -> ConsumerData:
-    """Return the consumer data of the instance `name`, which administrators see."""
+    """Return the description of the instance `name` as a consumer (ConsumerData), which administrators see."""
     return ConsumerData(
         settings.group, "PUSH", settings.expressions, settings.message_model, settings.start.where, name
     )

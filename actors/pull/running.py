@@ -25,7 +25,7 @@ from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, ConsumerFigur
 
 STACKS_TIMEOUT_S: Final = 3.0
 DIRECT_TIMEOUT_S: Final = 25.0
-"""Time, in seconds, that an administrator waits for a direct call of the listener with a message."""
+"""Maximum time, in seconds, that an administrator's direct call of the listener with a message takes."""
 
 
 def running_info(
@@ -47,11 +47,12 @@ def running_info(
     )
 
 
-def call_listener(listener: HandleRef | None, method: str, *args: Any, timeout_s: float) -> Any:  # a method's result
+# Any: the result of the method
+def call_listener(listener: HandleRef | None, method: str, *args: Any, timeout_s: float) -> Any:
     """Call a method of an instance's Listener actor.
 
-    Raises RequestTimeoutError if the Listener does not answer in time, ServiceNotAvailableError if it cannot be called
-    now, and raymq errors that the method raised.
+    Raises RequestTimeoutError if the Listener does not answer in time, and ServiceNotAvailableError if it cannot be
+    called now. Also raises the raymq errors that the method raised.
     """
     if listener is None:
         raise ServiceNotAvailableError("the listener's process has not called yet")
@@ -59,7 +60,7 @@ def call_listener(listener: HandleRef | None, method: str, *args: Any, timeout_s
 
 
 def count_delivered(state: InstanceState, queue: MessageQueue, records: TaskRecords) -> None:
-    """Count the records that a fetch has returned. At least one record is required."""
+    """Count the messages that a fetch has returned. `records` has at least one record."""
     if not CLIENT_FIGURES.enabled:
         return
     try:
@@ -67,13 +68,13 @@ def count_delivered(state: InstanceState, queue: MessageQueue, records: TaskReco
             stored_ms = store_timestamp_at(records.parts[0].data, int(records.parts[0].starts[0]))
         else:
             stored_ms = store_timestamp_at(records.data, 0)
-    except RecordError:  # ignore an unreadable record: the listener's process reports it
+    except RecordError:  # ignore an unreadable record here: the listener's process reports it
         return
     CLIENT_FIGURES.delivered(queue.topic, state.settings.group, stored_ms, len(records), records.size_bytes)
 
 
 def queue_states(state: InstanceState) -> list[QueueState]:
-    """Return the states of the started queues of an instance."""
+    """Return the states of an instance's queues from which it has started to read."""
     with state.lock:
         return [_queue_state(state, queue) for queue in state.core.process_queues() if queue.started]
 

@@ -27,28 +27,29 @@ from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_clients import StorageClients
 
 EPOCHS_OF_A_LIFE: Final = 1 << 40
-"""Number of epochs reserved for one process incarnation of a Pull actor. An incarnation hosts fewer instances than
-this."""
+"""Number of epochs (hosting numbers) reserved for one process incarnation of a Pull actor. An incarnation hosts fewer
+instances than this."""
 PULL_CALL_THREADS: Final = 8
-"""Number of threads, shared by all instances, for calls that send messages back or leave groups."""
+"""Number of threads, shared by all instances, for calls that send messages back to brokers or leave groups."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class InstanceQueue(MessageQueue):
-    """A queue as read by one instance of the Pull actor; other instances may read the same queue."""
+    """A queue together with the instance of the Pull actor that reads it; other instances may read the same
+    queue."""
 
     instance: str
 
 
 class Reader(Protocol):
-    """The interface through which the SharedFetcher uses an instance."""
+    """The methods of a push-consumer instance that the SharedFetcher calls."""
 
     name: str
 
     def wanted(self, now_s: float) -> dict[InstanceQueue, int]:
-        """Return the queues that may be fetched from now, each with the next offset."""
+        """Return the queues whose messages may be fetched now, each with its next offset."""
 
     def assigned(self) -> frozenset[InstanceQueue]:
         """Return all queues that the instance holds."""
@@ -57,7 +58,8 @@ class Reader(Protocol):
         """Build the request that reads a queue from an offset."""
 
     def predicate(self, queue: MessageQueue) -> GroupPredicate | None:
-        """Return the predicate that filters the messages of a queue; None if the queue has no predicate."""
+        """Return the predicate that filters the messages of a queue; None if the queue's messages are not
+        filtered."""
 
     def deliver(self, queue: MessageQueue, offset: int, result: FetchResult) -> None:
         """Process the result of a fetch from `offset`."""
@@ -67,7 +69,7 @@ class Reader(Protocol):
 
 
 class SharedFetcher:
-    """One Fetcher for the queues of all instances: one call to a storage actor reads for all of them.
+    """The fetcher for the queues of all instances: one call to a storage actor reads messages for all of them.
 
     An instance's queues are checked again only after `changed`, so idle instances cost nothing while another instance
     is busy.
@@ -75,7 +77,7 @@ class SharedFetcher:
 
     def __init__(self, routes: RouteCache, storages: StorageClients) -> None:
         self._lock = threading.Lock()
-        """Guards all attributes below."""
+        """Lock that guards the mutable attributes of the fetcher."""
         self._readers: dict[str, Reader] = {}
         self._changed: set[str] = set()
         self._wanted: dict[str, dict[InstanceQueue, int]] = {}
@@ -106,7 +108,7 @@ class SharedFetcher:
                 self._assigned.pop(reader.name, None)
 
     def changed(self, reader: Reader) -> None:
-        """Check an instance's queues soon, because a queue may have become fetchable."""
+        """Request a check of an instance's queues, because messages of a queue may now be fetched."""
         with self._lock:
             self._changed.add(reader.name)
         self._fetcher.wake_readers()
@@ -116,7 +118,8 @@ class SharedFetcher:
         self._fetcher.stop()
 
     def _look(self) -> None:
-        """Check the queues of the instances that have changed. The caller holds the lock."""
+        """Find the queues to fetch, among the queues of the instances that have changed. The caller holds the
+        lock."""
         changed, self._changed = self._changed, set()
         now_s = time.monotonic()
         for name in changed:
@@ -185,10 +188,10 @@ class PullServices:
         self.calls = ThreadPoolExecutor(PULL_CALL_THREADS, "calls")
         self._brokers: dict[str, ActorRef] = {}
         self.wake_members: Callable[[], None] = lambda: None
-        """Wakes the thread that runs the turns of the instances."""
+        """Function that wakes the thread that runs the turns of the instances."""
 
     def next_epoch(self) -> int:
-        """Return a number for a new hosting of an instance. It is larger than all earlier numbers, including the
+        """Return a number (epoch) for a new hosting of an instance. It is larger than all earlier numbers, including
         numbers of earlier incarnations of the actor."""
         return next(self._epochs)
 
@@ -209,7 +212,7 @@ class PullServices:
         return found
 
     def close(self) -> None:
-        """Stop all threads."""
+        """Stop all threads that the instances of this Pull actor share."""
         self.feeds.close()
         self.fetcher.stop()
         self.commits.close()

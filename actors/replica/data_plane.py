@@ -56,16 +56,17 @@ from storage.read.fetch_service import concluded, following, has_news
 from storage.read.long_polls import LongPolls, Waiter
 
 READ_THREADS: Final = 4
-"""Number of threads that read records and run calls."""
+"""Number of threads of a data plane that read records and execute calls."""
 LANE_FETCH_MAX_BYTES: Final = 16 << 20
-"""Maximum size, in bytes, of the records in one answer, whatever limit the client requests."""
+"""Maximum size, in bytes, of the records in one answer to a fetch, whatever limit the client requests."""
 UNSENT_MAX_BYTES: Final = 128 << 20
-"""Number of bytes of answers not yet read by clients at which no further fetch is executed."""
+"""No further fetch is executed while clients have not yet read this many bytes of answers. Bounds the memory for
+answers."""
 WAIT_MAX_S: Final = 30.0
-"""Maximum time, in seconds, that a WAIT or a FETCH waits for messages."""
+"""Maximum time, in seconds, that a WAIT or FETCH request waits for messages."""
 BUSY_RETRY_S: Final = 0.2
 CHUNKS_WAITING_MAX: Final = 1000
-"""Maximum number of followers' reads of the log that wait for a thread. Each follower has one such read."""
+"""Maximum number of followers' log reads that wait for a thread. Each follower has at most one such read."""
 DEFAULT_QUEUES: Final = StoreOptions()
 
 _FRAMES_OF_SERVERS: Final[Mapping[int, str]] = {
@@ -80,7 +81,7 @@ logger = logging.getLogger(__name__)
 
 
 def request_kinds(options: StoreOptions) -> list[RequestKind]:
-    """Return the kinds of requests that are queued for a thread of a data plane."""
+    """Return the kinds of requests that wait in a queue for a thread of a data plane."""
     return [
         RequestKind(
             "pull",
@@ -101,7 +102,7 @@ def request_kinds(options: StoreOptions) -> list[RequestKind]:
 
 
 class Answering(NamedTuple):
-    """A request whose append is not complete yet, and the function that answers it."""
+    """A request whose append is not complete yet, with the function that will answer it."""
 
     request: LaneRequest
     answer: Callable[[Sequence[AppendResult]], None]
@@ -127,7 +128,7 @@ class Waiting(ABC):
     """A request that waits a limited time for messages of some queues. Only the lane's thread may use it, but any
     thread may call `wake`.
 
-    `look` is called when a queue may have changed, and a last time at the deadline.
+    `look` is called when a queue may have changed, and finally at the deadline.
     """
 
     def __init__(self, plane: DataPlane, request: LaneRequest) -> None:
@@ -139,20 +140,21 @@ class Waiting(ABC):
         self.is_woken = self.is_ended = False
 
     def begin(self, queues: Sequence[tuple[str, int]], deadline_s: float) -> None:
-        """Wait for a change of `queues`, or for the deadline. Raises SystemBusyError if too many requests wait."""
+        """Wait for a change of `queues`, but not after the deadline. Raises SystemBusyError if too many
+        requests wait."""
         self._polls = self._plane.source.polls
         self._waiter = self._polls.register(queues, self.wake)
         self._timer = self._plane.server.loop.call_at(deadline_s, self._time_is_over)
         self._context.waits.add(self)
 
     def wake(self) -> None:
-        """Schedule a check, because one of the queues has changed."""
+        """Schedule a check of the waiting request, because one of its queues has changed."""
         if not self.is_woken:
             self.is_woken = True
             self._plane.server.loop.call_soon(self._look_again)
 
     def end(self) -> None:
-        """Stop waiting for messages of the queues. Idempotent."""
+        """Stop waiting for messages of the request's queues. Idempotent."""
         if self.is_ended:
             return
         self.is_ended = True
@@ -164,11 +166,12 @@ class Waiting(ABC):
 
     @abstractmethod
     def look(self, *, last: bool) -> None:
-        """Answer the request if a queue has messages for it, or if this is the last check."""
+        """Answer the request if a queue has messages for it. If this is the last check, answer in any case."""
 
     def _look_again(self) -> None:
         if not self.is_ended:
-            self.is_woken = False  # Reset before checking, so that a change in between wakes again.
+            # Reset the flag before checking the queues, so that a change during the check schedules another check.
+            self.is_woken = False
             self.try_look(last=False)
 
     def _time_is_over(self) -> None:
@@ -176,7 +179,7 @@ class Waiting(ABC):
             self.try_look(last=True)
 
     def try_look(self, *, last: bool) -> None:
-        """Check the queues with `look`. If the check fails, answer with its error."""
+        """Check the request's queues with `look`. If the check fails, answer the request with the error."""
         try:
             self.look(last=last)
         except Exception as error:
@@ -185,39 +188,40 @@ class Waiting(ABC):
 
 
 class WatchedQueues:
-    """The WAIT requests of one connection for the same queues, one after another. Only the lane's thread may use it,
-    but any thread may call `wake`.
+    """The consecutive WAIT requests of one connection for the same queues. Only the lane's thread may use it, but any
+    thread may call `wake`.
 
     The queues stay registered between the requests: a consumer waits again after each message that it gets, usually
     with other offsets of the same queues.
     """
 
     def __init__(self, plane: DataPlane, named: bytes, queues: Sequence[QueueName]) -> None:
-        """`queues` are the decoded names in `named`, the part of the WAIT frame that names its queues."""
+        """`named` is the part of the WAIT frame that names its queues, and `queues` are the decoded names."""
         self._plane, self.named, self.queues = plane, named, queues
         self._request: LaneRequest | None = None
-        """The WAIT request that is not answered yet; None if no request waits."""
+        """The WAIT request that is not answered yet; None if the client waits for no answer."""
         self._positions: Sequence[QueuePosition] = ()
         self._deadline_s = 0.0
         self._timer: Timer | None = None
-        """The timer for the request's deadline. It is replaced only if it would fire too late, not at each new
-        WAIT."""
+        """The timer for the deadline of the WAIT request. It is replaced only if it would fire too late, not at each
+        new WAIT."""
         self._timer_s = 0.0
         self._polls: LongPolls | None = None
         self._waiter: Waiter | None = None
         self._is_woken = False
 
     def ask(self, request: LaneRequest, offsets: Sequence[int], wait_s: float) -> None:
-        """Answer `request` with the queues' ends, as soon as one queue is not at its offset in `offsets`, or after
-        `wait_s`.
+        """Answer `request` with the queues' end offsets as soon as one queue's end differs from its offset in
+        `offsets`, or after `wait_s`.
 
-        The previous WAIT gets no answer. Raises SystemBusyError if too many requests wait.
+        The previous WAIT request gets no answer. Raises SystemBusyError if too many requests wait.
         """
         self.drop()
         self._positions = [
             QueuePosition(topic, queue_id, at) for (topic, queue_id), at in zip(self.queues, offsets, strict=True)
         ]
-        self._request = request  # set before checking, so that a change from now on causes another check
+        # set the request before checking the queues, so that a change from now on causes another check
+        self._request = request
         if wait_s > 0 and self._polls is not self._plane.source.polls:
             self._register()
         self._look(last=wait_s <= 0)
@@ -227,19 +231,19 @@ class WatchedQueues:
                 self._set_timer()
 
     def wake(self) -> None:
-        """Schedule a check, because one of the queues has changed."""
+        """Schedule a check of the WAIT request, because one of its queues has changed."""
         if self._request is not None and not self._is_woken:
             self._is_woken = True
             self._plane.server.loop.call_soon(self._look_again)
 
     def drop(self) -> None:
-        """Drop the current WAIT without an answer."""
+        """Drop the current WAIT request without an answer."""
         request, self._request = self._request, None
         if request is not None:
             request.drop()
 
     def end(self) -> None:
-        """Stop waiting permanently, and unregister the queues. Idempotent."""
+        """Stop waiting for changes of the queues permanently, and unregister the queues. Idempotent."""
         self._request = None
         self._unregister()
         self._cancel_timer()
@@ -260,7 +264,8 @@ class WatchedQueues:
         self._polls = self._waiter = None
 
     def _look_again(self) -> None:
-        self._is_woken = False  # Reset before checking, so that a change in between wakes again.
+        # Reset the flag before checking the queues, so that a change during the check schedules another check.
+        self._is_woken = False
         self._look(last=False)
 
     def _time_is_over(self) -> None:
@@ -269,7 +274,7 @@ class WatchedQueues:
             return
         if time.monotonic() >= self._deadline_s:
             self._look(last=True)
-        else:  # the timer is for an earlier time than the deadline of the current WAIT
+        else:  # the timer has fired before the deadline of the current WAIT request
             self._set_timer()
 
     def _set_timer(self) -> None:
@@ -283,8 +288,8 @@ class WatchedQueues:
             self._timer = None
 
     def _look(self, *, last: bool) -> None:
-        """Answer the WAIT if a queue has changed, or if this is the last check. If the check fails, answer with its
-        error."""
+        """Answer the WAIT request if a queue has changed, or if this is the last check. If the check fails, answer with
+        the error."""
         request = self._request
         if request is None:
             return
@@ -299,7 +304,7 @@ class WatchedQueues:
 
 
 class WaitingFetch(Waiting):
-    """A FETCH request that waits for messages. Reading threads make its checks, one check at a time."""
+    """A FETCH request that waits for messages. Reading threads check for messages, one check at a time."""
 
     def __init__(
         self, plane: DataPlane, request: LaneRequest, fetch: Fetch, handed: Callable[[int, int], None] | None = None
@@ -313,8 +318,8 @@ class WaitingFetch(Waiting):
         )
 
     def look(self, *, last: bool) -> None:
-        """Let a reading thread check the queues, unless a check runs already. If only the queues' ends are requested,
-        check at once in this thread."""
+        """Let a reading thread check the queues, unless a check is already running. If only the queues' end offsets are
+        requested, check at once in the current thread."""
         self._is_last = self._is_last or last
         if not self._is_looking:
             self._is_looking = True
@@ -326,7 +331,7 @@ class WaitingFetch(Waiting):
             self.is_woken = True  # check again later: the running check may already have passed the queue that changed
 
     def _read(self, *, is_last: bool) -> None:
-        """Read the queues, and answer if there are messages. Runs in a reading thread."""
+        """Read the queues, and answer the FETCH if they have messages. Runs in a reading thread."""
         try:
             results = self._plane.source.fetch(self._requests, max_bytes=self._fetch.max_bytes, wait_s=0.0)
             if is_last or has_news(results):
@@ -350,7 +355,7 @@ class WaitingFetch(Waiting):
         self.request.fail(error)
 
     def _end_first(self) -> None:
-        """Stop waiting before the answer is sent."""
+        """Stop waiting for messages before the answer to the FETCH is sent."""
         loop = self._plane.server.loop
         if loop.is_own_thread:
             self.end()
@@ -365,8 +370,8 @@ class WaitingFetch(Waiting):
 
 
 class DataPlane:
-    """Serves the lanes (direct socket connections) of one storage actor. `source` must be open, and never
-    changes."""
+    """Serves the lanes (direct socket connections) of one storage actor. The replica `source` must be open, and is
+    never replaced."""
 
     def __init__(
         self,
@@ -385,7 +390,7 @@ class DataPlane:
         guard: Guard | None = None,
         meter: Consumption | None = None,
     ) -> None:
-        """`methods` may be called by name; `more` creates the handlers of further kinds of frames.
+        """`methods`: the methods that clients may call by name. `more` creates the handlers of further kinds of frames.
 
         `queues`: how many fetches and calls may wait for a thread, and how long. With `host`, an IP address of this
         node, clients on other nodes are served, too. With `users` and `guard`, every lane belongs to a user, and each
@@ -435,12 +440,12 @@ class DataPlane:
         return self._pool.figures()
 
     def limit(self, queues: StoreOptions) -> None:
-        """Change how many fetches and calls may wait for a thread, and how long."""
+        """Change how many fetches and calls may wait for a thread of the data plane, and how long."""
         self._pool.limit(request_kinds(queues))
 
     def submit(self, call: Callable[[], None], fail: Callable[[RaymqError], None]) -> None:
-        """Let a thread read a chunk of the log, or call `fail` if no thread is free in time. Raises SystemBusyError if
-        too many requests wait (RequestQueue)."""
+        """Let a thread run `call`, which reads a chunk of the log. Calls `fail` if no thread is free in time. Raises
+        SystemBusyError if too many requests wait (RequestQueue)."""
         self._chunks.submit(call, fail)
 
     def _call_soon(self, method: str, call: Callable[[], None], fail: Callable[[RaymqError], None]) -> None:
@@ -452,7 +457,8 @@ class DataPlane:
         self._pool.close()
 
     def _guarded(self, handlers: Mapping[int, Handler]) -> Mapping[int, Handler]:
-        """Wrap the handlers of frames that only servers may send, so that each frame's user is checked first."""
+        """Wrap the handlers of frames that only servers may send, so that each frame's user is checked before it is
+        handled."""
         guard = self._guard
         if guard is None:
             return handlers
@@ -479,7 +485,8 @@ class DataPlane:
             return self.source.start_append(batches)
 
         def answer(kept: Sequence[EncodedBatch], results: Sequence[AppendResult]) -> None:
-            self._deleted.check(kept)  # the topic was deleted during the append, so no consumer will see the messages
+            # check again: if the topic was deleted during the append, no consumer will see the messages
+            self._deleted.check(kept)
             request.answer(*encode_results(results), count=len(results))
 
         self._start(request, start, partial(answer, batches), lambda: partial(answer, _kept(batches)))
@@ -502,12 +509,13 @@ class DataPlane:
         answer: Callable[[Sequence[AppendResult]], None],
         later: Callable[[], Callable[[Sequence[AppendResult]], None]],
     ) -> None:
-        """Start an append and answer it: at once if it is already complete, otherwise after it has completed.
+        """Start an append, and answer its request: at once if the append is already complete, otherwise after it has
+        completed.
 
-        For an append that completes later, `later` is called at the start, and its result is the answer function.
+        If the append completes later, `later` is called at the start, and returns the function that answers.
         """
         self._limit.begin()
-        self._under_way += 1  # counted before the append starts, so that progress from now on schedules an answer
+        self._under_way += 1  # count the append before it starts, so that any progress from now on schedules an answer
         try:
             started = start()
             results = started.settle(time.monotonic())
@@ -527,14 +535,15 @@ class DataPlane:
         self._under_way -= 1
 
     def _note_progress(self) -> None:
-        """Schedule a check of the started appends, because some may be complete. Called by any thread."""
+        """Schedule a check of the started appends, because some may be complete. Any thread may call it."""
         if self._under_way and not self._is_settling:
             self._is_settling = True
             self.server.loop.call_now(self._settle)
 
     def _settle(self) -> None:
-        """Answer the appends that have completed or failed."""
-        self._is_settling = False  # Reset before checking, so that progress in between schedules another call.
+        """Answer the started appends that have completed or failed."""
+        # Reset the flag before checking the appends, so that progress during the check schedules another call.
+        self._is_settling = False
         for settled in self._pending.settle(time.monotonic()):
             self._end_append()
             self._answer(settled)
@@ -606,8 +615,8 @@ def _deadline_s(wait_s: float) -> float:
 def _kept(batches: Sequence[EncodedBatch]) -> Sequence[EncodedBatch]:
     """Return copies of the batches for an append that completes later: only delayed messages keep their records.
 
-    The records of delayed messages name their topics. When the append completes, the buffer of the records belongs to
-    another request.
+    The records of delayed messages are needed because they name the messages' topics. All other records are dropped:
+    when the append completes, their buffer is used by another request.
     """
     return [
         EncodedBatch(

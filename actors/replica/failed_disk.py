@@ -10,8 +10,8 @@ more and flushes it, before any message counts as stored.
                                                                 └── ANSWER_S ──┘
     Ray starts the process ─▶ the store opens, or each call tries again and raises the reason
 
-A process ends RESTART_INTERVAL_S after its start at the earliest, so a disk that stays broken costs at most one process
-in that time.
+A process ends itself only when it is at least RESTART_INTERVAL_S old, so a disk that stays broken costs at most one
+process in that time.
 
 A failed read through a memory map raises no Python error: the signal SIGBUS ends the process at once. `BusErrors` makes
 the process write a note to the store's directory. The next process then reads the files with read calls before it maps
@@ -39,17 +39,18 @@ from storage.files import disk
 from storage.files.read_check import require_readable
 
 ANSWER_S: Final = 1.0
-"""Time, in seconds, from a failure of the disk to the end of the process: for the answers to callers and the report to
-the Controller."""
+"""Time, in seconds, from a failure of the disk to the end of the process. In this time the process answers its callers
+and reports the failure to the Controller."""
 RESTART_INTERVAL_S: Final = 15.0
-"""Minimum age, in seconds, at which a process ends itself because of a failed disk."""
+"""Minimum age, in seconds, of a process that ends itself because of a failed disk. Limits how often the process is
+restarted."""
 EXIT_CODE: Final = 74
 """Exit code after a failure of the disk: EX_IOERR of sysexits.h. Ray treats any unrequested exit as a crash, and
 restarts the actor."""
 
 FATAL_FILE: Final = "fatal"
 QUIET_S: Final = 600.0
-"""Time, in seconds, for which a store must be open until bus errors of earlier processes no longer count."""
+"""Time, in seconds, that a store must be open before the bus errors of earlier processes no longer count."""
 FATAL_MAX_BYTES: Final = 64 << 10
 _BUS_ERROR: Final = b"Fatal Python error: Bus error"
 
@@ -57,13 +58,13 @@ logger = logging.getLogger(__name__)
 
 
 def end_delay_s(age_s: float) -> float:
-    """Return the time, in s, from a failure of the disk to the end of the process. `age_s`: the age of the
+    """Return the time, in s, from a failure of the disk until the process ends itself. `age_s`: the age of the
     process."""
     return max(ANSWER_S, RESTART_INTERVAL_S - age_s)
 
 
 class FailedDisk:
-    """Ends this process some time after `note_failure` is called.
+    """Ends this process shortly after `note_failure` is called, because the disk has failed.
 
     `end` ends the process; `clock_s` and the wait function are parameters for tests.
     """
@@ -82,7 +83,8 @@ class FailedDisk:
         self._is_ending = False
 
     def note_failure(self) -> None:
-        """Schedule the end of the process. Does not block. Any thread may call it, even more than once."""
+        """Schedule the end of this process, because its disk has failed. Does not block. Any thread may call it, even
+        more than once."""
         with self._lock:
             if self._is_ending:
                 return
@@ -100,8 +102,8 @@ class FailedDisk:
 
 
 def open_pause_s(bus_errors: int) -> float:
-    """Return the age, in s, that a process must have before it opens its store, after `bus_errors` bus errors
-    in a row."""
+    """Return the minimum age, in s, at which a process opens its store. `bus_errors`: the number of consecutive bus
+    errors that ended earlier processes."""
     return 0.0 if bus_errors < 2 else min(RESTART_INTERVAL_S * 2 ** min(bus_errors - 2, 10), QUIET_S)
 
 
@@ -122,7 +124,7 @@ class BusErrors:
         self._path, self._clock_s, self._check = root / FATAL_FILE, clock_s, check
         self._started_s = clock_s()
         self.count = 0
-        """The number of consecutive processes that a bus error ended."""
+        """The number of consecutive earlier processes that were ended by a bus error."""
         self._is_checked = False
         self._forgetting = threading.Timer(QUIET_S, self.forget)
         self._forgetting.daemon = True
@@ -130,7 +132,7 @@ class BusErrors:
             disk.make_directory(root)
             notes = self._path.read_bytes()[-FATAL_MAX_BYTES:] if self._path.exists() else b""
             self.count = notes.count(_BUS_ERROR)
-            # The file stays open for the signal handler, which cannot open a file.
+            # Keep the file open for the signal handler, which cannot open a file itself.
             self._notes = self._path.open("ab", buffering=0)
             if not self.count or self._path.stat().st_size > FATAL_MAX_BYTES:
                 self._notes.truncate(0)
@@ -145,8 +147,9 @@ class BusErrors:
     def require_readable(self, directories: Sequence[Path]) -> None:
         """Raise StoreError unless the store in these directories may be opened.
 
-        Raises it if a bus error ended the last process and a file cannot be read with read calls either. Also raises it
-        if bus errors ended several processes in a row and this process is younger than `open_pause_s`.
+        The store may not be opened if a bus error ended the last process, and one of its files cannot be read with read
+        calls either. It may also not be opened yet if bus errors ended several processes in a row and this process is
+        younger than `open_pause_s`.
         """
         if not self.count or self._is_checked:
             return

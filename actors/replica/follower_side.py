@@ -47,7 +47,7 @@ class FollowerSide(GroupReplica):
 
     def following(self, wait_s: float) -> Following | None:
         """Return the master that this replica follows, and the next offset to read. Returns None if the replica follows
-        no master within `wait_s`."""
+        no master even after `wait_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self._role.role is ReplicaRole.SLAVE or self._closed, wait_s)
             if self._role.role is not ReplicaRole.SLAVE or self._role.master is None:
@@ -58,8 +58,8 @@ class FollowerSide(GroupReplica):
     def align(self, epoch: int, master: EpochHistory) -> int:
         """Cut the end of this log that differs from the master's log. Returns the next offset to read.
 
-        Raises NotMasterError unless this replica follows in `epoch`. Raises StoreCorruptError if the cut would remove
-        acknowledged messages that the master lacks; nothing has changed then.
+        Raises NotMasterError unless this replica follows in `epoch`. Raises StoreCorruptError, and changes nothing, if
+        the cut would remove acknowledged messages that the master lacks.
 
         If the two logs have nothing in common, this store is emptied and begins at the start of the master's log.
         """
@@ -74,8 +74,8 @@ class FollowerSide(GroupReplica):
                 elif common is not None and common < end:
                     self._reopen(partial(self._cut, common))
                 else:
-                    # If this replica began an epoch and wrote no record in it, the epoch is not in the master's
-                    # history.
+                    # Drop the epochs that begin at the cut: if this replica began an epoch and wrote no record in it,
+                    # the epoch is not in the master's history.
                     self._epochs.truncate_from(end)
                 with self._changed:
                     self._aligned, self._shown_from, self._refusal = True, self._store.gate.stored_offset, ""
@@ -85,8 +85,8 @@ class FollowerSide(GroupReplica):
         """Raise StoreCorruptError if cutting this log to the `common` part would lose confirmed messages that the
         master lacks.
 
-        `end` is the end of this log. If this log lacks the messages, too, or if the settings allow losing them, they
-        are given up: the group continues without them.
+        `end` is the end of this log. No error is raised if this log also lacks the messages, or if the settings allow
+        losing them. In these cases the group continues without the messages.
         """
         floor = self._confirm_file.floor
         lost_from = first_lost_offset(floor, master.entries, master.end_offset)
@@ -146,12 +146,14 @@ class FollowerSide(GroupReplica):
             change()
             self._store = self._open()
         except (OSError, StoreError) as error:
-            # No store is open now. Only a new process can open the store again, with the state on disk.
+            # The store could not be opened again, so this process has no open store. Only a new process can open the
+            # store, with the state on disk.
             closed.gate.fail(error)
             raise
 
     def start_append_log(self, epoch: int, chunk: LogChunk) -> Copied:
-        """Append a chunk of the master's log without waiting. The chunk is on disk after `copied` returns its end.
+        """Append a chunk of the master's log without waiting for the disk. The chunk is on disk after `copied` returns
+        an offset for its end.
 
         Raises NotMasterError unless this replica follows in `epoch`. Raises InvalidArgumentError if the chunk does not
         continue this log, and ServiceNotAvailableError if this replica is changing its role or its log; in both cases
@@ -171,11 +173,11 @@ class FollowerSide(GroupReplica):
             self._order_lock.release()
 
     def _copied(self, chunk: LogChunk) -> Copied:
-        """Build the answer to an appended chunk."""
+        """Build the answer (Copied) to an appended chunk of the master's log."""
         return Copied(self._store.chunks.append_offset, self._store.gate.stored_offset, len(chunk.data))
 
     def copied(self, epoch: int, end_offset: int) -> int | None:
-        """Return the end of the log on disk if everything before `end_offset` is on disk; else None.
+        """Return the end of the log on disk if the log is on disk up to `end_offset`; else None.
 
         Raises NotMasterError unless this replica follows in `epoch`, and StoreFailedError if the disk failed.
         """
@@ -185,7 +187,7 @@ class FollowerSide(GroupReplica):
         return store.gate.stored_offset if store.chunks.is_durable(end_offset) else None
 
     def _append_chunk(self, epoch: int, chunk: LogChunk) -> None:
-        """Append a chunk, and request its flush. Raises the errors of `start_append_log`."""
+        """Append a chunk of the master's log, and request its flush. Raises the errors of `start_append_log`."""
         self._role.check_chunk(epoch)
         end = self._store.log.end_offset
         if not self._aligned or (chunk.hole is None and chunk.physical_offset != end):
@@ -203,7 +205,7 @@ class FollowerSide(GroupReplica):
                 self._shared_holes |= {end}
 
     def _show_chunk(self, chunk: LogChunk) -> None:
-        """Make visible to consumers the messages that the chunk's master has confirmed."""
+        """Make the messages visible to consumers that the master has confirmed, according to the chunk."""
         with self._changed:
             self._last_chunk_s = self._clock_s()
             if chunk.confirm_offset >= self._shown_from:

@@ -1,6 +1,6 @@
 """One replica of a group of several, in any role: its store, its readers, and the confirmed end of its log.
 
-This module has the common part of a master, a slave and a fenced replica. `actors.replica.replica` explains how
+This module has the code that a master, a slave and a fenced replica share. `actors.replica.replica` explains how
 replicas work together. It does not use Ray.
 """
 
@@ -41,14 +41,14 @@ from storage.replication.epochs import (
 from storage.replication.replica_files import ReplicaFiles
 
 MASTER_SILENT_AFTER_S: Final = 4.0
-"""Time, in seconds, without a chunk after which a slave is cut off from its master. The master would have sent two
-empty chunks in this time."""
+"""If a slave has received no chunk for this many seconds, it counts as cut off from its master. The master would have
+sent two empty chunks in this time."""
 
 
 class GroupReplica(SoleReplica):
-    """One of a broker group's replicas, whose role may change. Thread-safe.
+    """One replica of a broker group, whose role may change. Thread-safe.
 
-    `open_store` opens the store described by `settings`. It takes a callback, which the store calls at each flush with
+    `open_store` opens the store described by `settings`. It gets a callback, which the store calls at each flush with
     the end offset on disk.
     """
 
@@ -68,34 +68,36 @@ class GroupReplica(SoleReplica):
         self._broker_name, self._replica, self._learner = broker_name, replica, learner
         self._settings, self._rules = settings, rules
         self._open_store, self._clock_s = open_store, clock_s
-        # The order lock makes orders and data from a master run one at a time. `_changed` is held only briefly, and
-        # never around a call that takes the store's append lock: the store calls `_on_stored` while it holds that lock.
+        # While a thread holds the order lock, no other thread executes an order or appends data from a master.
+        # `_changed` is held only briefly, and never around a call that takes the store's append lock: the store calls
+        # `_on_stored` while it holds the append lock.
         self._order_lock = threading.Lock()
         self._changed = threading.Condition(threading.RLock())
         self._notified_offset = -1
         self._on_progress: list[Callable[[], None]] = []
         self._on_log: Callable[[], None] | None = None
         self._on_failure: Callable[[], None] = lambda: None
-        """Called when the store's disk fails."""
+        """Callback that is called when the store's disk fails."""
         super().__init__(self._open())
         try:
             self._epochs = EpochFile(settings.store_path_root_dir)
             self._files = ReplicaFiles(ConfigFiles(settings.store_path_root_dir))
             self._confirm_file = ConfirmFile(settings.store_path_root_dir)
         except BaseException:
-            self._store.close()  # if the store stayed open, no process could open the directory again
+            # close the store after an error: if it stayed open, no process could open its directory again
+            self._store.close()
             raise
         self._confirm_turn = threading.Lock()
-        """Held during a write of the confirm file. `_changed` is not held during this write."""
+        """Lock that is held during a write of the confirm file. `_changed` is not held during this write."""
         self._confirmed = ConfirmFloor(0, 0)
-        """The highest confirm offset that this process has received while it led or followed, with the epoch at that
-        time."""
+        """The highest confirm offset that this process has received while it led or followed, and the epoch in which it
+        received the offset."""
         self._caught_up = False
         """True if this process has led, or has had every message that its master had confirmed."""
         self._shared_holes: frozenset[int] = frozenset()
-        """The offsets of the damaged ranges that this replica's master could not repair."""
+        """The offsets of the damaged log ranges (holes) that this replica's master could not repair."""
         self._hole_reports = HoleReports(replica, 0.0)
-        """The reports of other replicas about damaged ranges in the log of this replica, while it is the
+        """The reports of other replicas about damaged ranges in this replica's log; used while this replica is the
         master."""
         self._refusal = ""
         """The reason why this replica refuses to follow its master; empty if it does not refuse."""
@@ -121,13 +123,13 @@ class GroupReplica(SoleReplica):
 
     @property
     def disk_failure(self) -> str:
-        """The failure of the disk; empty if the disk works, and after the store is reopened."""
+        """The error with which the disk failed; empty while the disk works, and after the store is reopened."""
         return self._store.gate.failure
 
     @property
     def _may_acknowledge(self) -> bool:
-        """True if this replica is the master, holds a lease, and its disk works. False after a report with
-        `failed`."""
+        """True if this replica is the master, holds a lease, and its disk works. False after this replica has reported
+        a disk failure."""
         return self._role.leads(self._clock_s()) and not self._store.gate.failure
 
     @property
@@ -168,21 +170,20 @@ class GroupReplica(SoleReplica):
         super().add_progress_listener(callback)
 
     def call_on_log(self, callback: Callable[[], None]) -> None:
-        """Register `callback`. Any thread calls it when the log may have grown. The callback must not block.
+        """Register `callback`, which is called when the log may have grown, by any thread. The callback must not block.
 
         A change of the role counts as progress (`add_progress_listener`), not as growth of the log.
         """
         self._on_log = callback
 
     def _note_log(self) -> None:
-        """Call the registered callback, because the log may have grown. Called by any thread, while no lock except
-        `_changed` is held."""
+        """Call the registered callback, because the log may have grown. Any thread may call this method, but may hold
+        no lock except `_changed`."""
         if self._on_log is not None:
             self._on_log()
 
     def _on_stored(self, end_offset: int) -> None:
-        """Record that this replica's disk has everything before `end_offset`. Called by the store's flush
-        thread."""
+        """Record that the log is on this replica's disk up to `end_offset`. Called by the store's flush thread."""
         with self._changed:
             if self._sync is not None:
                 self._sync.flushed(end_offset, self._clock_s())
@@ -190,7 +191,7 @@ class GroupReplica(SoleReplica):
             self._note_log()
 
     def _show_confirmed(self) -> None:
-        """Make visible to consumers the messages that have enough copies, and wake the appends that wait for
+        """Make the messages visible to consumers that have enough copies, and wake the appends that wait for
         copies."""
         if self._sync is None:
             return
@@ -202,7 +203,7 @@ class GroupReplica(SoleReplica):
             self._store.gate.progress.notify()
 
     def _wake_all(self) -> None:
-        """Wake all waiting calls, because the role has changed."""
+        """Wake all waiting calls, because the role of this replica has changed."""
         self._changed.notify_all()
         self._store.gate.progress.notify()
         self._store.polls.wake_all()
@@ -211,7 +212,7 @@ class GroupReplica(SoleReplica):
         """Write the highest confirm offset to disk, if it has grown.
 
         If the disk fails, the next report has the failure and the previous offset. If the disk is full, which is not a
-        failure, the next report also has the previous offset.
+        failure, the next report has the previous offset, too.
         """
         with self._confirm_turn:
             with self._changed:
@@ -223,27 +224,28 @@ class GroupReplica(SoleReplica):
                     self._store.gate.fail(error)
 
     def _give_up_confirmed(self, epoch: int, physical_offset: int) -> None:
-        """Record that messages from an offset on no longer count as confirmed: in `epoch` the group continues without
-        them. Raises OSError if the file cannot be written."""
+        """Record that messages from `physical_offset` on no longer count as confirmed, because in `epoch` the group
+        continues without them. Raises OSError if the file cannot be written."""
         with self._confirm_turn:
             with self._changed:
                 self._confirmed = ConfirmFloor(epoch, physical_offset)
             self._confirm_file.reset(self._confirmed)
 
     def _note_confirmed(self, physical_offset: int) -> None:
-        """Record the confirm offset of the epoch in which this replica leads or follows."""
+        """Record the confirm offset, with the epoch in which this replica now leads or follows."""
         if physical_offset > self._confirmed.offset:
             self._confirmed = ConfirmFloor(self._role.epoch, physical_offset)
 
     def _refuse_without_room(self, error: OSError) -> None:
-        """Raise StoreNotWritableError if `error` means that the disk is full. A full disk has not failed."""
+        """Raise StoreNotWritableError if `error` means that the disk is full. A full disk does not count as
+        failed."""
         if is_want_of_space(error):
             root = self._settings.store_path_root_dir
             raise StoreNotWritableError(f"the disk of {root} has no room for a small file: {error}") from error
 
     @contextmanager
     def _failing_on_disk_errors(self) -> Iterator[None]:
-        """Record a failure of the disk if the `with` block cannot write a file beside the log.
+        """Context manager for writing files other than the log. If a write fails, record that the disk has failed.
 
         Raises ServiceNotAvailableError if the disk failed, and StoreNotWritableError if the disk is full.
         """
@@ -251,7 +253,8 @@ class GroupReplica(SoleReplica):
             yield
         except OSError as error:
             if isinstance(error, RaymqError):
-                raise  # RequestTimeoutError is a RaymqError, but also an OSError (through TimeoutError)
+                # not a disk failure: RequestTimeoutError is a RaymqError, but also an OSError (through TimeoutError)
+                raise
             self._refuse_without_room(error)
             self._store.gate.fail(error)
             raise ServiceNotAvailableError(

@@ -6,8 +6,8 @@ On disk
     config/liveSettings.json    {"store.file_reserved_time_hours": 48, …}: all changes, as last received from the broker
 
 The broker's state log has the authoritative changes. The file lets a store keep its settings if it is opened before its
-broker answers, or while another replica is the master. The broker sends missed changes to a store as soon as the store
-answers.
+broker answers, or while another replica is the master. If a store has missed changes, the broker sends them as soon as
+the store answers.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def changes_for_stores(changes: Mapping[str, SettingValue]) -> dict[str, Setting
 
 
 class StoreLiveSettings:
-    """The current settings of one storage actor. `settings` is modified in place, because the parts of the store share
-    the object."""
+    """The current settings of one storage actor. The object `settings` is modified in place, because the parts of the
+    store share it."""
 
     def __init__(
         self,
@@ -47,7 +47,8 @@ class StoreLiveSettings:
         self._settings = settings
         options = {name: getattr(settings, name) for name in StoreOptions.model_fields}
         self._start = LiveOptions(
-            store=StoreOptions.model_construct(**options),  # these values have already been validated
+            # skip the validation: the settings with which the actor was started were already validated
+            store=StoreOptions.model_construct(**options),
             replication=replication or ReplicationOptions(),
             metrics=metrics or MetricsOptions(),
         )
@@ -55,9 +56,9 @@ class StoreLiveSettings:
         self._changes: dict[str, SettingValue] = {}
 
     def read(self, text: str | None) -> None:
-        """Apply the changes in the text of the settings file. `text` is None if the file does not exist.
+        """Apply the changes in `text`, the content of the settings file. `text` is None if the file does not exist.
 
-        A text that is not a JSON object counts as no changes: the broker sends the changes again.
+        If the content is not a JSON object, no change is applied: the broker sends the changes again.
         """
         try:
             changes = {} if text is None else json.loads(text)
@@ -69,7 +70,7 @@ class StoreLiveSettings:
             logger.warning("%s is no JSON object and is not read", LIVE_SETTINGS_FILE)
 
     def take(self, changes: Mapping[str, SettingValue]) -> None:
-        """Replace all current changes with `changes`. A change that is no longer valid is left out, with a
+        """Replace all current changes of settings with `changes`. A change that is no longer valid is left out, with a
         warning."""
         self._changes = changes_for_stores(changes)
         self.now, refused = apply_changes(self._start, self._changes)
@@ -78,8 +79,8 @@ class StoreLiveSettings:
         self._settings.change(self.now.store, LIVE_SETTINGS["store"])
 
     def store(self, changes: Mapping[str, SettingValue], write: Callable[[str, str], None]) -> None:
-        """Write `changes` to the file with `write`, then apply them as `take` does. Writes nothing if the file already
-        has the same text."""
+        """Write the changes of settings to the file with `write`, then apply them as `take` does. Writes nothing if the
+        file already has the same text."""
         wanted = changes_for_stores(changes)
         if wanted != self._changes:
             write(LIVE_SETTINGS_FILE, json.dumps(wanted, indent=1, sort_keys=True))

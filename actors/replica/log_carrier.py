@@ -36,13 +36,13 @@ from storage.replication.log_chunks import CHUNK_MAX_BYTES
 REPLICATE_CALL_TIMEOUT_S: Final = 10.0
 REPLICATE_LONG_POLL_S: Final = 2.0
 LATE_S: Final = 0.5
-"""Delay, in seconds, of an answer after which the carrier checks whom the slave follows; also the interval of these
+"""If an answer is this many seconds late, the carrier checks which master the slave follows. Also the interval of these
 checks."""
 
 
 class LogCarrier:
-    """Carries chunks from `master` to `slave`, from `position` on, in the epoch of `following`. `replica`: the number
-    of the slave.
+    """Carries chunks of the log from `master` to `slave`, from the offset `position` on, in the epoch of `following`.
+    `replica`: the number of the slave.
 
     `is_followed` returns whether the slave still follows this master. `on_copied` is called with the size of each chunk
     that is on the slave's disk. `flow_bytes_s`: the maximum number of bytes per second; None for no limit.
@@ -63,8 +63,8 @@ class LogCarrier:
         chunk_max_bytes: int = CHUNK_MAX_BYTES,
         wait_s: float = REPLICATE_LONG_POLL_S,
     ) -> None:
-        """`chunk_max_bytes`: as in Replica.read_log. `wait_s`: the longest time that one READ_LOG waits for
-        records."""
+        """`chunk_max_bytes`: the maximum size of a chunk in bytes. `wait_s`: the longest time that one READ_LOG waits
+        for records."""
         self._master, self._slave = master, slave
         self._following, self._replica = following, replica
         self._is_followed, self._on_copied, self._stopping = is_followed, on_copied, stopping
@@ -72,15 +72,15 @@ class LogCarrier:
         self._window = CopyWindow(position)
         self._append_head = encode_append_log(following.epoch)
         self._asked_s = 0.0
-        """The time of the last READ_LOG to the master."""
+        """The time at which the last READ_LOG was sent to the master."""
         self._sent_s = 0.0
-        """The time since which the slave works on the oldest chunk that it has not answered."""
+        """The time at which the slave began to work on the oldest chunk that it has not answered."""
 
     def run(self) -> None:
         """Carry chunks until the slave follows another master, or `stopping` is set.
 
-        Raises RaymqError if a call failed, for example after a change of roles, or if a connection broke. The end
-        offset is not lost: the slave has it.
+        Raises RaymqError if a call failed, for example after a change of roles, or if a connection broke. The next
+        carrier can continue, because the slave has the end offset of its log.
         """
         poll = select.poll()
         lanes = {
@@ -98,13 +98,16 @@ class LogCarrier:
                     return
         except (EOFError, OSError) as error:
             if isinstance(error, RaymqError):
-                raise  # RequestTimeoutError is a RaymqError, but also an OSError (through TimeoutError)
+                # not a broken connection: RequestTimeoutError is a RaymqError, but also an OSError (through
+                # TimeoutError)
+                raise
             raise ServiceNotAvailableError(
                 f"a lane of the replicator of replica {self._replica} broke: {error!r}"
             ) from error
 
     def _tell(self) -> None:
-        """Send the slave's offset to the master, and request the next chunk if the window allows one."""
+        """Send the end of the slave's log to the master, and request the next chunk if the number of chunks in flight
+        allows it."""
         window, following = self._window, self._following
         asks = window.may_ask
         if not asks and not window.must_tell:
@@ -140,7 +143,7 @@ class LogCarrier:
         self._tell()
 
     def _take_copied(self) -> None:
-        """Receive the slave's answers, and record the end of the log on its disk."""
+        """Receive the slave's answers, and record the end of the log on the slave's disk."""
         now_s = time.monotonic()
         while True:
             answer = self._slave.receive_next(now_s + REPLICATE_CALL_TIMEOUT_S)
@@ -155,7 +158,8 @@ class LogCarrier:
         self._tell()
 
     def _check_late(self) -> bool:
-        """Check why an answer is missing. Returns False if the slave now follows another master.
+        """Check why an answer of the master or the slave is late. Returns False if the slave now follows another
+        master.
 
         Raises RequestTimeoutError if the master or the slave hangs.
         """

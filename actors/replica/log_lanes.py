@@ -1,6 +1,6 @@
 """The storage actor's side of transferring the log between replicas over lanes (direct socket connections).
 
-This module handles READ_LOG, ACK_LOG and APPEND_LOG; raymq.remoting.lane.log_chunks defines their bytes, and
+This module handles the frames READ_LOG, ACK_LOG and APPEND_LOG. raymq.remoting.lane.log_chunks defines their bytes, and
 actors.replica.replica their meaning.
 
     READ_LOG     at a master: notes what the follower has, and is answered with a chunk as soon as the log has more.
@@ -38,8 +38,8 @@ from raymq.remoting.lane.server import Handler, LaneServer
 from storage.replication.epochs import EpochEntry, LogChunk
 
 NEAR_BYTES: Final = 16 << 20
-"""Number of bytes before the end of the log that are certainly in memory, so that the lane's thread may read them
-without delay."""
+"""This many bytes at the end of the log are certainly in memory, so the lane's thread may read them without
+delay."""
 READ_LOG_WAIT_MAX_S: Final = 30.0
 """Maximum time, in seconds, that a READ_LOG waits for the log to grow."""
 APPEND_LOG_TIMEOUT_S: Final = 10.0
@@ -47,7 +47,7 @@ APPEND_LOG_TIMEOUT_S: Final = 10.0
 
 
 class Plane(Protocol):
-    """The interface of a storage actor's data plane (actors.replica.data_plane) that this module uses."""
+    """The methods of a storage actor's data plane (actors.replica.data_plane) that this module uses."""
 
     @property
     def server(self) -> LaneServer: ...
@@ -66,7 +66,7 @@ class _Read:
 
 @dataclass(frozen=True, eq=False)
 class _Copy:
-    """An APPEND_LOG frame that waits for the slave's disk, with its epoch, and the end and size of its chunk."""
+    """An APPEND_LOG frame that waits for the slave's disk: its epoch, and the end offset and size of its chunk."""
 
     request: LaneRequest
     epoch: int
@@ -76,15 +76,15 @@ class _Copy:
 
 
 class LogLanes:
-    """Handles the frames of the log at one replica. Only the lane's thread may call its methods, except
-    `_note_move`."""
+    """Handles the frames by which replicas transfer the log (READ_LOG, ACK_LOG, APPEND_LOG), at one replica. Only the
+    lane's thread may call the methods, except `_note_move`."""
 
     def __init__(self, plane: Plane, replica: Replica) -> None:
         self._plane, self._replica = plane, replica
         self._reads: dict[int, _Read] = {}
-        """The READ_LOG frames that wait for the log to grow, by follower."""
+        """For each follower, by its number: the READ_LOG frame that waits for the log to grow."""
         self._copies: deque[_Copy] = deque()
-        """The APPEND_LOG frames that wait for the disk, in order."""
+        """The APPEND_LOG frames that wait until their chunks are on disk, in order."""
         self._deadline: Timer | None = None
         self._is_looking = False
         """True if a call of `_look` is scheduled."""
@@ -97,20 +97,21 @@ class LogLanes:
         replica.call_on_log(self._note_move)
 
     def _note_move(self) -> None:
-        """Schedule a check of the waiting frames, because the log, the disk, or the role may have changed. Called by
-        any thread."""
+        """Schedule a check of the waiting frames, because the log, the disk, or the role may have changed. Any thread
+        may call it."""
         if (self._reads or self._copies) and not self._is_looking:
             self._is_looking = True
             self._plane.server.loop.call_soon(self._look)
 
     def _look(self) -> None:
-        """Answer every frame that need not wait any longer."""
-        self._is_looking = False  # Reset before checking, so that progress in between schedules another call.
+        """Answer every waiting frame (READ_LOG or APPEND_LOG) that need not wait any longer."""
+        # Reset the flag before checking the frames, so that progress during the check schedules another call.
+        self._is_looking = False
         for read in list(self._reads.values()):
             self._try_read(read, last=False)
         self._answer_copies()
 
-    # Frames that a master handles
+    # Handlers of the frames that a master receives
 
     def _read_log(self, request: LaneRequest) -> None:
         asked = decode_read_log(request.payload)
@@ -120,7 +121,8 @@ class LogLanes:
             self._cancel(earlier)
             earlier.request.drop()
         read = _Read(request, asked, max(asked.min_bytes, 1))
-        self._reads[asked.follower] = read  # registered before checking: records written from now on cause a check
+        # register the READ_LOG before checking the log, so that records written from now on cause another check
+        self._reads[asked.follower] = read
         self._try_read(read, last=asked.wait_s <= 0)
         if self._reads.get(asked.follower) is read:
             deadline_s = time.monotonic() + min(asked.wait_s, READ_LOG_WAIT_MAX_S)
@@ -131,7 +133,7 @@ class LogLanes:
             acked = decode_read_log(request.payload)
             self._replica.note_request(_request_of(acked))
         except NotMasterError:
-            return  # no answer needed: the follower's READ_LOG reports this error
+            return  # an ACK_LOG gets no answer; the follower gets this error with its READ_LOG
         finally:
             request.drop()
         read = self._reads.get(acked.follower)
@@ -141,7 +143,7 @@ class LogLanes:
 
     def _try_read(self, read: _Read, *, last: bool) -> None:
         """Answer a READ_LOG if the log has grown enough, if this replica is no longer the master, if its disk has
-        failed, or if `last` is set."""
+        failed, or if `last` is True."""
         asked = read.asked
         try:
             beyond = self._replica.log_beyond(asked.epoch, asked.next_offset)
@@ -154,9 +156,9 @@ class LogLanes:
             if not failure:
                 return
             if beyond <= 0:
-                # Another replica soon becomes the master. If the follower kept waiting for this replica, it would
-                # follow the new master late. Until then the new master would have too few copies to acknowledge
-                # messages.
+                # Fail the READ_LOG, because the disk has failed and another replica soon becomes the master. If the
+                # follower kept waiting, it would follow the new master late. Until then the new master might have too
+                # few copies to acknowledge messages.
                 self._end(read)
                 read.request.fail(ServiceNotAvailableError(f"the log does not grow any more: {failure}"))
                 return
@@ -190,7 +192,7 @@ class LogLanes:
         if read.timer is not None:
             self._plane.server.loop.cancel(read.timer)
 
-    # Frames that a slave handles
+    # Handlers of the frames that a slave receives
 
     def _append_log(self, request: LaneRequest) -> None:
         epoch, head, data = decode_append_log(request.payload)

@@ -5,9 +5,10 @@ slave.
                                           └─▶ note_lacking: the other replica has no intact bytes for the rest
 
 This module decides when damage is repaired; storage.replication.mend checks and writes the bytes. A Replicator repairs
-damage before it copies, so a slave never acknowledges damaged bytes that its master can repair. It checks for new
-damage every MEND_INTERVAL_S. A part is a few whole records, so a large hole (damaged range) needs little memory. No
-state of this module survives the process, and every call that it makes is safe to repeat.
+damage before it copies chunks, so a slave never acknowledges damaged bytes that its master can repair. The Replicator
+checks for new damage every MEND_INTERVAL_S. A hole (damaged range) is repaired in parts of a few whole records, so a
+large hole needs little memory. No state of this module survives the process, and every call that it makes is safe to
+repeat.
 
 It may wait for Storage actors.
 """
@@ -23,14 +24,14 @@ from raymq.common.protocol.store import Hole
 
 MEND_INTERVAL_S: Final = 5.0
 HOLES_MAX: Final = 1000
-"""Maximum number of damaged ranges that are repaired in one pass."""
+"""Maximum number of damaged log ranges (holes) that are repaired in one pass."""
 MEND_CALL_TIMEOUT_S: Final = 10.0
 
 logger = logging.getLogger(__name__)
 
 
 class StorageCalls(Protocol):
-    """The interface that calls methods of a storage actor (raymq.remoting.actor_ref.ActorRef)."""
+    """Protocol of an object that calls methods of a storage actor (raymq.remoting.actor_ref.ActorRef)."""
 
     @property
     def name(self) -> str: ...
@@ -38,18 +39,19 @@ class StorageCalls(Protocol):
 
 
 def mend_both(master: StorageCalls, slave: StorageCalls, following: Following, replica: int) -> int:
-    """Repair the log of a slave, then its master's log. Returns the number of replaced bytes. `replica`: the number of
-    the slave.
+    """Repair the log of a slave, then the log of its master. Returns the number of replaced bytes. `replica`: the
+    number of the slave.
 
-    Raises RaymqError if a call failed, for example after a change of roles. Ranges already repaired stay repaired.
+    Raises RaymqError if a call failed, for example after a change of roles. Ranges that were already repaired stay
+    repaired.
     """
     mended = _mend(slave, master, following.epoch, following.master)
     return mended + _mend(master, slave, following.epoch, replica)
 
 
 def _mend(damaged: StorageCalls, other: StorageCalls, epoch: int, replica: int) -> int:
-    """Repair the log of `damaged` with the bytes of an equal log: that of `other`, which is the store of
-    `replica`."""
+    """Repair the log of the storage actor `damaged` with bytes from `other`, whose log is equal. `replica`: the number
+    of the replica `other`."""
     holes: tuple[Hole, ...] = damaged.call("log_holes", timeout_s=MEND_CALL_TIMEOUT_S)
     mended = 0
     for hole in holes[:HOLES_MAX]:
@@ -63,8 +65,8 @@ def _mend(damaged: StorageCalls, other: StorageCalls, epoch: int, replica: int) 
 
 
 def _mend_hole(damaged: StorageCalls, other: StorageCalls, epoch: int, replica: int, hole: Hole) -> int:
-    """Repair one hole (damaged range) part by part, and report each rest that the other log lacks, too. Returns the
-    number of replaced bytes."""
+    """Repair one hole (damaged log range) part by part. If the other log lacks intact bytes for the rest of the hole,
+    report this. Returns the number of replaced bytes."""
     position, rest, mended = hole.offset, hole.offset, 0
     while position < hole.end_offset:
         left = hole.end_offset - position

@@ -40,8 +40,8 @@ class MasterSide(GroupReplica):
         with self._changed:
             self._role.check_append(epoch, self._clock_s())
             if self._store.gate.failure:
-                # The disk has failed, so the lease is given up: another replica soon becomes the master, and the client
-                # can send the append to it.
+                # The disk of this master has failed, so it gives up its lease. Another replica soon becomes the master,
+                # and the client can send the append to it.
                 raise NotMasterError(self._broker_name, self._role.epoch)
             assert self._sync is not None
             led, in_sync = self._role.epoch, len(self._sync.in_sync(self._clock_s()))
@@ -52,7 +52,7 @@ class MasterSide(GroupReplica):
         return append(store, ReplicaAcks(not_enough, has_copies, self._rules.slave_timeout_s))
 
     def _has_copies_in(self, epoch: int, end_offset: int) -> bool:
-        """Return True if enough replicas have the log before `end_offset`. Raises ServiceNotAvailableError unless this
+        """Return True if enough replicas have the log up to `end_offset`. Raises ServiceNotAvailableError unless this
         replica is still the master of `epoch`."""
         with self._changed:
             if self._role.epoch != epoch or not self._may_acknowledge or self._closed:
@@ -77,7 +77,7 @@ class MasterSide(GroupReplica):
 
     @property
     def _given_end(self) -> int:
-        """The end of the part of the log that followers may read."""
+        """The end offset of the part of this master's log that followers may read."""
         return self._store.gate.stored_offset if self._rules.fixed_roles else self._store.log.committed_offset
 
     def note_request(self, request: LogRequest) -> None:
@@ -99,7 +99,7 @@ class MasterSide(GroupReplica):
             return self._given_end - physical_offset
 
     def chunk_at(self, epoch: int, physical_offset: int, max_bytes: int) -> LogChunk:
-        """Return the chunk of the log at an offset; an empty chunk at the end of the log.
+        """Return the chunk of the log at `physical_offset`; at the end of the log, an empty chunk.
 
         Raises NotMasterError unless this replica is the master of `epoch`. Raises DataLossError if retention has
         deleted the bytes, and StoreCorruptError for damaged bytes that another replica may still repair.
@@ -120,7 +120,7 @@ class MasterSide(GroupReplica):
         return LogChunk(physical_offset, data, entry, confirm, end, hole)
 
     def _require_unmendable(self, hole: Hole) -> None:
-        """Raise StoreCorruptError if a replica may still repair a hole (damaged range) of this master's log
+        """Raise StoreCorruptError if a replica may still be able to repair a hole (damaged range) of this master's log
         (HoleReports)."""
         with self._changed:
             assert self._sync is not None

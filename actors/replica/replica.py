@@ -10,27 +10,27 @@ actors.core.replica. The module does not use Ray: `actors.replica.storage_actor`
 
 Followers get records as soon as the master has written them, so that all disks flush at the same time. So after a power
 failure a master may have less of the log than its followers. That is safe for three reasons. First, a message is
-acknowledged and shown only after the master's own disk has it, too. Second, a restarted master never continues to lead
-in its epoch (actors.core.replica.role), and a follower cuts the records that the next epoch's master does not have.
-Third, in one epoch no follower cuts anything, because it never has more than its master sends. With fixed roles
-followers get only records that are on the master's disk. So if a copy is longer than the master's log, the master's
-disk has lost messages (placement.election).
+acknowledged, and visible to consumers, only after the master's own disk has it, too. Second, a restarted master never
+continues to lead in its epoch (actors.core.replica.role), and a follower cuts the records that the next epoch's master
+does not have. Third, in one epoch no follower cuts anything, because it never has more than its master sends. With
+fixed roles followers get only records that are on the master's disk. So if a copy is longer than the master's log, the
+master's disk has lost messages (placement.election).
 
-A replica whose disk has failed stops leading, whatever its lease. It acknowledges and shows no messages, answers
-appends with NotMasterError, and reports the failure, so that the Controller elects another replica at once. Its process
-is restarted soon (actors.replica.failed_disk). After the restart only the records that recovery reads from the disk
-count.
+A replica whose disk has failed stops leading, whatever its lease. It neither acknowledges messages nor makes them
+visible, answers appends with NotMasterError, and reports the failure, so that the Controller elects another replica at
+once. Its process is restarted soon (actors.replica.failed_disk). After the restart only the records that recovery reads
+from the disk count.
 
 Consumers see messages up to the confirm offset, which every member of the sync-state set has
-(actors.core.replica.sync_state). Between a start and the first order the replica is fenced: it neither appends nor
-shows messages.
+(actors.core.replica.sync_state). Between a start and the first order the replica is fenced: it accepts no appends, and
+its messages are not visible.
 
 These values survive a crash, in files beside the store: the epochs and the highest confirm offset
 (storage.replication.epoch_file), the directory's id and the newest sync-state set that the replica has received
 (storage.replication.replica_files). An epoch is on disk before its master accepts the first append, and a confirm
-offset before it is reported. A log that ends before that offset lacks acknowledged messages: the replica reports this,
-and is elected only if no other replica has them. If a master lacks acknowledged messages, a replica also refuses to cut
-its log below that offset: it keeps its bytes, does not follow, and reports the reason.
+offset before it is reported. A log that ends before the confirm offset lacks acknowledged messages: the replica reports
+this, and is elected only if no other replica has these messages. If a master lacks acknowledged messages, a follower
+refuses to cut its own log below the confirm offset: it keeps its bytes, does not follow, and reports the reason.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ logger = logging.getLogger(__name__)
 
 
 class Replica(MasterSide, FollowerSide):
-    """One of a broker group's replicas. Thread-safe.
+    """One replica of a broker group. Thread-safe.
 
     It executes the Controller's orders, reports its state, and repairs damage. Its base classes have the methods of a
     master and of a follower.
     """
 
     def obey(self, order: Order | None, newest: SyncStateSet | None) -> ReplicaState:
-        """Execute an order, unless the order is outdated, and store the sync-state set `newest`. Returns the state
-        report afterwards.
+        """Execute an order of the Controller, unless the order is outdated, and store the sync-state set `newest`.
+        Returns this replica's state report afterwards.
 
         While the log is being aligned, which may take long, Lead and Follow orders are skipped: the Controller repeats
         them.
@@ -89,7 +89,8 @@ class Replica(MasterSide, FollowerSide):
         except NotMasterError as error:
             logger.info("%s replica %d does not carry out %s: %s", self._broker_name, self._replica, order, error)
         except OSError as error:
-            # A sync-state set or an epoch could not be written to disk: report that this replica's disk has failed.
+            # Report that this replica's disk has failed, because a sync-state set or an epoch could not be written to
+            # disk.
             self._refuse_without_room(error)
             self._store.gate.fail(error)
         return self.account()
@@ -113,13 +114,14 @@ class Replica(MasterSide, FollowerSide):
                     self._sync.decided(order.sync_state_set)
                     self._files.note_set(self._sync.sync_state_set)
                 self._show_confirmed()
-                self._store.gate.progress.notify()  # the lease or the sync-state set may have changed
+                # wake waiting appends, because the lease or the sync-state set may have changed
+                self._store.gate.progress.notify()
         elif isinstance(order, Drain):
             with self._changed:
                 self._role.drain(order.epoch)
 
     def _lead(self, order: Lead) -> None:
-        """Become the master. On return the epoch is on disk, and appends are accepted."""
+        """Become the master. On return the epoch is on disk, and this replica accepts appends."""
         first = order.sync_state_set
         elected = first.stores.get(self._replica), order.incarnation
         if elected != (self._files.store_id, self._files.incarnation):
@@ -153,7 +155,7 @@ class Replica(MasterSide, FollowerSide):
         self._store.schedule.start_delivery()
 
     def _follow(self, order: Follow) -> None:
-        """Become a slave. On return only the master's chunks are appended."""
+        """Become a slave. From the return on, this replica appends only its master's chunks."""
         with self._changed:
             if not self._role.follow(order.epoch, order.master):
                 return
@@ -167,8 +169,8 @@ class Replica(MasterSide, FollowerSide):
         self._store.fence(f"replica {self._replica} of {self._broker_name} is not its master")
 
     def account(self) -> ReplicaState:
-        """Return this replica's state report for the Controller. On return the report's confirm offset is on
-        disk."""
+        """Return this replica's state report for the Controller. Before the return, the report's confirm offset is
+        written to disk."""
         self._remember_confirmed()
         with self._changed:
             end = self._store.gate.stored_offset
@@ -221,20 +223,20 @@ class Replica(MasterSide, FollowerSide):
 
     @property
     def holes(self) -> tuple[Hole, ...]:
-        """Return the holes (damaged ranges) of this log, in ascending order."""
+        """Return the holes (damaged ranges) of this replica's log, in ascending order."""
         return self._store.mender.holes
 
     def _hole_bytes(self) -> int:
-        """Return the number of damaged bytes that another replica may still have intact. Bytes that the replica's own
-        master lacks are not counted."""
+        """Return the number of damaged bytes in this log that another replica may have intact. Bytes that this
+        replica's master also lacks are not counted."""
         return sum(hole.size for hole in self._store.mender.holes if hole.offset not in self._shared_holes)
 
     def read_part(self, epoch: int, physical_offset: int, size: int) -> tuple[int, bytes] | None:
-        """Return the offset and the bytes of the first intact records in a range of the log; None if the range has
+        """Return the offset and the bytes of the first intact records in a range of this log; None if the range has
         none.
 
-        Another replica, whose log is damaged in this range, calls this method (LogChunks.read_part). Raises
-        NotMasterError unless this log equals the log of the epoch's master.
+        Called for another replica, whose log is damaged in this range (LogChunks.read_part). Raises NotMasterError
+        unless this log equals the log of the epoch's master.
         """
         with self._changed:
             self._check_same_log(epoch)
@@ -242,7 +244,7 @@ class Replica(MasterSide, FollowerSide):
         return store.chunks.read_part(physical_offset, size)
 
     def mend(self, epoch: int, physical_offset: int, data: bytes) -> None:
-        """Replace damaged bytes with another replica's bytes. Durable on return.
+        """Replace damaged bytes of this log with another replica's bytes. Durable on return.
 
         Raises NotMasterError unless this log equals the log of the epoch's master, and the errors of HoleMender.mend.
         """
@@ -253,11 +255,12 @@ class Replica(MasterSide, FollowerSide):
             store.mender.mend(physical_offset, data)
 
     def note_lacking(self, epoch: int, replica: int, physical_offset: int) -> None:
-        """Record that another replica has no intact bytes for the hole (damaged range) at an offset.
+        """Record that another replica has no intact bytes for the hole (damaged range) of this log at
+        `physical_offset`.
 
-        If the other replica is its master, a slave records that both lack these bytes. A master sends its damaged bytes
-        to slaves after every replica in sync has reported the hole. Raises NotMasterError unless this log equals the
-        log of the epoch's master.
+        If this replica is a slave and the other replica is its master, the slave records that both lack these bytes. A
+        master sends its damaged bytes to slaves after every replica in sync has reported the hole. Raises
+        NotMasterError unless this log equals the log of the epoch's master.
         """
         with self._order_lock, self._changed:
             self._check_same_log(epoch)
@@ -267,8 +270,8 @@ class Replica(MasterSide, FollowerSide):
                 self._shared_holes |= {physical_offset}
 
     def _check_same_log(self, epoch: int) -> None:
-        """Raise NotMasterError unless this replica is the master of `epoch`, or follows in `epoch` with an
-        aligned log."""
+        """Raise NotMasterError unless this replica is the master of `epoch`, or follows in `epoch` and its log is
+        aligned with the master's log."""
         if self._role.role is ReplicaRole.SLAVE and self._aligned:
             self._role.check_chunk(epoch)
         else:

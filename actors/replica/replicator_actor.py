@@ -6,9 +6,10 @@ actors.replica.log_carrier transfers chunks between lanes (direct socket connect
     slave.following ─▶ master, epoch ─▶ master.history ─▶ slave.align ─▶ mend damage (actors.replica.log_mender)
                                                 └─▶ read the log (from) ══ chunk ══▶ append it at the slave ─▶ from, …
 
-Chunks go over one lane to each of the two storage actors. If a lane cannot be opened or breaks, the Replicator pauses.
-Then it requests the current master from the slave again, and the current addresses from both storage actors. While a
-hanging master does not answer, the Replicator checks at intervals whether the slave follows another master.
+Chunks are sent over two lanes, one to each of the two storage actors. If a lane cannot be opened or breaks, the
+Replicator pauses. Then it asks the slave again for its current master, and both storage actors for their current
+addresses. While a hanging master does not answer, the Replicator checks at intervals whether the slave follows another
+master.
 
 No state survives a crash, and none needs to: the slave has its own end offset. Every call of a Replicator is safe to
 repeat: a chunk that does not continue the slave's log is rejected.
@@ -47,8 +48,8 @@ logger = logging.getLogger(__name__)
 
 
 class Replicator:
-    """The loop that copies the log to one slave. `flow_bytes_s`: the maximum number of bytes per second; None for no
-    limit."""
+    """The actor that copies the log to one slave, in a loop. `flow_bytes_s`: the maximum number of bytes per second;
+    None for no limit."""
 
     def __init__(self, slave: StorageName, flow_bytes_s: int | None = None) -> None:
         take_turns_quickly()
@@ -66,7 +67,7 @@ class Replicator:
         threading.Thread(target=self._mend_again, name="mend", daemon=True).start()
 
     def status(self) -> dict[str, Any]:
-        """Return the numbers of copied and repaired bytes since the start, and the last failure."""
+        """Return the numbers of bytes copied and repaired since the start of this actor, and the last failure."""
         return {
             "slave": str(self._name),
             "copied_bytes": self._copied,
@@ -75,7 +76,7 @@ class Replicator:
         }
 
     def close(self) -> None:
-        """Stop the loop, at the latest after the current call."""
+        """Stop copying the log, at the latest after the current call."""
         self._stopping.set()
         self._thread.join(REPLICATE_CALL_TIMEOUT_S)
 
@@ -90,7 +91,8 @@ class Replicator:
                     self._copy(following)
                 backoff.reset()
             except RaymqError as error:
-                # A role has changed, or a replica cannot be reached: request the current master from the slave again.
+                # Retry: a role has changed, or a replica cannot be reached. So ask the slave again for its current
+                # master.
                 self._failure = str(error)
                 logger.info("%s: %s", self._name, error)
                 self._stopping.wait(backoff.next())
@@ -103,7 +105,8 @@ class Replicator:
             history = master.call("history", following.epoch, timeout_s=HISTORY_TIMEOUT_S)
             position = self._slave.call("align", following.epoch, history, timeout_s=REPLICATE_CALL_TIMEOUT_S * 6)
         self._mend(following)
-        # A hanging master may not even return its address, so do not wait for it without checking the slave.
+        # Do not wait for the master's address without checking the slave: a master that hangs may not even return its
+        # address.
         described = master.start("describe")
         if not self._await_answer(described, following, LATE_S):
             return
@@ -130,7 +133,8 @@ class Replicator:
             self._mended += mend_both(master, self._slave, following, self._name.replica)
 
     def _mend_again(self) -> None:
-        """Repair damage that is found while chunks are copied."""
+        """Repair log damage that appears while chunks are being copied. Runs at intervals until the actor
+        stops."""
         while not self._stopping.wait(MEND_INTERVAL_S):
             try:
                 now: Following | None = self._slave.call("following", 0.0, timeout_s=REPLICATE_CALL_TIMEOUT_S)
@@ -157,7 +161,8 @@ class Replicator:
         return now is not None and (now.master, now.epoch) == (following.master, following.epoch)
 
     def _await_answer(self, answer: Any, following: Following, wait_s: float) -> bool:
-        """Wait for a master's answer or error. After `wait_s` the answer is late, and the slave is checked.
+        """Wait for a master's answer or error. If the answer takes longer than `wait_s`, check which master the slave
+        follows.
 
         Returns False if the slave now follows another master. Raises RequestTimeoutError if the master hangs.
         """

@@ -33,20 +33,22 @@ class SoleReplica:
 
     @property
     def any_store(self) -> MessageStore:
-        """Return the store in any role of the replica, for its status and its config files."""
+        """Return the store, whatever the role of the replica, for its status and its config files."""
         return self._store
 
     @property
     def store(self) -> MessageStore:
-        """The store, for reads. Raises ServiceNotAvailableError if this replica may show no messages now."""
+        """The store, for reads. Raises ServiceNotAvailableError if consumers may see no messages of this
+        replica now."""
         return self._store
 
     def require_master(self) -> None:
-        """Raise NotMasterError unless this replica is the master, even if its lease has expired."""
+        """Raise NotMasterError unless this replica is the master. A master with an expired lease counts as the
+        master."""
 
     def call_on_failure(self, callback: Callable[[], None]) -> None:
-        """Register `callback`. Any thread calls it when the disk has failed; it is called at once if the disk has
-        failed already.
+        """Register `callback`, which any thread calls when the disk has failed. If the disk has already failed, it is
+        called at once.
 
         The callback must not block, and may be called more than once.
         """
@@ -55,8 +57,8 @@ class SoleReplica:
     def add_progress_listener(self, callback: Callable[[], None]) -> None:
         """Register `callback`. It is called each time that started appends may have completed.
 
-        Any thread may call it: after a flush that appends wait for, after a failure of the disk, and after other
-        replicas have received copies. The callback must not block.
+        This is the case after a flush that appends wait for, after a failure of the disk, and after other replicas have
+        received copies. Any thread may call the callback. It must not block.
         """
         self._store.gate.progress.add_listener(callback)
 
@@ -77,14 +79,14 @@ class SoleReplica:
 
         If no batch waits for storing (wait_store_msg_ok), the number of replicas in sync does not matter.
         NotMasterError and InSyncReplicasError are raised before anything is written. The status is FLUSH_SLAVE_TIMEOUT
-        if other replicas were too slow. Raises ServiceNotAvailableError if this replica was replaced as master during
-        the wait. In that case it is unknown whether the batches stay stored, and sending them again is safe.
+        if other replicas were too slow. Raises ServiceNotAvailableError if another replica became the master during the
+        wait. In that case it is unknown whether the batches stay stored, and sending them again is safe.
         """
         return self._append(epoch, lambda store, acks: store.append(batches, acks=acks))
 
     def start_append(self, batches: Sequence[EncodedBatch], epoch: int | None = None) -> StartedAppend:
-        """Start an append without waiting (AppendService.start_append); see `append`. Copies that arrive at other
-        replicas count as progress."""
+        """Start an append without waiting (AppendService.start_append); see `append`. Progress listeners are also
+        called when copies arrive at other replicas."""
         return self._append(epoch, lambda store, acks: store.start_append(batches, acks=acks))
 
     def start_end(self, end: EndTransactionRequest, *, require_topic: Callable[[str], None]) -> StartedAppend:
@@ -94,8 +96,8 @@ class SoleReplica:
         )
 
     def _append(self, epoch: int | None, append: Callable[[MessageStore, ReplicaAcks | None], T]) -> T:
-        """Call `append` with the store and the copies that the append must wait for. The second argument is None
-        without followers."""
+        """Call `append` with the store, and with the object that shows when other replicas have the append's copies
+        (None without followers)."""
         return append(self._store, None)
 
     # Methods that read messages
@@ -108,7 +110,8 @@ class SoleReplica:
         """
         routing, store = self._read_routing()
         results = store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=not routing.is_master)
-        if not routing.others:  # without other storage actors the answer does not depend on the messages in memory
+        # without other storage actors, the answer is the same whether or not the messages are in memory
+        if not routing.others:
             return results
         return [
             routing.route(
@@ -118,8 +121,8 @@ class SoleReplica:
         ]
 
     def ends(self, positions: Sequence[QueuePosition]) -> tuple[list[QueueEnds], bool]:
-        """Return the ends of several queues with the storage actor to read each from, and whether there is something to
-        read (FetchService.ends). Raises the errors of `fetch`."""
+        """Return the end offsets of several queues, each with the storage actor to read from, and whether a queue has
+        messages to read (FetchService.ends). Raises the errors of `fetch`."""
         routing, store = self._read_routing()
         ends, news = store.fetches.ends(positions, patient=not routing.is_master)
         if not routing.others:
@@ -131,20 +134,23 @@ class SoleReplica:
         return routed, news
 
     def _read_routing(self) -> tuple[ReadRouting, MessageStore]:
-        """Return the routing of this replica's readers, and the store. Raises the errors of `fetch`."""
+        """Return the rules that send readers to other replicas (ReadRouting), and the store. Raises the errors of
+        `fetch`."""
         return ALONE, self._store
 
     def count_reads(self, reads: ReadsInPlace) -> None:
-        """Add the messages that clients have read from the memory-mapped files to the store's number of gets."""
+        """Add messages that clients have read directly from the memory-mapped files to the store's number of
+        gets."""
         self.store.stats.count_reads(reads.found, reads.messages)
 
     @property
     def polls(self) -> LongPolls:
-        """The waiting fetches of the store, by queue. Raises the errors of `store`."""
+        """The fetches that wait for messages of the store, by queue. Raises the errors of `store`."""
         return self.store.polls
 
     def status(self) -> dict[str, Any]:
-        """Return role, epoch, sync-state set and lag, for `raymq status`; empty without followers."""
+        """Return the replica's role, epoch, sync-state set and lag, for `raymq status`; empty without
+        followers."""
         return {}
 
     def close(self) -> None:

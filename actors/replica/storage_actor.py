@@ -5,7 +5,7 @@ This module has the remote methods of the actor, and their threads.
 The only replica of a broker group is always the master (actors.replica.sole_replica). One of several replicas executes
 the Controller's orders: it is the master, or it follows a master through a Replicator (actors.replica.replica).
 
-The actor is the data plane of a broker group. It is pinned to the node whose disk holds the directory. Producers,
+The actor is the data plane of a broker group. It is pinned to the node whose disk has the directory. Producers,
 consumers and other servers call it over lanes (direct socket connections, actors.replica.data_plane). The actor methods
 `append`, `fetch` and `queue_bounds` are for programs that call the actor by its handle; they have the same meaning.
 
@@ -77,13 +77,15 @@ from storage.replication.epochs import EpochHistory, SyncStateSet
 from storage.retention.cleaner import HOLDS_FILE
 
 FRAME_OVERHEAD_BYTES: Final = 16 << 20
-"""Maximum size, in bytes, of a lane's frame beyond the bodies or records that the settings allow."""
+"""Number of bytes that a lane's frame may have in addition to the bodies or records, whose size the settings
+limit."""
 APPEND_THREADS: Final = 8
 FETCH_THREADS: Final = 32
 CONTROL_THREADS: Final = 4
 ORDER_THREADS: Final = 4
 OPEN_PAUSE_FACTOR: Final = 4
-"""Pause after a failed attempt to open the store, as a multiple of the duration of the attempt."""
+"""After a failed attempt to open the store, the pause before the next attempt is this multiple of the attempt's
+duration."""
 REPLICATE_THREADS: Final = 12
 """Number of threads for the long poll of the replica's own Replicator, and for calls by up to eight followers'
 Replicators that repair damage."""
@@ -92,7 +94,7 @@ logger = logging.getLogger(__name__)
 
 
 class Storage:
-    """The actor that serves one replica."""
+    """The actor that serves one replica's store directory to the cluster."""
 
     def __init__(
         self,
@@ -113,21 +115,22 @@ class Storage:
         self._lock = threading.Lock()
         self._lanes: DataPlane | None = None
         self._replica: SoleReplica | None = None
-        """The open replica; None until its store is open."""
+        """The replica, after its store was opened; None before."""
         self._append_limit = AppendLimit(settings.send_queue_capacity)
         self._failed_disk = FailedDisk(str(name))
         self._bus_errors = BusErrors(self._settings.store_path_root_dir)
-        # The reason why the store did not open (None if it did), and the time (time.monotonic) of the next attempt.
+        # The reason why the store could not be opened (None if it is open), and the time (time.monotonic) of the next
+        # attempt.
         self._not_open: RaymqError | None = None
         self._open_again_s = 0.0
         self._live = StoreLiveSettings(self._settings, replication, None if metrics is None else metrics.options)
         self._metrics: MetricsThread | None = None
-        self._deleted: DeletedTopics  # read from the store's directory when the store opens
+        self._deleted: DeletedTopics  # the deleted topics, read from the store's directory when the store opens
         try:
             self._open()
         except RaymqError as error:
-            # If a constructor raised an error, the actor would be dead permanently. Instead each call tries to open the
-            # store again, and raises the reason of a failure.
+            # Do not raise the error: after an error in its constructor, the actor would be dead permanently. Instead
+            # each call tries to open the store again, and raises the reason of a failure.
             logger.error("%s cannot open its store: %s", name, error)
         figures = StorageMetrics(lambda: self._open().any_store, lambda: self._append_limit.under_way, self._requests)
         self._metrics = MetricsThread(
@@ -136,7 +139,7 @@ class Storage:
         self._metrics.limit(self._live.now.metrics.per_topic_max, self._live.now.metrics.per_group_max)
 
     def _open(self) -> SoleReplica:
-        """Return the open replica in any role. Raises the reason if its store cannot be opened."""
+        """Return the open replica, whatever its role. Raises the reason if the store cannot be opened."""
         with self._lock:
             if self._lanes is None:
                 self._open_source()
@@ -203,7 +206,8 @@ class Storage:
 
     @property
     def _present_store(self) -> MessageStore:
-        """Return the store that is open now. One of several replicas may close its store and open a new one."""
+        """Return the store that is open now. In a group of several replicas, a replica may close its store and open it
+        again."""
         assert self._replica is not None
         return self._replica.any_store
 
@@ -228,7 +232,9 @@ class Storage:
             return self._make_replica(options)
         except OSError as error:
             if isinstance(error, RaymqError):
-                raise  # RequestTimeoutError is a RaymqError, but also an OSError (through TimeoutError)
+                # keep raymq's own errors: RequestTimeoutError is a RaymqError, but also an OSError (through
+                # TimeoutError)
+                raise
             raise StoreError(
                 f"{self._name} cannot open its store: {error}; see the disk of {self._settings.store_path_root_dir}"
             ) from error
@@ -248,14 +254,14 @@ class Storage:
         )
         config = ConfigFiles(self._settings.store_path_root_dir)
         if config.read(HOLDS_FILE) is None:
-            # Until this store has a snapshot of the broker's state, retention keeps the records from which the snapshot
-            # is made.
+            # As long as this store has no snapshot of the broker's state, retention must keep all state records.
             config.write(HOLDS_FILE, json.dumps({STATE_TOPIC: {"0": 0}}))
         name, learner = self._name, self._name.replica >= options.replicas - options.learners
         return Replica(name.broker_name, name.replica, self._settings, rules, self._open_store, learner=learner)
 
     def _master_store(self) -> MessageStore:
-        """Return the store, for calls that only a master answers. Raises NotMasterError on other replicas."""
+        """Return the store, for calls that only a master answers. Raises NotMasterError if this replica is not the
+        master."""
         replica = self._open()
         replica.require_master()
         return replica.store
@@ -271,19 +277,20 @@ class Storage:
         """Store batches. Returns when they are as durable as the flush setting promises (SoleReplica.append).
 
         Raises TopicNotExistError if a topic was deleted and not created again, and SystemBusyError if too many appends
-        wait. After these errors no message is stored that a consumer will see.
+        wait. After these errors no message of the batches becomes visible to consumers.
         """
         replica = self._open()
         with self._append_limit.enter():
             self._deleted.check(batches)
             results = replica.append(batches)
-            self._deleted.check(batches)  # if the topic was deleted during the append, no consumer sees the messages
+            # check again: if the topic was deleted during the append, no consumer will see the messages
+            self._deleted.check(batches)
             return results
 
     @ray.method(concurrency_group="control")
     def check_transactions(self, groups: Sequence[str], start_ms: int) -> CheckRound:
-        """Run a part of a round of transaction checks (TransactionService.check). Raises NotMasterError unless this
-        replica is the master."""
+        """Run a part of a round of transaction checks (TransactionService.check). Raises NotMasterError if this replica
+        is not the master."""
         return self._master_store().transactions.check(groups, start_ms)
 
     @ray.method(concurrency_group="control")
@@ -294,7 +301,8 @@ class Storage:
 
     @ray.method(concurrency_group="fetch")
     def fetch(self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float) -> list[FetchResult]:
-        """Read from several queues, and wait for the first message (SoleReplica.fetch)."""
+        """Read from several queues. If they have no messages, wait up to `wait_s` for the first message
+        (SoleReplica.fetch)."""
         return self._open().fetch(requests, max_bytes=max_bytes, wait_s=wait_s)
 
     @ray.method(concurrency_group="control")
@@ -304,12 +312,13 @@ class Storage:
 
     @ray.method(concurrency_group="control")
     def bounds_of_queues(self, queues: Sequence[tuple[str, int]]) -> list[QueueBounds]:
-        """Return the result of `queue_bounds` for each of several queues, given as (topic, queue id)."""
+        """Return the first and the next visible offset of each of several queues, given as (topic, queue id)."""
         known = self._master_store().queues
         return [known.bounds(topic, queue_id) for topic, queue_id in queues]
 
     def _queue_bounds_many(self, topics: Sequence[tuple[str, int]]) -> list[list[tuple[int, int]]]:
-        """Return the first and the next visible offset of all queues of topics (QueueQueries.bounds_of_topics)."""
+        """Return the first and the next visible offset of all queues of several topics
+        (QueueQueries.bounds_of_topics)."""
         return self._master_store().queues.bounds_of_topics(topics)
 
     def _stored_times(self, positions: Sequence[QueuePosition]) -> list[int]:
@@ -317,19 +326,19 @@ class Storage:
         return self._master_store().queues.stored_times(positions)
 
     def _bytes_of_spans(self, spans: Sequence[QueueSpan]) -> list[list[int]]:
-        """Return the size, in bytes, of the records in equal parts of each span of a queue
-        (QueueQueries.bytes_of_span)."""
+        """Divide each span (offset range) of a queue into equal parts, and return the size of each part's records in
+        bytes (QueueQueries.bytes_of_span)."""
         known = self._master_store().queues
         return [known.bytes_of_span(span) for span in spans]
 
     def _next_sequences(self, producer_id: str, epoch: int, queues: Sequence[tuple[str, int]]) -> list[int]:
-        """Return a producer's next sequence number in each of several queues: its messages before that number are
-        stored (QueueQueries.next_sequences)."""
+        """Return a producer's next sequence number in each of several queues. The producer's messages with lower
+        numbers are stored (QueueQueries.next_sequences)."""
         return self._master_store().queues.next_sequences(producer_id, epoch, queues)
 
     def _offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
-        """Return the first offset stored at or after a time; with UPPER, the last offset stored at or before
-        that time."""
+        """Return the offset of the first message stored at or after a time; with UPPER, the offset of the last message
+        stored at or before that time."""
         return self._master_store().queues.offset_by_time(topic, queue_id, timestamp_ms, boundary)
 
     @ray.method(concurrency_group="control")
@@ -344,15 +353,16 @@ class Storage:
 
     @ray.method(concurrency_group="control")
     def record_at(self, physical_offset: int) -> bytes:
-        """Return the record that an offset message id names (StoreQueries.by_physical_offset)."""
+        """Return the record at the physical offset that an offset message id names
+        (StoreQueries.by_physical_offset)."""
         return self._open().store.queries.by_physical_offset(physical_offset)
 
     @ray.method(concurrency_group="control")
     def delete_topic(self, topic: str) -> None:
         """Remove a topic's queues, and reject messages for the topic until `open_topics`.
 
-        The topic's records leave the disk with the log files that contain them. Raises NotMasterError, before any
-        change, unless this replica is the master.
+        The topic's records stay on disk until their log files are deleted. Raises NotMasterError, before any change,
+        unless this replica is the master.
         """
         store = self._master_store()
         self._deleted.add(topic)
@@ -366,8 +376,8 @@ class Storage:
         Raises NotMasterError, before any change, unless this replica is the master.
         """
         store, has_followers = self._master_store(), self._open().has_followers
-        # One of several replicas has only the topic deletions from the time when it was the master, so it deletes the
-        # queues of every named topic.
+        # Delete the queues of every named topic if the group has several replicas: this replica has recorded only the
+        # topic deletions of the time when it was the master.
         deleted = [topic for topic in topics if topic in self._deleted or has_followers]
         for topic in deleted:
             store.topics.delete(topic)
@@ -378,8 +388,8 @@ class Storage:
         """Accept messages for the `existing` topics, and reject messages for all other topics that have queues in this
         store (DeletedTopics.agree).
 
-        The broker calls this method when this replica becomes the master, with the topics of the state in the replica's
-        log.
+        The broker calls this method when this replica becomes the master. It passes the topics of the state that it
+        read from this replica's log.
         """
         known = self._open().any_store.topics.queue_ids()
         stored = [topic for topic in known if not is_system_topic(topic) and not is_light_queue(topic)]
@@ -396,13 +406,14 @@ class Storage:
         replica = self._open()
         replica.any_store.write_config(name, text)
         if name == TOPICS_FILE and replica.has_followers:
-            # A topic that the broker's snapshot lacks was deleted. The log does not record deletions, so a slave finds
-            # them only in the snapshot.
+            # Delete the topics that are missing in the broker's snapshot. The log does not record deletions of topics,
+            # so a slave finds them only in the snapshot.
             replica.delete_topics_before(*topics_of_state(text))
 
     @ray.method(concurrency_group="control")
     def change_settings(self, changes: Mapping[str, SettingValue]) -> None:
-        """Replace all changes of live settings, given by full name. Every other setting has its value in raymq.yaml.
+        """Replace all changes of live settings, given by full name. Every setting that is not in `changes` gets its
+        value from raymq.yaml.
 
         The broker calls this method on every replica when settings have changed, and when the replica becomes the
         master. On return the changes are stored in `config/` and in effect, except that a waiting thread first finishes
@@ -414,7 +425,8 @@ class Storage:
             self._follow_settings()
 
     def _follow_settings(self) -> None:
-        """Apply the live settings that are not read at each use. The caller holds the lock."""
+        """Apply the changed live settings to the parts of this actor that have copies of them. The caller holds the
+        lock."""
         now = self._live.now
         self._append_limit.capacity = now.store.send_queue_capacity
         if self._lanes is not None:
@@ -427,8 +439,8 @@ class Storage:
 
     @ray.method(concurrency_group="control")
     def describe(self) -> StorageDescription:
-        """Return the description of this storage actor, with the address of its lane (direct socket connection). Raises
-        the reason if the store did not open."""
+        """Return the description of this storage actor, with the address of its lane (direct socket connection). If the
+        store could not be opened, raises the reason."""
         self._open()
         assert self._lanes is not None
         return StorageDescription(
@@ -490,12 +502,13 @@ class Storage:
 
     @ray.method(concurrency_group="replicate")
     def log_part(self, epoch: int, physical_offset: int, size: int) -> tuple[int, bytes] | None:
-        """Return intact records of a range of the log that is damaged in another replica (Replica.read_part)."""
+        """Return the first intact records in a range of this log, for another replica whose log is damaged in this
+        range (Replica.read_part)."""
         return self._require_replica().read_part(epoch, physical_offset, size)
 
     @ray.method(concurrency_group="replicate")
     def mend_log(self, epoch: int, physical_offset: int, data: bytes) -> None:
-        """Replace damaged bytes with another replica's bytes (Replica.mend)."""
+        """Replace damaged bytes of this log with another replica's bytes (Replica.mend)."""
         self._require_replica().mend(epoch, physical_offset, data)
 
     @ray.method(concurrency_group="replicate")
@@ -532,8 +545,7 @@ class Storage:
 
     @ray.method(concurrency_group="control")
     def close(self) -> None:
-        """Flush the store, write the checkpoint, and release the directory. Later calls raise an error, because the
-        store is closed."""
+        """Flush the store, write the checkpoint, and release the directory. Later calls raise an error."""
         if self._metrics is not None:
             self._metrics.close()
         if self._lanes is not None:

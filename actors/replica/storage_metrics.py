@@ -1,4 +1,5 @@
-"""The metrics of a storage actor: its store's counters and state as series (raymq.telemetry.metrics.instruments).
+"""The metrics of a storage actor: the counters and the state of its store, as metric series
+(raymq.telemetry.metrics.instruments).
 
 The store keeps plain numbers. Every ten seconds the metrics thread of the actor reports them under their metric names.
 """
@@ -126,7 +127,7 @@ def _report_transactions(reporter: Reporter, store: MessageStore) -> None:
 
 
 def _reserved_ms(store: MessageStore) -> int:
-    """Return the age, in ms, of the first stored message; 0 if the store is empty or must not be read now."""
+    """Return the age, in ms, of the oldest stored message; 0 if the store is empty or must not be read now."""
     try:
         earliest_ms = store.queries.earliest_store_time_ms()
     except RaymqError:

@@ -17,11 +17,12 @@ from raymq.common.names import CHECK_MAX_TIME_TOPIC, check_group
 from raymq.common.protocol.transactions import CheckRound, TransactionCheck
 
 CHECK_ROUND_MAX_S: Final = 60.0
-"""Maximum duration, in seconds, of a round of transaction checks. After this time the next round continues."""
+"""Maximum duration, in seconds, of a round of transaction checks. The remaining half messages are checked in the next
+round."""
 
 
 class ControlsStore(Protocol):
-    """The interface for calls to the master's storage actor (MasterStore)."""
+    """The methods of MasterStore that call the master's storage actor."""
 
     def control(self, method: str, *args: Any) -> Any: ...
 
@@ -36,8 +37,8 @@ class TransactionMethods:
         self._checks_lock = threading.Lock()
 
     def take_transaction_checks(self, group: str, client_id: str) -> list[TransactionCheck]:
-        """Return the next transaction checks for a producer of `group`. The poll marks the producer as live. Raises
-        IllegalNameError if the group's name is invalid."""
+        """Return the next transaction checks for a producer of `group`. The call also records that the producer is
+        live. Raises IllegalNameError if the group's name is invalid."""
         with self._checks_lock:
             return self._checks.take(check_group(group), client_id, time.monotonic())
 

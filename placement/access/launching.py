@@ -2,8 +2,8 @@
 
 raymq's own actors sign their requests with a separate key. The first start with access control creates this key in
 `access/key` below `data_dir` on the head node, readable only for the launcher's user (mode 0600). The servers get the
-key with their arguments, which Ray's listings do not show. If the launcher starts servers, it acts as the super user of
-the settings. Otherwise it acts as the user of its environment (raymq.remoting.access.credentials).
+key with their arguments, which Ray's listings do not contain. If the launcher starts servers, it acts as the super user
+of the settings. Otherwise it acts as the user that its environment names (raymq.remoting.access.credentials).
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ ACCESS_TIMEOUT_S: Final = 30.0
 
 
 def act_as_owner(settings: Mapping[str, Any] | None) -> None:
-    """Act as the super user of `settings` if they enable access control. Otherwise act as the user that this process's
-    environment names, if any. Raises ConfigError if the credentials are incomplete, or if a secret cannot be read."""
+    """If `settings` enable access control, let this process act as their super user. Otherwise act as the user that
+    this process's environment names, if any. Raises ConfigError if the credentials are incomplete, or if a secret
+    cannot be read."""
     options = None if settings is None else ClusterSettings(**settings).access
     if options is None or not options.enable or options.super_secret_file is None:
         _act_as_caller()
@@ -74,7 +75,8 @@ def prepare(options: AccessOptions, data_dir: Path) -> None:
 
 
 def _check_running(options: AccessOptions) -> None:
-    """Raise ConfigError if servers with access control would start beside servers without it, or the reverse."""
+    """Raise ConfigError if the launcher would start servers with access control although servers without it are
+    running, or the reverse."""
     servers = [name for name in running() if name.startswith("nameserver-")]
     if not servers:
         return

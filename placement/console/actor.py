@@ -9,8 +9,8 @@ The console binds its address before it starts anything else:
     8270           this port
     0              any free port, which the console's next process uses again
 
-The file `raymq-console-port` in the folder of Ray's session holds the port as text. If another program uses the port
-after a restart, the console logs a warning and takes any free port.
+The file `raymq-console-port` in the folder of Ray's session contains the port as text. If another program uses the port
+when the console is restarted, the console logs a warning and takes any free port.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ logger = logging.getLogger(__name__)
 
 
 class ConsoleService:
-    """The console actor's class, which holds the web application and its server. If the start fails, `describe` raises
-    the error."""
+    """The class of the console actor, which has the web application and its server. If the start fails, `describe`
+    raises the error."""
 
     def __init__(self, options: ConsoleOptions, cluster_name: str) -> None:
         self._options, self._cluster_name = options, cluster_name
@@ -154,8 +154,8 @@ def application_settings(options: ConsoleOptions) -> ConsoleSettings:
 
 
 def cluster_has_tokens() -> bool:
-    """Return True if Ray's token authentication is on. Ray has no public function for this check. If Ray has moved its
-    private function, the result depends on the environment variable RAY_AUTH_MODE."""
+    """Return True if Ray's token authentication is on. Ray has no public function for this check, so a private function
+    is used. If Ray has moved it, the result depends on the environment variable RAY_AUTH_MODE."""
     try:
         from ray._private.authentication.authentication_utils import is_token_auth_enabled
     except ImportError:
@@ -164,8 +164,9 @@ def cluster_has_tokens() -> bool:
 
 
 def start_console(options: ConsoleOptions, cluster_name: str) -> dict[str, Any]:
-    """Start the console on the head node, unless it runs with these settings. A console with other settings is ended
-    first. Returns the address once the console serves. If the start fails, ends the console and raises the error."""
+    """Start the console on the head node, unless it already runs with these settings. A console with other settings is
+    ended first. Returns the console's address after the console has started to serve. If the start fails, ends the
+    console and raises the error."""
     if CONSOLE in running() and _settings() != options:
         end_actor(CONSOLE)
     on_head = NodeAffinitySchedulingStrategy(head_node_id(), soft=False)
@@ -202,14 +203,14 @@ ConsoleActor = ray.remote(**CONSOLE_ACTOR_OPTIONS)(actor_class(ConsoleService))
 
 
 BIND_TIMEOUT_S: Final = 10.0
-"""How long the console waits for a port that is in use. After a process was killed, its port may stay in use for a
-moment."""
+"""Maximum time, in seconds, that the console waits for a port that is in use. The port of a killed process may stay in
+use for a moment."""
 BIND_INTERVAL_S: Final = 0.2
 PORT_FILE: Final = "raymq-console-port"
 
 
 def listen(host: str, port: int, folder: Path, *, restarted: bool, timeout_s: float = BIND_TIMEOUT_S) -> socket.socket:
-    """Return a socket that is bound and does not listen yet.
+    """Return a socket that is bound to the console's address but does not listen yet.
 
     `host`: an address of this node. `port`: the setting console.port. `folder`: the folder of the port file.
     `restarted`: True in a process that Ray restarted, which uses its predecessor's port. Waits up to `timeout_s` for a

@@ -11,7 +11,7 @@ from raymq.remoting.storage_client import StorageDescription
 from raymq.tools.console.cluster import BrokerGroupView, ClusterView, ReplicaView, ServerView
 
 TOPICS_LOOKED_AT: Final = 50
-"""Maximum number of topics per broker group whose permissions the console reads."""
+"""Maximum number of topics per broker group for which the console reads whether they are writable."""
 
 
 def view_of(
@@ -21,8 +21,9 @@ def view_of(
     writable: Mapping[str, bool],
     settings: Mapping[str, str],
 ) -> ClusterView:
-    """Return the console's view of a cluster. `nodes`: addresses of the cluster's nodes, True for a drained node.
-    `writable`: by broker group, False if no topic of the group is writable. `settings`: values by setting name."""
+    """Return the console's view of a cluster. `nodes`: maps the address of each cluster node to True if the node is
+    drained. `writable`: maps each broker group to False if no topic of the group is writable. `settings`: values by
+    setting name."""
     groups = {group.broker: group for group in status.replica_groups}
     brokers = tuple(
         _broker(status, broker, groups.get(broker.name), writable.get(broker.name, True)) for broker in status.brokers
@@ -31,7 +32,7 @@ def view_of(
 
 
 def topics_to_look_at(status: ClusterStatus) -> list[str]:
-    """Return the topics whose routes show whether each broker group accepts writes."""
+    """Return the topics whose routes the console reads to find out whether each broker group accepts writes."""
     return sorted({topic for broker in status.brokers for topic in broker.topics[:TOPICS_LOOKED_AT]})
 
 

@@ -34,9 +34,10 @@ from raymq.tools.console.cluster import (
 logger = logging.getLogger(__name__)
 
 ACCOUNT_TIMEOUT_S: Final = 2.0
-"""Timeout of the console's call to a store for its settings, and of its call to a Pull actor for its instances."""
+"""Timeout, in seconds, of the console's call to a store for its settings, and of its call to a Pull actor for its
+instances."""
 CONSOLE_SEND_TIMEOUT_S: Final = 8.0
-"""Timeout of the send of a message from a console page."""
+"""Timeout, in seconds, for sending a message from a console page."""
 
 
 def live_cluster(client: Client, cluster_name: str) -> ConsoleCluster:
@@ -46,8 +47,8 @@ def live_cluster(client: Client, cluster_name: str) -> ConsoleCluster:
 
 
 class LiveControl:
-    """The ClusterControl of the console's actor. Thread-safe. The timeouts of the administration calls bound every
-    call."""
+    """The ClusterControl that the console's actor uses. Thread-safe. Every call is limited by the timeouts of the
+    administration calls."""
 
     def __init__(self, client: Client, cluster_name: str) -> None:
         self._admin = client.admin
@@ -85,12 +86,12 @@ class LiveControl:
         return settings_of(status, self._store)
 
     def drain(self, node: str, *, drained: bool) -> None:
-        """Order the drain of a node: all its replicas move to other nodes. With `drained` False, the node may have
-        replicas again."""
+        """Order the drain of a node: all its replicas move to other nodes. With `drained` False, end the drain, so that
+        the node may have replicas again."""
         operations.order_drain(node, drained=drained)
 
     def balance(self) -> None:
-        """Order a balance: the first replica by priority becomes the master of each broker group."""
+        """Order a balance: in each broker group, the replica with the highest priority becomes the master."""
         operations.order_balance()
 
     # Methods about push consumers

@@ -5,9 +5,9 @@
                into place, in the order of its offsets
 
 A run may be killed at any moment. Files in their final place are complete, and their offset ranges follow each other
-without a gap; the next run empties the staging directory and continues after the last file. Only the holder of the lock
-renames files. A task that belongs to a dead run finds its staging directory deleted. Each file is flushed before it is
-renamed, and each rename is flushed before the next.
+without a gap. The next run empties the staging directory and continues after the last file. Only the driver that holds
+the lock renames files. A task of a run that has ended finds its staging directory deleted, so it writes nothing. Each
+file is flushed before it is renamed, and each rename is flushed before the next rename.
 
 Executors write the files and the driver renames them, so the archive must have the same path on all these nodes.
 """
@@ -72,14 +72,14 @@ _REPORT: Final = (
 )
 
 Stage = Callable[[Sequence[OffsetRange], Path], list[Written]]
-"""A function that writes the messages of offset ranges into a staging directory, like `write_range`, and returns the
-files."""
+"""Type of a stage: a function that writes the messages of offset ranges into a staging directory, like `write_range`,
+and returns the files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """The result of one archive run: the numbers of added `messages`, `files` and `bytes`, in total and by
-    queue."""
+    """The result of one archive run: the numbers of messages, files and bytes that the run added to the archive, in
+    total and by queue."""
 
     topic: str
     messages: int
@@ -103,13 +103,13 @@ def run(
     """Archive the present messages of a topic that are not archived yet. `before_ms`: only messages stored before this
     time.
 
-    `on_plan` is called with the number of messages to archive, and `on_written` with each number of messages put in
-    place. On success the archive has each message exactly once. After a failure it has a part of the messages, and the
-    next run continues.
+    `on_plan` is called with the number of messages to archive. `on_written` is called after files were renamed into
+    place, with their number of messages. On success the archive has each message exactly once. After a failure it has
+    only some of the messages, and the next run continues.
 
-    Raises ClientStateError while another run holds the archive's lock; DataLossError for messages that were deleted
-    before they were archived, unless `skip_lost`; StoreCorruptError for an archive that has gaps or foreign files, or
-    that belongs to an older topic of this name; and the errors of `read_topic`.
+    Raises ClientStateError while another run holds the archive's lock. Raises DataLossError if messages were deleted
+    before they were archived, unless `skip_lost`. Raises StoreCorruptError if the archive has gaps or foreign files, or
+    belongs to an older topic of this name. Raises the errors of `read_topic`.
     """
     from raymq.client.scan.queue_bounds import ClusterQueues
 
@@ -139,7 +139,7 @@ def _until(bounds: QueueBounds, end_offset: int) -> QueueBounds:
     return QueueBounds(bounds.min_offset, end, bounds.first_in_memory)
 
 
-# Rounds
+# Archiving in rounds
 
 
 def archive(
@@ -154,8 +154,8 @@ def archive(
     on_plan: Callable[[int], None] = lambda total: None,
     on_written: Callable[[int], None] = lambda count: None,
 ) -> Archived:
-    """Archive the messages between the bounds of `queues` into `folder`, the topic's directory. The caller has locked
-    `folder`. Raises like `run`."""
+    """Archive the messages between the bounds of `queues` into `folder`, the topic's directory. The caller must have
+    locked `folder`. Raises the same errors as `run`."""
     done = next_offsets(find_pieces(folder))
     starts = {
         queue: done.get((queue.broker_name, queue.queue_id), bounds.min_offset) for queue, bounds in queues.items()
@@ -201,7 +201,8 @@ def _write_round(part: ArchiveStep, topic: str, staging: Path, stage: Stage) -> 
 
 
 def _empty(ranges: Iterable[OffsetRange], written: Iterable[Written]) -> list[ArchiveFile]:
-    """Return pieces without rows for the ranges that have no message, and so no Parquet file."""
+    """Return an archive entry without rows for each offset range that contains no message, and therefore has no Parquet
+    file."""
     starts = {(*one.piece.queue, one.piece.start_offset) for one in written}
     return [
         ArchiveFile(item.broker_name, item.queue_id, item.start_offset, item.end_offset, "")
@@ -230,8 +231,8 @@ def put_in_place(folder: Path, staging: Path, piece: ArchiveFile) -> None:
 
 @contextmanager
 def staging_in(folder: Path) -> Iterator[Path]:
-    """Create an empty staging directory for a round. Removes the staging directories of other rounds, and this one at
-    the end of the block."""
+    """Create an empty staging directory for one round of an archive run. Deletes the staging directories of earlier
+    rounds. Deletes the new directory at the end of the `with` block."""
     staging = folder / STAGING / uuid.uuid4().hex
     shutil.rmtree(folder / STAGING, ignore_errors=True)
     staging.mkdir(parents=True)
@@ -243,7 +244,8 @@ def staging_in(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[Path]:
-    """Create a topic's directory if necessary, and lock it. Raises ClientStateError if another run holds the lock."""
+    """Lock a topic's archive directory during a `with` block; create the directory if necessary. Raises
+    ClientStateError if another run holds the lock."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -256,12 +258,12 @@ def locked(folder: Path) -> Iterator[Path]:
         yield folder
 
 
-# In Spark
+# Writing archive files in Spark tasks
 
 
 def spark_stage(spark: SparkSession, client: Client) -> Stage:
-    """Return a stage that writes each offset range in a separate Spark task, which reads the range from the client's
-    cluster.
+    """Return a stage (a function that writes offset ranges to archive files) that runs one Spark task per offset range.
+    The task reads the range from the client's cluster.
 
     A task runs on the node whose disk holds the range, if an executor on that node is free.
     """
@@ -287,7 +289,8 @@ def stage_with(
     read: Callable[[OffsetRange], Iterator[pa.RecordBatch]],
     hosts: Callable[[Sequence[OffsetRange]], list[list[str]]] = lambda ranges: [[] for _ in ranges],
 ) -> Stage:
-    """Return a stage that writes each offset range in a separate Spark task, preferably on one of the range's `hosts`.
+    """Return a stage (a function that writes offset ranges to archive files) that runs one Spark task per offset range.
+    The task prefers to run on one of the range's `hosts`.
 
     `read` yields the messages of a range.
     """
@@ -318,7 +321,7 @@ def _report(written: Written) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(values)
 
 
-# The command
+# The command line of the archive job
 
 
 @click.command("archive", cls=Command)

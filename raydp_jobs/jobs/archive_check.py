@@ -24,7 +24,8 @@ BATCH_ROWS = 65_536
 class ArchivedQueue:
     """The archived part of a queue: offsets from `start_offset` up to, not including, `end_offset`.
 
-    `absent`: number of offsets in this part without a message, most of them deleted before they could be archived.
+    `absent`: number of offsets in this part for which the archive has no message. Most of these messages were deleted
+    before they could be archived.
     """
 
     broker_name: str
@@ -52,7 +53,7 @@ class ArchiveReport:
 def check_file(path: Path, topic: str, piece: ArchiveFile) -> int:
     """Check an archive file's metadata, row count and offsets against its name (`piece`). Returns the number of rows.
 
-    Raises StoreCorruptError if they differ, or if the file is incomplete. Reads only the Parquet footer.
+    Raises StoreCorruptError if they differ, or if the file is incomplete. Reads only the Parquet footer, not the rows.
     """
     try:
         footer = pq.read_metadata(path)
@@ -73,7 +74,8 @@ def check_file(path: Path, topic: str, piece: ArchiveFile) -> int:
 
 
 def _bounds(footer: Any, name: str) -> Iterator[tuple[int, int]]:
-    """Yield the minimum and maximum of a column for each row group with statistics."""
+    """Yield the minimum and maximum of a Parquet column for each row group. Skips row groups without
+    statistics."""
     for group in range(footer.num_row_groups):
         columns = [footer.row_group(group).column(index) for index in range(footer.num_columns)]
         for column in columns:
@@ -82,10 +84,10 @@ def _bounds(footer: Any, name: str) -> Iterator[tuple[int, int]]:
 
 
 def check_rows(path: Path, topic: str, piece: ArchiveFile) -> None:
-    """Read a whole archive file, verify its checksums, and check that its rows are exactly the messages that its name
+    """Read a whole archive file and verify its checksums. Check that its rows are exactly the messages that its name
     (`piece`) states, in order.
 
-    Raises StoreCorruptError if they are not.
+    Raises StoreCorruptError if a check fails.
     """
     position, day = piece.start_offset, date.fromisoformat(piece.day)
     queue = {"topic": topic, "broker_name": piece.broker_name, "queue_id": piece.queue_id}
@@ -113,7 +115,8 @@ def check_rows(path: Path, topic: str, piece: ArchiveFile) -> None:
 def verify(directory: Path, topic: str, advance: Callable[[int], None] = lambda count: None) -> ArchiveReport:
     """Check every file of a topic's archive with all its rows, and check that no queue has a gap.
 
-    `advance` is called with 1 after each file. The report contains the problems; this function does not raise them.
+    `advance` is called with 1 after each file. The returned report lists the problems; this function does not raise
+    them as errors.
     """
     problems: list[str] = []
     folder = directory / topic
@@ -134,7 +137,7 @@ def verify(directory: Path, topic: str, advance: Callable[[int], None] = lambda 
 
 
 def summary(pieces: list[ArchiveFile], rows: dict[ArchiveFile, int]) -> tuple[ArchivedQueue, ...]:
-    """Summarise archive files (`pieces`), whose numbers of rows are given, by queue."""
+    """Summarise archive files (`pieces`) by queue. `rows`: the number of rows of each file."""
     of_queue: dict[QueueKey, list[ArchiveFile]] = {}
     for piece in sorted(pieces):
         of_queue.setdefault(piece.queue, []).append(piece)

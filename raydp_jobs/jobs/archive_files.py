@@ -6,13 +6,13 @@ An archive of topic `orders` in a directory:
     orders/day=2026-03-02/broker-a.3.00000000000000001700-00000000000000002034.parquet
     orders/_absent/broker-a.3.00000000000000002034-00000000000000002100.absent
     orders/_staging/…         unfinished files; no program reads them
-    orders/.lock              held while a run works here
+    orders/.lock              locked while a run works on this archive
 
-A file holds the messages of one queue from the first offset in its name up to, not including, the second, all stored on
-one day (UTC). The offset ranges of a queue's files follow each other without a gap: for offsets whose messages were
-already deleted, `_absent` has an empty file. So the names alone determine where the next run continues. Only complete
-files have such names: each file is written in `_staging`, flushed, checked, and renamed, in the order of its offsets.
-The code calls an entry of the archive, with or without rows, a piece.
+A file holds messages of one queue, all stored on one day (UTC). Its name has the first offset, and the offset after the
+last one. The offset ranges of a queue's files follow each other without a gap: for offsets whose messages were already
+deleted, `_absent` has an empty file. So the names alone determine where the next run continues. Only complete files
+have such names: each file is written in `_staging`, flushed, checked, and renamed, in the order of its offsets. The
+code calls an entry of the archive, with or without rows, a piece.
 
 The module does no I/O except listing directories. Spark and pandas read the directory as a table with a column `day`.
 """
@@ -45,8 +45,8 @@ QueueKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, order=True)
 class ArchiveFile:
-    """A file of an archive. `day`: the store day, such as 2026-03-01; empty for a file that marks offsets without
-    messages."""
+    """A file of an archive. `day`: the day on which its messages were stored, such as 2026-03-01; empty for a file that
+    marks offsets without messages."""
 
     broker_name: str
     queue_id: int
@@ -68,8 +68,8 @@ class ArchiveFile:
 
     @classmethod
     def parse(cls, path: Path) -> ArchiveFile:
-        """Parse a path below the topic's directory into an ArchiveFile. Raises StoreCorruptError if the path is not
-        that of an archive file."""
+        """Parse the path of an archive file, relative to the topic's directory. Raises StoreCorruptError if the path is
+        not the path of an archive file."""
         name, day = _NAME.fullmatch(path.name), _DAY.fullmatch(path.parent.name)
         if name is not None and (day is not None or path.parent.name == ABSENT):
             piece = cls(name["broker"], int(name["queue"]), int(name["start"]), int(name["end"]), day[1] if day else "")
@@ -80,8 +80,8 @@ class ArchiveFile:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveStep:
-    """The next part of a topic to archive: `ranges` to read, and `absent` files for offsets whose messages were
-    deleted."""
+    """The next part of a topic to archive. `ranges`: offset ranges to read. `absent`: files that mark offsets whose
+    messages were deleted."""
 
     ranges: tuple[OffsetRange, ...]
     absent: tuple[ArchiveFile, ...]
@@ -94,7 +94,7 @@ def find_pieces(directory: Path) -> list[ArchiveFile]:
     """Return the archive files in a topic's directory, sorted by queue and offset; empty if the directory does not
     exist.
 
-    Raises StoreCorruptError for a file that is not part of an archive. Hidden files are ignored.
+    Raises StoreCorruptError if the directory has a file that is not part of an archive. Hidden files are ignored.
     """
     found = []
     for folder in sorted(directory.iterdir()) if directory.is_dir() else []:
@@ -118,8 +118,8 @@ def problems_of(pieces: Iterable[ArchiveFile]) -> list[str]:
 
 
 def next_offsets(pieces: Iterable[ArchiveFile]) -> dict[QueueKey, int]:
-    """Return the offset after the last archived message of each queue. Raises StoreCorruptError for a gap or an
-    overlap."""
+    """Return the offset after the last archived message of each queue. Raises StoreCorruptError if the files of a queue
+    have a gap or overlap."""
     pieces = list(pieces)
     for problem in problems_of(pieces):
         raise StoreCorruptError(f"the archive is damaged: {problem}; bring the file back, or archive anew elsewhere")
@@ -134,12 +134,12 @@ def plan_round(
     parallelism: int = 1,
     skip_lost: bool = False,
 ) -> ArchiveStep:
-    """Plan the next round: at most `most` messages after the offsets in `done`, divided between the queues that have
-    messages.
+    """Plan the next archive round: at most `most` messages after the offsets in `done`, divided between the queues that
+    have messages.
 
-    A queue that is not in the archive begins with its first message. If a queue no longer holds offsets after `done`,
-    raises DataLossError; with `skip_lost` these offsets become absent. Raises StoreCorruptError if a queue ends before
-    `done`.
+    The archive of a new queue begins with the queue's first message. Raises DataLossError if a queue no longer holds
+    the offsets after `done`; with `skip_lost`, the round records these offsets as missing instead. Raises
+    StoreCorruptError if a queue ends before its offset in `done`.
     """
     ranges, absent = [], []
     waiting = {queue: bounds for queue, bounds in queues.items() if _start(queue, bounds, done) < bounds.max_offset}
@@ -177,8 +177,8 @@ def _start(queue: MessageQueue, bounds: QueueBounds, done: Mapping[QueueKey, int
 
 
 def check_cover(ranges: Iterable[OffsetRange], pieces: Iterable[ArchiveFile]) -> None:
-    """Raise StoreCorruptError unless the archive files (`pieces`) cover each range completely, with one or more files
-    without a gap."""
+    """Raise StoreCorruptError unless the archive files (`pieces`) cover every offset of each range. Several files may
+    cover one range, if there is no gap between them."""
     left = sorted(pieces)
     for item in sorted(ranges, key=lambda one: (one.broker_name, one.queue_id, one.start_offset)):
         position = item.start_offset

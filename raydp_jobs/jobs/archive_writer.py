@@ -26,7 +26,7 @@ from raymq.client.scan.ranges import OffsetRange
 from raymq.common.errors import StoreCorruptError
 
 ARCHIVE_FILE_BYTES: Final = 512 * 1024 * 1024
-"""Approximate maximum size of a file's messages in bytes, before compression."""
+"""Approximate maximum number of message bytes in one archive file, before compression."""
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 """Number of message bytes that a task collects in memory before it writes a row group."""
 _DAY_US: Final = 86_400_000_000
@@ -35,7 +35,7 @@ _EPOCH: Final = date(1970, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A complete file in the staging directory: its ArchiveFile (`piece`), and its numbers of messages and
+    """A complete file in the staging directory: its archive entry (`piece`), its number of messages, and its size in
     bytes."""
 
     piece: ArchiveFile
@@ -44,7 +44,7 @@ class Written:
 
 
 def metadata_of(topic: str, piece: ArchiveFile, rows: int) -> dict[str, str]:
-    """Return the entries of an archive file's Parquet metadata: the file's offsets and the other parts of its
+    """Return the entries of an archive file's Parquet metadata: the number of rows, and the parts of the file's
     name."""
     return {
         "raymq.topic": topic,
@@ -62,8 +62,9 @@ def write_range(
 ) -> list[Written]:
     """Write the messages of an offset range, in offset order, as files in `staging`. Returns the files in order.
 
-    Together the files cover the range: an offset without a message belongs to the file before it, or to the first file
-    if no file is before it. A range without any message has no file. Raises FileNotFoundError if `staging` was deleted.
+    Together the files cover the range. An offset without a message belongs to the preceding file, or to the first file
+    if no file precedes the offset. If the range contains no message, no file is written. Raises FileNotFoundError if
+    `staging` was deleted.
     """
     written: list[Written] = []
     current: _OpenFile | None = None
@@ -89,8 +90,8 @@ def write_range(
 def _days(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Split a batch by day: yield each run of consecutive messages that were stored on the same day, with the day.
 
-    A damaged message has no time. It counts for the day of the message before it, or of the message after it if none is
-    before.
+    A damaged message has no store time. It gets the day of the message before it. If the batch has no message before
+    it, it gets the day of the next message.
     """
     times = batch.column("store_timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
     if times.null_count:
@@ -104,8 +105,8 @@ def _days(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
 
 @dataclass(slots=True)
 class _OpenFile:
-    """A file that is being written, under a unique name, because another attempt of the same task may write the same
-    messages."""
+    """An archive file that is being written. It has a unique name, because another attempt of the same Spark task may
+    write the same messages."""
 
     item: OffsetRange
     day: str
@@ -140,7 +141,8 @@ class _OpenFile:
         self._writer.close()
         size = flush_file(self._path)
         target = self.staging / piece.path
-        # Do not create parents: at the end of a run its staging directory is removed, and must not reappear.
+        # Do not create the staging directory if it is missing: it was deleted at the end of its run, and must not exist
+        # again.
         target.parent.mkdir(exist_ok=True)
         os.replace(self._path, target)
         return Written(piece, self.rows, size)
@@ -152,7 +154,8 @@ class _OpenFile:
 
 
 def flush_file(path: Path) -> int:
-    """Flush a file's bytes, or a directory's entries, to disk. Returns the size in bytes."""
+    """Flush a file's content, or a directory's entries, to disk. Returns the size of the file or directory in
+    bytes."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -43,26 +43,29 @@ if TYPE_CHECKING:
     from raymq.client.client import Client
 
 REASON_PROPERTY: Final = "error"
-"""Name of the message property that contains the reason as text. raymq.serve sets this property, and any
-program may."""
+"""Name of the message property that contains the reason why the message became a dead letter, as text. raymq.serve sets
+this property, and any program may set it."""
 REASON_CHARACTERS: Final = 100
 CAUSES_MAX: Final = 500
-"""Maximum number of pairs of topic and reason that are counted separately for a group. The limit protects memory,
-because the reason may differ in each message."""
+"""Maximum number of pairs of topic and reason that are counted separately for a consumer group. The limit protects
+memory, because each message may have another reason."""
 DRAWN_CAUSES: Final = 8
 OTHERS: Final = "(other reasons)"
 _ADVANCE: Final = 1000
 
 Cause = tuple[str, str]
-"""The cause of dead letters: the topic to which the messages were sent, and the reason why they died."""
+"""The cause of dead letters: the topic to which the messages were first sent, and the reason why they became dead
+letters."""
 
 
 @dataclass(slots=True)
 class Deaths:
-    """The dead letters of one group. `letters`: their number. `waiting`: the number that were not replayed.
+    """The dead letters of one consumer group. `letters`: the number of dead letters. `waiting`: the number of dead
+    letters that were not replayed.
 
-    `causes`: numbers of dead letters by cause. `over_time`: numbers by cause and by the beginning of the period in
-    which the messages died (s since 1970). `examples`: the message id of the newest dead letter of each cause.
+    `causes`: numbers of dead letters by cause. `over_time`: numbers of dead letters by cause and by the start of the
+    period in which the messages became dead letters (s since 1970). `examples`: the message id of the newest dead
+    letter of each cause.
     """
 
     group: str
@@ -100,10 +103,11 @@ def run(
     reason_property: str = REASON_PROPERTY,
     on_read: Callable[[int], None] = lambda count: None,
 ) -> list[Deaths]:
-    """Count the dead letters of consumer groups. By default, count all groups that have dead letters, sorted by name.
+    """Count the dead letters of the given consumer groups. Without `groups`, count all groups that have dead letters,
+    sorted by name.
 
-    Raises InvalidArgumentError for a group that never had a dead letter. `on_read` is called with the numbers of dead
-    letters read.
+    Raises InvalidArgumentError for a group that never had a dead letter. `on_read` is called after each read, with the
+    number of dead letters read.
     """
     named = list(dict.fromkeys(check_group(group) for group in groups))
     found = []
@@ -118,7 +122,7 @@ def run(
 
 
 def groups_with_letters(topics: Iterable[str]) -> list[str]:
-    """Return the groups that have a dead-letter topic."""
+    """Return the consumer groups that have a dead-letter topic. `topics`: the names of all topics."""
     return sorted(topic.removeprefix(DLQ_PREFIX) for topic in topics if topic.startswith(DLQ_PREFIX))
 
 
@@ -139,7 +143,7 @@ def count(
     period: Period = ALWAYS,
     on_read: Callable[[int], None] = lambda count: None,
 ) -> Deaths:
-    """Count the dead letters in `letters` that died within `period`, for one consumer group."""
+    """Count the messages in `letters` that became dead letters within `period`, for one consumer group."""
     deaths = Deaths(group)
     read = 0
     for letter in letters:
@@ -153,8 +157,8 @@ def count(
 
 
 def reason_of(letter: DeadLetter, retry_max_times: int | None, reason_property: str = REASON_PROPERTY) -> str:
-    """Return the reason why a message died, as one line: the first line of the message's property, or else a reason
-    derived from its number of attempts."""
+    """Return the reason why a message became a dead letter, as one line. This is the first line of the message's reason
+    property. Without this property, the reason is derived from the number of attempts."""
     told = letter.message.properties.get(reason_property, "").strip()
     if told:
         line = told.splitlines()[0]
@@ -242,8 +246,8 @@ def draw(figure: Figure, found: Sequence[Deaths], every_s: int) -> None:
 
 
 def series_of(deaths: Deaths) -> dict[str, list[float]]:
-    """Return the number of dead letters per period and cause: the DRAWN_CAUSES most common causes, and the others
-    together."""
+    """Return, for each cause, the number of dead letters in each period: one series for each of the DRAWN_CAUSES most
+    common causes, and one for all other causes."""
     times = sorted(deaths.over_time)
     common = [cause for cause, _ in deaths.causes.most_common(DRAWN_CAUSES)]
     series = {f"{topic}: {reason}": _over(deaths, times, {(topic, reason)}) for topic, reason in common}

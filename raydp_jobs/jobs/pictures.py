@@ -24,7 +24,7 @@ _DPI: Final = 100
 
 
 def check_picture(path: Path | None) -> None:
-    """Check before a job begins that its picture can be drawn and saved. `path` None means no picture.
+    """Check that a picture can be drawn and saved, before the job begins. Does nothing if `path` is None (no picture).
 
     Raises ConfigError if matplotlib is not installed. Raises InvalidArgumentError if the path's directory does not
     exist, or if its suffix is not .png.
@@ -40,8 +40,8 @@ def check_picture(path: Path | None) -> None:
 
 
 def save_picture(path: Path, draw: Callable[[Figure], None]) -> None:
-    """Create an empty figure of PICTURE_SIZE_PX, let `draw` fill it, and save it. An existing file is replaced as a
-    whole; after a failure it is unchanged."""
+    """Create an empty figure of PICTURE_SIZE_PX, let `draw` fill it, and save it. An existing file is replaced only
+    after the new picture is complete, so a failure leaves the file unchanged."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -75,7 +75,7 @@ def bars_over_time(
 
 
 def literal(text: str) -> str:
-    """Escape a topic's text for a matplotlib label: "$" would begin a formula, and a leading "_" would hide the
-    label."""
+    """Escape a text from a topic for a matplotlib label. Without the escapes, "$" would begin a formula, and a leading
+    "_" would hide the label."""
     text = text.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text

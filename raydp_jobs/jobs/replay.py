@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from raymq.client.producer.repeatable.writer import RepeatableWriter
 
 OPEN_LINES_MAX: Final = 16
-"""Maximum number of lines (sequences of rows) that are read and written at the same time. Each open line has a file and
-a producer."""
+"""Maximum number of lines (sequences of rows) that a replay reads and writes at the same time. Each line needs an open
+file and a producer."""
 REPLAYS: Final = "raymq-replays"
 """The namespace in the NameServers' KV configuration that stores the target queues of each replay."""
 _BURST_S: Final = 0.1
@@ -68,8 +68,8 @@ _BURST_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """The result of a replay. `rows`: rows in the files. `selected`: rows that match the selection. `sent`: rows that
-    this run sent. `stored_before`: rows that an earlier run under the same `name` had stored."""
+    """The result of a replay. `rows`: number of rows in the files. `selected`: rows that match the selection. `sent`:
+    rows that this run sent. `stored_before`: rows that an earlier run under the same `name` had stored."""
 
     topic: str
     name: str
@@ -80,7 +80,7 @@ class ReplayResult:
 
 
 class Pace:
-    """Limits a sender to a rate of rows per second, with bursts of 0.1 s."""
+    """Limits the rate of a sender, in rows per second. A burst may contain the rows of 0.1 s."""
 
     def __init__(self, rate: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate = None if rate is None else number_in("rate", rate, RATE)
@@ -89,15 +89,15 @@ class Pace:
 
     @property
     def rows_max(self) -> int | None:
-        """Maximum number of rows to send at once; None without a rate."""
+        """Maximum number of rows that the replay may send at once; None if the rate is unlimited."""
         return None if self._rate is None else max(int(self._rate * _BURST_S), 1)
 
     def pause_s(self, rows: int) -> float:
-        """Return how many seconds to wait after sending `rows` rows."""
+        """Return how many seconds the sender must wait after it has sent `rows` rows."""
         if self._rate is None:
             return 0.0
         now_s = self._clock()
-        # Idle time longer than a burst does not allow additional rows later.
+        # Cap the saved allowance at one burst: a longer idle time does not allow more rows.
         self._free_s = max(self._free_s, now_s - _BURST_S) + rows / self._rate
         return max(self._free_s - now_s, 0.0)
 
@@ -116,11 +116,13 @@ def run(
 ) -> ReplayResult:
     """Send the selected rows of `source` to an existing topic, each once, with at most `rate` rows per second.
 
-    On success all rows are stored, as durably as the cluster's settings require. After a failure the first rows of each
-    line are stored. A run with the same source, selection and `name` (default: the source's path) continues. `on_plan`
-    is called with the number of rows in the files, and `on_read` with the numbers of rows read.
+    On success all rows are stored, as durably as the cluster's settings require. After a failure, only the first rows
+    of each line (sequence of rows) are stored. A run with the same source, selection and `name` (default: the source's
+    path) continues the failed run. `on_plan` is called with the number of rows in the files, and `on_read` with the
+    numbers of rows read.
 
-    Raises the errors of `lines_of`, `read_line` and `RepeatableWriter`, and InvalidArgumentError for an invalid rate.
+    Raises the errors of `lines_of`, `read_line` and `RepeatableWriter`. Raises InvalidArgumentError if the rate is
+    invalid.
     """
     name = str(source.absolute()) if name is None else name
     pace, lines = Pace(rate), lines_of(source)
@@ -141,8 +143,8 @@ def run(
 def open_writer(client: Client, queues: Sequence[MessageQueue], line: Line, identity: str) -> RepeatableWriter:
     """Open a writer for the rows of a line (a sequence of rows with a fixed order).
 
-    Rows of an archived queue are sent to one of the topic's queues; other rows are sent to all queues, block by block.
-    The choice of queues does not depend on the source's other lines.
+    Rows of an archived queue are all sent to one queue of the topic. Other rows are sent to all queues of the topic,
+    block by block. The choice of queues does not depend on the source's other lines.
     """
     topic, place = queues[0].topic, line.place % len(queues)
     if line.is_queue:
@@ -157,8 +159,8 @@ def write_lines(
     on_read: Callable[[int], None] = lambda count: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[int, int, int, int]:
-    """Send the rows of several lines. All rows are stored on return. Returns the numbers of rows read, selected, sent,
-    and stored before."""
+    """Send the rows of several lines (sequences of rows). When this function returns, all rows are stored. Returns the
+    number of rows read, selected, sent by this run, and stored by earlier runs."""
     rows = selected = 0
     for index, count, batch in merged([read_line(line, selection) for line, _ in writers]):
         send(writers[index][1], batch, pace, sleep)
@@ -169,7 +171,7 @@ def write_lines(
 
 
 def send(writer: RepeatableWriter, batch: pa.RecordBatch, pace: Pace, sleep: Callable[[float], None]) -> None:
-    """Write the rows of a batch at the rate of `pace`. Rows that an earlier run stored do not count for the
+    """Send the rows of a batch at the rate that `pace` allows. Rows that an earlier run has stored do not count for the
     rate."""
     step = pace.rows_max or max(batch.num_rows, 1)
     for first in range(0, batch.num_rows, step):
@@ -182,8 +184,8 @@ def send(writer: RepeatableWriter, batch: pa.RecordBatch, pace: Pace, sleep: Cal
 
 
 def merged(lines: Sequence[Iterator[tuple[int, pa.RecordBatch]]]) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-    """Merge the batches of all lines, so that all lines advance by equal numbers of rows. Each batch carries its line's
-    index."""
+    """Merge the batches of all lines (sequences of rows). Reads next from the line with the fewest rows read so far.
+    Yields each batch with the index of its line."""
     heap = [(0, index) for index in range(len(lines))]
     while heap:
         read, index = heap[0]
@@ -196,8 +198,8 @@ def merged(lines: Sequence[Iterator[tuple[int, pa.RecordBatch]]]) -> Iterator[tu
 
 
 def fixed_queues(client: Client, topic: str, name: str) -> tuple[MessageQueue, ...]:
-    """Return the queues that the topic had at the first run of the replay with this name. The first run stores the
-    topic's present queues."""
+    """Return the queues that the topic had at the first run of the replay `name`. The first run stores the topic's
+    queues of that time, for later runs."""
     key = f"{topic}/{name}"
     there = client.write_queues(topic)
     fixed = client.admin.list_kv(REPLAYS).get(key)

@@ -37,8 +37,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A sequence of rows with a fixed order, in one or more files. `name`: identifies the line and its beginning within
-    the source. `place`: a number, consecutive for consecutive lines. `is_queue`: the rows were one queue's messages."""
+    """A sequence of rows with a fixed order, in one or more files. `name`: identifies the line and its first row within
+    the source. `place`: a number, consecutive for consecutive lines. `is_queue`: True if the rows were the messages of
+    one queue."""
 
     name: str
     files: tuple[Path, ...]
@@ -57,7 +58,7 @@ class Selection:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that the selection needs in order to filter rows."""
+        """The Parquet columns that the filter must read in order to select rows."""
         wanted = ["store_timestamp"] if self.period != ALWAYS else []
         wanted += ["broker_name", "queue_id"] if self.queues else []
         return wanted + (["tags"] if self.tags else [])
@@ -82,13 +83,13 @@ class Selection:
         return batch.filter(_combined(pc.and_, masks)) if masks else batch
 
     def text(self) -> str:
-        """The selection as text, which becomes part of the producer id of a replay."""
+        """The replay's message filter, encoded as text for the replay's producer id."""
         queues = ",".join(f"{broker}:{queue_id}" for broker, queue_id in sorted(self.queues))
         return f"{self.period.start_ms} {self.period.end_ms} [{queues}] [{','.join(sorted(self.tags))}]"
 
 
 EVERYTHING: Final = Selection()
-"""The selection of all rows."""
+"""The message filter that selects all rows."""
 
 
 def _combined(combine: pc.Function, masks: list[pa.Array]) -> pa.Array:
@@ -123,13 +124,13 @@ def lines_of(source: Path) -> list[Line]:
 
 def _archive_lines(source: Path) -> list[Line]:
     pieces = find_pieces(source)
-    next_offsets(pieces)  # Raises if the archive has a gap.
+    next_offsets(pieces)  # Raises StoreCorruptError if the archive's files have a gap or overlap.
     lines = []
     for (broker_name, queue_id), group in groupby(pieces, key=lambda piece: piece.queue):
         files = [piece for piece in group if piece.day]
         if files:
-            # If the oldest files are deleted, all later rows get other numbers. So the name contains the start offset,
-            # which then makes the line a new line.
+            # If the oldest archive files are deleted, all later rows get other numbers. So the line's name contains the
+            # start offset of its first file: after such a deletion it counts as a new line.
             name = f"{broker_name}:{queue_id} from {files[0].start_offset}"
             place = crc32(broker_name.encode()) + queue_id
             lines.append(Line(name, tuple(source / piece.path for piece in files), place, True))
@@ -163,8 +164,8 @@ def metadata_of_file(path: Path) -> pq.FileMetaData:
 
 
 def read_line(line: Line, selection: Selection) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Read the rows of a line in order. Yields the number of rows read, and the selected ones of these rows with the
-    columns of a message.
+    """Read the rows of a line (a sequence of rows) in order. Yields the number of rows read, and a batch with the rows
+    that match the selection, in the columns of a message.
 
     Raises InvalidArgumentError if a file lacks bodies or a column that the selection needs, and StoreCorruptError if a
     file is damaged.
@@ -185,8 +186,8 @@ def read_line(line: Line, selection: Selection) -> Iterator[tuple[int, pa.Record
 
 
 def _readable(batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
-    """Return the rows of an archive's batch that have a body. A message that could not be read when it was archived has
-    no body, and is left out."""
+    """Return the rows of an archive's batch that have a body. A message that was already damaged when it was archived
+    has no body, and is omitted."""
     body = batch.column("body")
     if not body.null_count:
         return batch
@@ -195,7 +196,7 @@ def _readable(batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
 
 
 def producer_id(name: str, line: Line, selection: Selection) -> str:
-    """Return the producer id, of 64 characters, under which a line's rows are stored. It differs for each replay, line
-    and selection."""
+    """Return the producer id (64 characters) under which the rows of a line (a sequence of rows) are stored. The id is
+    different for each replay, line and selection."""
     text = f"{name}\n{line.name}\n{selection.text()}"
     return f"replay/{hashlib.sha256(text.encode()).hexdigest()[:48]}"

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from raymq.client.client import Client
 
 PARTITIONS_PER_CORE: Final = 4
-"""Number of Spark partitions per core for aggregated results. Spark's default of 200 partitions is too many for counts
-of tags and minutes."""
+"""Number of Spark partitions per core for a job's aggregated results. Spark's default of 200 partitions is too many for
+the few rows of such results."""
 _SHUFFLE: Final = "spark.sql.shuffle.partitions"
 _LOOK_S: Final = 0.25
-"""Interval in seconds between two queries of Spark's task counts while a progress bar is shown."""
+"""Seconds between two queries of Spark's task counts, while a progress bar is shown."""
 _RAISED: Final = re.compile(r"^(?:Caused by: )?(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
 """Matches a line of a traceback that names an exception."""
 
@@ -46,8 +46,8 @@ class SessionSize:
 
 
 def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the Spark options that all Spark jobs share to a command. The command gets them as one argument
-    `size`."""
+    """Decorate a command with the Spark options that all Spark jobs share. The command gets their values as one
+    argument, `size`."""
 
     @click.option("--executors", type=NumberType(SPARK_COUNT), default=1, show_default=True, help="Spark's executors.")
     @click.option("--executor-cores", type=NumberType(SPARK_COUNT), default=1, show_default=True, help="Cores of each.")
@@ -66,7 +66,7 @@ def spark_job(
     """Open a Spark session with the settings `configs`, and a client, for the duration of a job. `quiet`: show no
     progress.
 
-    Raises like `raymq.connect` and `spark_session`. Errors of Spark tasks are converted as by `clear_errors`.
+    Raises the errors of `raymq.connect` and `spark_session`. Converts errors of Spark tasks as `clear_errors` does.
     """
     with steps(quiet=quiet) as progress:
         progress("loading Spark")
@@ -89,10 +89,10 @@ def spark_job(
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """Convert an exception of Spark into a one-line RaymqError.
+    """Convert a Spark exception that the `with` block raises into a RaymqError with a one-line text.
 
-    If the task raised an error of raymq.common.errors, this error is raised again. Otherwise the text is the first
-    error in Spark's text.
+    If a Spark task raised an error of raymq.common.errors, that error is raised. Otherwise the text is the first error
+    that the text of the Spark exception contains.
     """
     try:
         yield
@@ -101,8 +101,8 @@ def clear_errors() -> Iterator[None]:
 
 
 def job_error(text: str) -> RaymqError:
-    """Extract the error from the text of a Spark exception, which mostly consists of tracebacks in two
-    languages."""
+    """Return the error that the text of a Spark exception contains. Most of the text is Java and Python
+    tracebacks."""
     if (ours := raymq_error(text)) is not None:
         return ours
     named = _RAISED.findall(text)
@@ -113,8 +113,8 @@ def job_error(text: str) -> RaymqError:
 
 @contextmanager
 def tasks_counted(spark: SparkSession, description: str, *, quiet: bool) -> Iterator[None]:
-    """Show a progress bar of the Spark tasks that the block has started and finished, if standard error is a
-    terminal."""
+    """Show a progress bar of the Spark tasks that the `with` block starts and finishes. Shows nothing if standard error
+    is not a terminal."""
     with counting(description, talks=quiet) as counter:
         if not counter.shown:
             yield

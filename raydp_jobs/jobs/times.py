@@ -1,4 +1,5 @@
-"""Command-line times of jobs: the period of store times that a job reads, and the interval of its counts."""
+"""Command-line options for times: the period of store times that a job reads, and the time interval for which it counts
+messages."""
 
 from __future__ import annotations
 
@@ -29,13 +30,14 @@ class Period:
             raise InvalidArgumentError("--from must be before --to")
 
     def has(self, time_ms: int) -> bool:
-        """True if the period contains a time."""
+        """Return True if the period contains the time `time_ms`."""
         return (self.start_ms is None or time_ms >= self.start_ms) and (self.end_ms is None or time_ms < self.end_ms)
 
     def scan_options(self) -> ScanOptions:
-        """Return read options for an offset range that covers this period with little excess.
+        """Return read options for an offset range that contains all messages of this period, and few others.
 
-        After a clock was set back, offsets follow store times only roughly, so `of` filters the result.
+        The range is only approximate if a clock was set back, because then offsets do not ascend with store times. So
+        the result must also be filtered by `of`.
         """
         options: ScanOptions = {}
         if self.start_ms is not None:
@@ -54,11 +56,12 @@ class Period:
 
 
 ALWAYS: Final = Period()
-"""A period without bounds."""
+"""The period that contains every time: it has no start and no end."""
 
 
 def period_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options --from and --to to a command. The command gets them as one argument `period`."""
+    """Decorate a command with the options --from and --to. The command gets their values as one argument,
+    `period`."""
 
     @click.option("--from", "start", metavar="TIME", help="Messages stored from then on: ISO 8601, or -2h, -7d.")
     @click.option("--to", "end", metavar="TIME", help="Messages stored before then.")
@@ -72,8 +75,8 @@ def period_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def every_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the option --every, the interval of the counts, to a command. The command gets it in seconds as
-    `every_s`."""
+    """Return a decorator that adds the option --every to a command: the time interval for which the job counts
+    messages. The command gets the interval in seconds as `every_s`."""
     return click.option(
         "--every",
         "every_s",

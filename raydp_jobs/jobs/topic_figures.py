@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN_BUCKETS: Final = 30
-"""Number of newest time buckets that the printed table shows. JSON and the picture have all buckets."""
+"""Number of time buckets that the printed table shows; older buckets are omitted. The JSON output and the picture have
+all buckets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Statistics of a topic's messages in one time bucket of `every_s` seconds from `start` on.
+    """Statistics of a topic's messages in one time bucket, which begins at `start`. All buckets of a run are equally
+    long.
 
-    `tags`: the number of messages with each of the topic's most common tags; None as a tag means no tag. `keys`: the
-    number of different keys.
+    `tags`: the number of messages with each of the topic's most common tags; the tag None means messages without a tag.
+    `keys`: the number of different keys.
     """
 
     start: datetime
@@ -55,12 +57,12 @@ class TopicFigures:
 
     @property
     def seconds(self) -> float:
-        """The seconds between the topic's first message and its last."""
+        """The seconds between the store times of the topic's first and last message."""
         return (self.last - self.first).total_seconds() if self.first and self.last else 0.0
 
     def per_second(self, amount: int) -> float | None:
-        """Return an amount as a rate per second between the topic's first and last message; None if no time is between
-        them."""
+        """Return `amount` per second, for the time between the topic's first and last message; None if that time is
+        zero."""
         return round(amount / self.seconds, 3) if self.seconds else None
 
 
@@ -144,8 +146,8 @@ def _tag_name(tag: str | None) -> str:
 
 
 def draw(figure: Figure, found: Sequence[TopicFigures], every_s: int) -> None:
-    """Draw message rates and numbers of keys over time: by tag if there is one topic, by topic if there are
-    several."""
+    """Draw message rates and numbers of keys over time. With one topic the rates are by tag, with several topics by
+    topic."""
     upper, middle, lower = figure.subplots(3, 1, sharex=True)
     series = rates_by_tag(found[0], every_s) if len(found) == 1 else None
     times = sorted({bucket.start for one in found for bucket in one.buckets})
@@ -165,8 +167,8 @@ def draw(figure: Figure, found: Sequence[TopicFigures], every_s: int) -> None:
 
 
 def rates_by_tag(one: TopicFigures, every_s: int) -> dict[str, list[float]]:
-    """Return the messages per second with each common tag in each time bucket; if there are other tags, also
-    their sum."""
+    """Return the messages per second in each time bucket, for each common tag. If there are less common tags, also
+    return the sum of their rates."""
     series = {_tag_name(tag): [bucket.tags[tag] / every_s for bucket in one.buckets] for tag in one.tags}
     if one.other_tags:
         rest = [bucket.messages - sum(bucket.tags.values()) for bucket in one.buckets]

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from raymq.client.client import Client
 
 BUCKETS_MAX: Final = 20_000
-"""Maximum number of time buckets over all topics, equal to two weeks of minutes. The driver holds all buckets in
-memory."""
+"""Maximum number of time buckets over all topics, equal to two weeks of minutes. The limit protects the driver's
+memory, which holds all buckets."""
 TAGS_MAX: Final = 100
 
 
@@ -89,7 +89,7 @@ def run(
     return figures(topics, of_topics, common, of_buckets)
 
 
-# Steps: DataFrame → DataFrame
+# Steps of the Spark job; each converts a DataFrame to another DataFrame
 
 
 def lean(messages: DataFrame) -> DataFrame:
@@ -98,8 +98,8 @@ def lean(messages: DataFrame) -> DataFrame:
 
 
 def counted(messages: DataFrame, every_s: int) -> DataFrame:
-    """Return one row per topic, time bucket (`start`) and tag: messages, bytes, largest, first, last, and a sketch of
-    keys.
+    """Return one row per topic, time bucket (`start`) and tag. The row has the number of messages and of bytes, the
+    largest message, the first and last store time, and a sketch of the keys.
 
     In an intermediate step a message with several keys becomes several rows; only its first row counts as a message.
     """
@@ -119,7 +119,7 @@ def counted(messages: DataFrame, every_s: int) -> DataFrame:
 
 
 def totals(counts: DataFrame) -> DataFrame:
-    """Add up the rows of `counted` to one row per topic."""
+    """Add up the rows of `counted`. Returns one row per topic."""
     return counts.groupBy("topic").agg(
         sf.sum("messages").alias("messages"),
         sf.sum("bytes").alias("bytes"),
@@ -139,8 +139,8 @@ def tag_totals(counts: DataFrame) -> DataFrame:
 
 
 def buckets(counts: DataFrame, common: dict[str, dict[str | None, int]]) -> DataFrame:
-    """Return one row per topic and time bucket: messages, bytes, keys, and a list with the number of messages of each
-    tag in `common`, in order."""
+    """Return one row per topic and time bucket, with the numbers of messages, bytes and keys. The row also lists the
+    number of messages with each tag in `common`, in the order of `common`."""
     named = {topic: list(tags) for topic, tags in common.items()}
     places = []
     for index in range(max(map(len, named.values()), default=0)):
@@ -161,7 +161,7 @@ def buckets(counts: DataFrame, common: dict[str, dict[str | None, int]]) -> Data
 
 
 def epoch(time: Column) -> Column:
-    """Convert a time column to seconds since 1970. Otherwise `collect` would silently convert the time to this
+    """Convert a time column to seconds since 1970. Spark's `collect` would silently convert a time column to this
     machine's time zone."""
     return sf.unix_micros(time) / 1_000_000
 
@@ -170,8 +170,8 @@ def epoch(time: Column) -> Column:
 
 
 def common_tags(rows: Iterable[dict[str, Any]], top: int) -> dict[str, dict[str | None, int]]:
-    """Return the first `top` tags of each topic with their numbers of messages, from the sorted rows of
-    `tag_totals`."""
+    """Return the `top` most common tags of each topic with their numbers of messages. `rows`: the rows of `tag_totals`,
+    sorted by number of messages."""
     result: dict[str, dict[str | None, int]] = {}
     for row in rows:
         of_topic = result.setdefault(row["topic"], {})
@@ -187,7 +187,8 @@ def figures(
     totals_of = {row["topic"]: row for row in of_topics}
     buckets_of: dict[str, list[Bucket]] = {}
     for row in of_buckets:
-        # Spark's list is as long as the topic with the most tags requires, so it may be longer than this topic's tags.
+        # Spark's list of tag counts has the length that the topic with the most tags needs. So it may be longer than
+        # this topic's list of tags.
         counts = dict(zip(common[row["topic"]], row["tags"], strict=False))
         bucket = Bucket(_time(row["start"]), row["messages"], row["bytes"], row["keys"], counts)
         buckets_of.setdefault(row["topic"], []).append(bucket)

@@ -1,10 +1,11 @@
-"""A job that counts a stream of topics by tag or key in time windows. Each count becomes a message of another topic.
+"""A job that counts the messages of topics by tag or key in time windows, continuously. Each count is sent as a message
+to another topic.
 
     stream_topic → counted → as_messages → topic_sink
                    a window is counted until the watermark has passed its end; then its counts are sent, once
 
 After a restart the job continues from its checkpoint: each message is counted once, and each count is sent once.
-Messages that arrive after their window's counts were sent are left out, and reported.
+Messages that arrive after their window's counts were sent are not counted; the job reports their number.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from raymq.client.client import Client
 
 OPTIONS_FILE: Final = "raymq-windowed-counts.json"
-"""Name of the file in a checkpoint that describes the windows that the query counts."""
+"""Name of the file in a checkpoint directory that describes the time windows of the query."""
 _LOOK_S: Final = 1
 
 By = Literal["tags", "keys"]
@@ -53,9 +54,10 @@ Sink = Callable[[DataFrame, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """The windows of a count: by tag or key (`by`), each `length_s` seconds long in the messages' `time`.
+    """The time windows in which a job counts messages by tag or key (`by`). Each window is `length_s` seconds long in
+    the messages' `time`.
 
-    A new window begins every `slide_s` seconds, and closes `late_s` seconds after its end.
+    A new window begins every `slide_s` seconds. A window closes `late_s` seconds after its end.
     """
 
     length_s: int = 60
@@ -77,8 +79,8 @@ class Counted:
     """The result of a run: the number of `counts` sent (one count per window and tag or key), and the number of
     batches.
 
-    `late`: a lower bound of the number of messages that arrived after their window's counts were sent. The number is a
-    lower bound because Spark combines some late messages before it counts them.
+    `late`: the minimum number of messages that arrived after their window's counts were sent. The real number may be
+    larger, because Spark combines some late messages before it counts them.
     """
 
     target: str
@@ -107,14 +109,15 @@ def run(
 
     `checkpoint`: this job's directory, from which it continues. `start`: where the job begins without a checkpoint.
     `on_counts` is called with each number of stored counts. The query is stopped at the end. Raises
-    InvalidArgumentError if the checkpoint belongs to other windows, and the errors of `stream_topic` and `topic_sink`.
+    InvalidArgumentError if the checkpoint belongs to other time windows, and the errors of `stream_topic` and
+    `topic_sink`.
     """
     from raydp_jobs.sink.writer import topic_sink
     from raydp_jobs.stream.topic_stream import stream_topic
 
     if target in topics:
         raise InvalidArgumentError(f"the counts of {target} would be counted again: send them to another topic")
-    client.write_queues(target)  # Raises now if the topic is not writable, not only in the first batch.
+    client.write_queues(target)  # Raises an error now if the target topic is not writable.
     messages = stream_topic(
         spark,
         topics,
@@ -132,14 +135,14 @@ def run(
 
 
 class StoredCounts:
-    """The sum of the counts that a query has stored."""
+    """Adds up the number of counts that a query has stored."""
 
     def __init__(self, on_counts: Callable[[int], None]) -> None:
         self._on_counts = on_counts
         self.batches = self.counts = 0
 
     def add(self, batch: int, summary: WriteSummary) -> None:
-        """Add the counts of a stored batch."""
+        """Add the number of counts that a stored batch contains."""
         self.batches += 1
         self.counts += summary.rows
         self._on_counts(summary.rows)
@@ -173,17 +176,17 @@ def await_end(query: StreamingQuery, target: str, stored: StoredCounts) -> Count
 
 
 def late_messages(progress: Any) -> int:
-    """Return the number of late rows that a batch dropped because their windows' counts were already sent. Spark
-    combines equal rows before it counts them."""
+    """Return the number of rows that a batch dropped because the counts of their time windows were already sent. A row
+    may stand for several messages, because Spark combines equal rows before it counts them."""
     return sum(int(one["numRowsDroppedByWatermark"]) for one in progress["stateOperators"])
 
 
-# Steps: DataFrame → DataFrame
+# Steps of the Spark query; each converts a DataFrame to another DataFrame
 
 
 def counted(messages: DataFrame, windows: Windows) -> DataFrame:
-    """Return one row per topic, window and tag or key: `value` (null for messages without one), `start`, `end` and
-    `messages`.
+    """Return one row per topic, time window and tag or key, with the columns `value`, `start`, `end` and `messages`.
+    `value` is the tag or key; null for messages without tag or key.
 
     A message with several keys counts for each key.
     """
@@ -200,8 +203,8 @@ def counted(messages: DataFrame, windows: Windows) -> DataFrame:
 
 
 def as_messages(counts: DataFrame, by: By) -> DataFrame:
-    """Convert the rows of `counted` to messages. The body is a JSON object; the counted tag or key is also the
-    message's tag or key.
+    """Convert the rows of `counted` to messages. The body is a JSON object. The tag or key that was counted is also the
+    message's own tag or key.
 
     All counts of one tag or key are sent to one queue, in order.
     """
@@ -224,13 +227,15 @@ def as_messages(counts: DataFrame, by: By) -> DataFrame:
     )
 
 
-# The checkpoint
+# The query's checkpoint
 
 
 def fix_options(checkpoint: Path, options: dict[str, Any]) -> None:
-    """Store a description of the counted windows in a checkpoint, or compare it with the stored description.
+    """Store a description of the query's time windows in its checkpoint. If the checkpoint already has a description,
+    compare the two.
 
-    Spark itself would continue old windows under new names. Raises InvalidArgumentError if the description differs.
+    Without this check, Spark would continue the old windows under the new description. Raises InvalidArgumentError if
+    the descriptions differ.
     """
     checkpoint.mkdir(parents=True, exist_ok=True)
     path, text = checkpoint / OPTIONS_FILE, json.dumps(options, sort_keys=True)
@@ -238,8 +243,8 @@ def fix_options(checkpoint: Path, options: dict[str, Any]) -> None:
         partial = checkpoint / f".{uuid.uuid4().hex}.partial"
         partial.write_text(text)
         try:
-            # Linking creates the file completely or not at all, and never replaces a file that another process created
-            # first.
+            # Create the file with a link, which works completely or not at all. It never replaces a file that another
+            # process created first.
             os.link(partial, path)
         except FileExistsError:
             pass
@@ -254,7 +259,7 @@ def fix_options(checkpoint: Path, options: dict[str, Any]) -> None:
         )
 
 
-# The command
+# The command line of the windowed-counts job
 
 
 def _seconds(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:

@@ -1,5 +1,5 @@
-"""The columns of a DataFrame that is written to a topic: the driver checks their types, and fixes the order of the
-rows."""
+"""Checks and sorts a DataFrame before it is written to a topic. The driver checks the types of the columns, and gives
+the rows a fixed order."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from raymq.common.errors import InvalidArgumentError
 Sort = Literal["auto", "always", "never"]
 
 _SHUFFLE: Final = re.compile("(?<!Broadcast)Exchange")
-"""Matches a step of a Spark plan after which rows have no fixed order. Broadcasting the small side of a join keeps the
-order."""
+"""Matches an exchange (shuffle) in the text of a Spark plan; after an exchange, rows have no fixed order. Broadcasting
+the small side of a join keeps the order, and does not match."""
 
 
 def _is_texts(kind: types.DataType) -> bool:
@@ -57,13 +57,13 @@ _KINDS: Final[dict[str, tuple[Callable[[types.DataType], bool], str, str]]] = {
         "F.col('deliver_time').cast('timestamp')",
     ),
 }
-"""By column name: a check of the column's type, the name of the expected type, and an expression that creates a valid
-value."""
+"""For each column name: a check of the column's type, the name of the expected type, and an example expression that
+creates a valid value."""
 
 
 def check_columns(df: DataFrame) -> None:
-    """Raise InvalidArgumentError unless the rows of `df` can be written to a topic. The error lists all problems and
-    how to solve them."""
+    """Raise InvalidArgumentError unless the rows of `df` can be written to a topic. The error's text lists all problems
+    and how to solve them."""
     names = df.columns
     wrong = [] if "body" in names else ["column 'body' is missing: name one so, with df.withColumnRenamed(…, 'body')"]
     wrong += [f"column {name!r} exists twice" for name in sorted({name for name in names if names.count(name) > 1})]
@@ -97,26 +97,27 @@ def in_fixed_order(df: DataFrame, sort: Sort) -> DataFrame:
         return df
     given = _present_order(df)
     if given is None:
-        return df  # The rows are sorted by columns that were dropped later, so the order cannot be restored.
+        return df  # The rows are sorted by dropped columns, so their order cannot be restored.
     values = [_sortable(field) for field in df.schema]
     return df.sortWithinPartitions(*given, functions.xxhash64(*values), *values)
 
 
 def has_exchange(df: DataFrame) -> bool:
-    """True if the plan has an exchange: rows come from the tasks of another stage, in the order in which these tasks
-    end."""
+    """Return True if the DataFrame's plan has an exchange. Rows then come from the tasks of an earlier stage, in the
+    order in which these tasks end."""
     execution = df._jdf.queryExecution()
     plan = execution.executedPlan().toString()
     if _SHUFFLE.search(plan):
         return True
-    # ExistingRDD hides the plan that computed the rows, as in the batch of a streaming query.
+    # An ExistingRDD step, as in the batch of a streaming query, does not show the plan that computed its rows.
     if "ExistingRDD" not in plan:
         return False
     return "Shuffled" in execution.toRdd().toDebugString()
 
 
 def is_adaptive(df: DataFrame) -> bool:
-    """True if the number of a DataFrame's partitions is unknown until earlier stages have run."""
+    """Return True if Spark chooses the DataFrame's number of partitions only after earlier stages have run (adaptive
+    execution)."""
     return bool(df._jdf.queryExecution().executedPlan().toString().startswith("AdaptiveSparkPlan"))
 
 
@@ -126,7 +127,7 @@ def partitions_of(df: DataFrame) -> int:
 
 
 def _present_order(df: DataFrame) -> Sequence[Column] | None:
-    """Return the columns by which the plan sorts each partition's rows; None if the order depends on columns that no
+    """Return the columns by which the rows of each partition are sorted; None if the order depends on columns that no
     longer exist."""
     plan: Any = df._jdf.queryExecution().executedPlan()
     ordering, output = plan.outputOrdering(), plan.outputSet()

@@ -2,8 +2,9 @@
 queue.
 
 A task's rows are written under the producer id QUERY/PARTITION, with the batch's number as epoch. So the store
-recognises the rows if the task or the whole batch is repeated (raymq.client.producer.repeatable). A failed task raises,
-and Spark repeats it. An error that a repeat cannot solve is returned to the driver immediately, as a row.
+recognises the rows if the task or the whole batch is repeated (raymq.client.producer.repeatable). If a task raises an
+error, Spark repeats the task. A task does not raise an error that would occur again: it returns the error to the driver
+immediately, as a row.
 
 A task holds one of Spark's Arrow batches and the producer's buffer in memory.
 
@@ -40,8 +41,8 @@ RESULT_SCHEMA: Final = (
     "stored_before long, broker_name string, queue_topic string, queue_id int, rows long, first_offset long, "
     "end_offset long, error string, error_kind string"
 )
-"""Schema of the rows that a task returns: one row per queue that got rows. The row without a queue contains the
-partition's total number of rows, or the task's error."""
+"""Schema of the rows that a Spark task returns: one row for each queue to which it wrote. One more row has no queue; it
+contains the partition's total number of rows, or the task's error."""
 _ARROW_SCHEMA: Final = pa.schema(
     [
         ("stored_before", pa.int64()),
@@ -62,23 +63,23 @@ _FOR_GOOD: Final = (
     NoPermissionError,
     TopicNotExistError,
 )
-"""Errors that would occur again if the task were repeated."""
+"""Classes of errors that would occur again if Spark repeated the task."""
 
 logger = logging.getLogger(__name__)
 
 
 class Writers(Protocol):
-    """Interface of an object that opens the writers of a write's tasks, in Spark's workers. The object is pickled for
-    the workers."""
+    """Interface of an object that opens a topic writer for each Spark task of a write. The object is pickled and sent
+    to Spark's workers."""
 
     def open(self, producer_id: str, epoch: int, first_queue: int) -> RepeatableWriter: ...
 
 
 @dataclass(frozen=True)
 class TaskWrite:
-    """A function for `DataFrame.mapInArrow` that writes one batch; each task writes one partition.
+    """A function for `DataFrame.mapInArrow` that writes one batch to a topic. Each Spark task writes one partition.
 
-    `query`: an id that is the same if the query is repeated. `batch`: the batch's number.
+    `query`: the query's id, which stays the same if the query is repeated. `batch`: the batch's number.
     """
 
     writers: Writers
@@ -86,11 +87,12 @@ class TaskWrite:
     batch: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the rows of this task's partition. Yields one batch of RESULT_SCHEMA."""
+        """Write the rows of this task's partition. Yields one Arrow batch with the schema RESULT_SCHEMA."""
         context = TaskContext.get()
         partition = 0 if context is None else context.partitionId()
         try:
-            # The first queue depends on the partition, so that partitions with few rows use all queues together.
+            # The partition's number determines the queue to which the writer writes first. So partitions with few rows
+            # together use all queues.
             with self.writers.open(f"{self.query}/{partition}", self.batch, partition) as writer:
                 for batch in batches:
                     if batch.num_rows:
@@ -103,7 +105,8 @@ class TaskWrite:
 
 
 def check_partition(topic: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Check the rows of a partition without writing them: a function for `DataFrame.mapInArrow`."""
+    """Check that the rows of a partition can be written to a topic, without writing them. Used with
+    `DataFrame.mapInArrow`."""
     context = TaskContext.get()
     partition = 0 if context is None else context.partitionId()
     for batch in batches:
@@ -119,7 +122,7 @@ class QueueRows:
     """The rows that a write has stored in one queue: `rows` rows at offsets from `first_offset` up to, not including,
     `end_offset`.
 
-    Messages of other producers may lie between these rows.
+    This offset range may also contain messages of other producers.
     """
 
     queue: MessageQueue
@@ -130,8 +133,8 @@ class QueueRows:
 
 @dataclass(frozen=True, slots=True)
 class WriteSummary:
-    """The result of a write. All `rows` are stored. An earlier attempt stored `stored_before` of them; the others are
-    listed in `queues`, which is sorted.
+    """The result of a write. `rows`: the number of rows, which are all stored. `stored_before`: the number of rows that
+    an earlier attempt stored. `queues`: the rows that this attempt stored, by queue, sorted.
 
     Rows with a deliver time are listed under the queues in which they wait for delivery.
     """
@@ -142,7 +145,7 @@ class WriteSummary:
 
     @classmethod
     def of(cls, rows: Iterable[Any]) -> WriteSummary:
-        """Add up the results of all tasks. Raises the error of a task that failed."""
+        """Add up the results of all tasks of a write. If a task returned an error, raises this error."""
         count = before = 0
         queues: dict[MessageQueue, QueueRows] = {}
         for row in rows:
@@ -184,8 +187,8 @@ def _failed(error: RaymqError, partition: int) -> dict[str, Any]:
 
 
 def _told(kind: str, text: str) -> RaymqError:
-    """Rebuild a task's error from the name of its class and its text: a MessageIllegalError, or an InvalidArgumentError
-    for every other class."""
+    """Rebuild the error that a task returned, from the name of its class and its text. The result is a
+    MessageIllegalError or, for every other class, an InvalidArgumentError."""
     found = getattr(errors, kind, RaymqError)
     return MessageIllegalError(text) if found is MessageIllegalError else InvalidArgumentError(text)
 
@@ -201,12 +204,13 @@ class TopicConnection(Protocol):
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Return the topic's present queues.
 
-        Raises TopicNotExistError, NoPermissionError, or ServiceNotAvailableError if the route is not available.
+        Raises TopicNotExistError if the topic does not exist, NoPermissionError if it is not writable, and
+        ServiceNotAvailableError if its route is not available.
         """
         ...
 
     def writers(self, topic: str, queues: tuple[MessageQueue, ...], now_ms: int | None) -> Writers:
-        """Return an object that opens the writers of the tasks."""
+        """Return an object that opens the topic writers of a write's tasks."""
         ...
 
 
@@ -214,15 +218,15 @@ class TopicConnection(Protocol):
 class ClusterConnection(TopicConnection):
     """The connection to the raymq of the Ray cluster to which this process is connected.
 
-    `client` None: each use opens a connection. `settings`: as in ProducerSettings. Raises InvalidArgumentError if a
-    setting is invalid.
+    `client` None: each call opens its own connection. `settings`: the keyword arguments of ProducerSettings. Raises
+    InvalidArgumentError if a setting is invalid.
     """
 
     client: Client | None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        ProducerSettings(**self.settings)  # Raises before any job starts if tasks could not use the settings.
+        ProducerSettings(**self.settings)  # Raises an error for invalid settings now, before any Spark job starts.
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         with nullcontext(self.client) if self.client is not None else connect() as client:
@@ -236,7 +240,7 @@ class ClusterConnection(TopicConnection):
 
 @dataclass(frozen=True)
 class ClusterWriters(Writers):
-    """Opens the writers of tasks in a worker of the Ray cluster at `address`."""
+    """Opens the topic writers of Spark tasks, in a worker that connects to the Ray cluster at `address`."""
 
     address: ClusterAddress
     topic: str

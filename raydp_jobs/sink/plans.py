@@ -2,9 +2,10 @@
 
     PLACE/TOPIC/17.json    {"version": 1, "queues": "broker-a:4;broker-b:4", "time_ms": 1795378333520, "partitions": 8}
 
-PLACE is in a streaming query's checkpoint. The first driver writes the file, like Spark writes its checkpoint's files
-(CheckpointFileManager: completely or not at all, on each file system that Spark supports). Other drivers read the file.
-The file of a batch is deleted after 100 later batches were planned. Spark repeats only the last batch.
+PLACE is a directory in the streaming query's checkpoint. The first driver writes the file as Spark writes its
+checkpoint files: completely or not at all, on each file system that Spark supports (CheckpointFileManager). Other
+drivers read the file. The file of a batch is deleted after 100 later batches were planned. Spark repeats only the last
+batch.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from raymq.common.protocol.route import format_order_config, parse_order_config
 
 VERSION: Final = 1
 KEPT: Final = 100
-"""Number of batches whose plan files are kept. Spark keeps as many of its own files."""
+"""Number of batches whose plan files are kept. Spark also keeps its own checkpoint files for 100 batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
     """The plan of a batch's write: the values that must not change if the batch is repeated.
 
-    `queues`: the queues for the batch's rows. `time_ms`: the time in ms since 1970 from which deliver times count; None
-    if the time is not fixed. `partitions`: the number of partitions; 0 if unknown.
+    `queues`: the queues to which the rows are written. `time_ms`: the reference time for deliver times, in ms since
+    1970; None if the time is not fixed. `partitions`: the number of partitions; 0 if unknown.
     """
 
     queues: tuple[MessageQueue, ...]
@@ -38,7 +39,7 @@ class WritePlan:
     partitions: int
 
     def encode(self) -> str:
-        """Return the plan as the text of its file."""
+        """Return the plan as JSON text for its file."""
         counts: dict[str, int] = {}
         for queue in self.queues:
             counts[queue.broker_name] = counts.get(queue.broker_name, 0) + 1
@@ -71,7 +72,7 @@ class WritePlan:
 
 
 class PlanFiles:
-    """The plan files of one query's writes to one topic, in directory `place` of a file system that Spark
+    """The plan files of one query's writes to one topic. They are in directory `place`, on a file system that Spark
     supports."""
 
     def __init__(self, spark: SparkSession, place: str) -> None:
@@ -82,8 +83,8 @@ class PlanFiles:
         self._files = getattr(companion, "MODULE$").create(self._path(place), conf)
 
     def fix(self, topic: str, batch: int, planned: WritePlan) -> WritePlan:
-        """Store `planned` as the plan of a batch unless a plan is already stored. Returns the stored plan, which is
-        durable on return."""
+        """Store `planned` as the plan of a batch, unless the batch already has a plan. Returns the batch's plan, which
+        is then durable."""
         path = f"{self._place}/{batch}.json"
         if not self._files.exists(self._path(path)):
             self._files.mkdirs(self._path(self._place))
@@ -102,7 +103,7 @@ class PlanFiles:
             stream.close()
         except Py4JJavaError:
             stream.cancel()
-            # If the file exists, another driver wrote its plan first, and that plan is used.
+            # If the plan file exists, another driver wrote it first: use the plan in that file.
             if not self._files.exists(self._path(path)):
                 raise
 

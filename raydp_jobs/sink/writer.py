@@ -44,7 +44,8 @@ _RUN_ID: Final = "spark.jobGroup.id"
 """Name of the job property that contains a streaming query's run id. Spark uses the run id as the job group of the
 query's jobs."""
 _QUERIES_MAX: Final = 1000
-"""Maximum number of streaming queries whose last batch this process remembers."""
+"""Maximum number of streaming queries for which this process stores the last written batch. The limit protects
+memory."""
 _NAME: Final = re.compile("[A-Za-z0-9_-]*")
 
 Progress = Callable[[int, WriteSummary], object]
@@ -120,8 +121,7 @@ def topic_sink(
 
     The query determines trigger, output mode and checkpoint. Columns, errors, `sort`, `check_first` and `settings` are
     as for `write_topic`. A repeated batch, even after a restart from the checkpoint, adds no row that is already
-    stored. A row is identified by the query's id, which is in the checkpoint, the batch, the partition and the row's
-    number.
+    stored. A row is identified by the query's id (from the checkpoint), the batch, the partition and the row's number.
 
     The topic's queues, the number of partitions and the time are fixed per batch in `raymq-sink/` of the checkpoint, or
     in `plan_location`. A query that the default SparkSession did not start needs `plan_location`. `on_batch` is called
@@ -143,8 +143,8 @@ class _BatchWrite:
         self._connection, self._sort, self._check_first = connection, sort, check_first
 
     def write(self, df: DataFrame, query: str, batch: int, place: str | None, *, fixes_time: bool) -> WriteSummary:
-        """Write the rows of a batch of `query`, and store the batch's plan in directory `place`. `fixes_time`: deliver
-        times count from now on, even if `place` is None."""
+        """Write the rows of a batch of `query` to the topic, and store the batch's plan in directory `place`.
+        `fixes_time`: use the present time as the reference time for deliver times, even if `place` is None."""
         check_columns(df)
         rows = in_fixed_order(df, self._sort)
         now_ms = time.time_ns() // 1_000_000
@@ -196,8 +196,8 @@ class _StreamWrite:
             self._on_batch(batch, summary)
 
     def _refuse_second(self, query: str, run: str, batch: int) -> None:
-        """Raise ClientStateError if this run of the query has already written the batch to the topic. A batch that
-        failed may be repeated."""
+        """Raise ClientStateError if this run of the query has already written this batch to the topic. A batch whose
+        write failed may be written again."""
         with self._lock:
             if self._written.get((query, self._write.topic, self._name)) == (run, batch):
                 raise ClientStateError(
@@ -211,7 +211,8 @@ def _check(topic: str, batches: Any) -> Any:
 
 
 def _short(query: str, topic: str) -> str:
-    """Return a short id of the query for its producer ids. The id is short because each record contains it."""
+    """Return a short id of the query for its producer ids. Each record contains the producer id, so the id must be
+    short."""
     return hashlib.blake2b(f"{query}\n{topic}".encode(), digest_size=8).hexdigest()
 
 
@@ -227,7 +228,7 @@ def _present_query(df: DataFrame) -> tuple[str, str]:
 
 
 def _checkpoint_of(query: str) -> str:
-    """Return the directory of a running query's checkpoint."""
+    """Return the checkpoint directory of a running streaming query."""
     for spark in (SparkSession.getActiveSession(), SparkSession._instantiatedSession):
         found: Any = None if spark is None else spark._jsparkSession.streams().get(query)
         if found is not None:
@@ -239,8 +240,8 @@ def _checkpoint_of(query: str) -> str:
 
 
 def _collect(df: DataFrame) -> WriteSummary:
-    """Run the Spark job of a write, and add up the results of its tasks. If the job fails because of an error of raymq
-    in a task, raise that error."""
+    """Run the Spark job of a write, and add up the results of its tasks. If a raymq error in a task makes the job fail,
+    raises that error."""
     try:
         rows = df.collect()
     except (PySparkException, Py4JJavaError) as error:

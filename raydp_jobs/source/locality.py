@@ -1,9 +1,9 @@
-"""Assigns preferred hosts to Spark tasks, so that a task runs on the node whose disk it reads, if an executor there is
-free.
+"""Assigns preferred hosts to Spark tasks, so that a task runs on the node whose disk it reads, if that node has a free
+executor.
 
-The host name of a RayDP executor is its node's IP address. So a broker group's host is the address of the Ray node with
-the master's storage actor. Spark waits `spark.locality.wait` for a free core on that node, then uses another executor,
-which reads over a lane (direct socket connection).
+The host name of a RayDP executor is its node's IP address. So the preferred host of a broker group is the address of
+the Ray node with the master's storage actor. Spark waits `spark.locality.wait` for a free core on that node, and then
+uses another executor, which reads over a lane (direct socket connection).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _SCHEMA: Final = '{"type":"struct","fields":[{"name":"partition","type":"integer
 
 
 def preferred_hosts(routes: RouteSource, partitions: Iterable[ScanPartition]) -> list[list[str]]:
-    """Return the preferred hosts of each partition: the host of the master of its broker group, or an empty
-    list."""
+    """Return the preferred hosts of each partition of a read: the host of the broker group's master; empty if that host
+    is unknown."""
     nodes: dict[str, str] = {}
     places = []
     for partition in partitions:
@@ -46,8 +46,8 @@ def numbered_partitions(spark: SparkSession, hosts: Sequence[Sequence[str]]) -> 
 
 
 def placed_rows(spark: SparkSession, schema: Any, rows: Sequence[tuple[object, Sequence[str]]]) -> DataFrame:
-    """Return a DataFrame with one partition for each of `rows`: a value, and the preferred hosts of the value's
-    partition.
+    """Return a DataFrame with one partition and one row for each of `rows`. Each of `rows` is a pair: the row's value,
+    and the preferred hosts of its partition.
 
     `schema`: a JVM schema with one column.
     """

@@ -1,7 +1,7 @@
-"""Logs, in the driver, the offsets that tasks left out because their messages were deleted. A Spark accumulator carries
-the offsets.
+"""Logs, in the driver, the offsets that Spark tasks skipped because their messages were deleted. A Spark accumulator
+sends the offsets from the tasks to the driver.
 
-The driver gets a task's losses after the task has succeeded. If Spark runs a task twice, the losses are logged twice.
+The driver gets a task's lost offsets after the task has succeeded. If Spark runs a task twice, they are logged twice.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 def count_losses(spark: SparkSession) -> Accumulator[list[OffsetRange]]:
-    """Create an accumulator for the offset ranges that tasks leave out. The driver logs a warning for each
-    added range."""
-    # Any: Spark accepts any object with these two attributes
+    """Create a Spark accumulator for the offset ranges that tasks skip because their messages are lost. The driver logs
+    a warning for each range that a task adds."""
+    # Typed as Any, because Spark accepts any object with these two attributes as accumulator parameter.
     parameter: Any = SimpleNamespace(zero=_none, addInPlace=_tell)
     accumulator: Accumulator[list[OffsetRange]] = spark.sparkContext.accumulator([], parameter)
     return accumulator
@@ -33,7 +33,7 @@ def _none(value: list[OffsetRange]) -> list[OffsetRange]:
 
 
 def _tell(before: list[OffsetRange], lost: list[OffsetRange]) -> list[OffsetRange]:
-    if TaskContext.get() is not None:  # In a task, only collect the ranges, for the driver.
+    if TaskContext.get() is not None:  # In a Spark task, only collect the lost ranges: the driver logs them.
         return [*before, *lost]
     for one in lost:
         logger.warning(

@@ -1,12 +1,12 @@
-"""Reads topics as a DataFrame: each Spark partition has offset ranges of the topics' queues, which Python workers read
-in the executors.
+"""Reads topics as a DataFrame. Each Spark partition has offset ranges of the topics' queues. Python workers in the
+executors read them.
 
     driver      plans the ranges (raymq.client.scan.ranges), so that every option is checked before a Spark job runs
-    executor    a Python worker connects to the cluster once in its life, then for each range:
+    executor    a Python worker connects to the cluster once, at its first task, then for each range:
                 mapped files or the storage actor → record bytes → Arrow columns → Spark
 
 The plan is fixed when the DataFrame is created: if the DataFrame is read again, the same offsets are read. The driver
-sends only numbers and names to the workers. Ray object references would not work, because a worker has its own Ray
+sends only numbers and names to the workers. Ray object references would not work, because each worker has its own Ray
 connection.
 """
 
@@ -68,14 +68,15 @@ MORE_SPARK_COLUMNS: Final = StructType(
         StructField("error", _TEXT),
     ]
 )
-"""Additional columns of `read_topic`, which it returns only if their names are requested
+"""Additional columns of `read_topic`. It returns them only if the caller requests them by name
 (raymq.records.kernels.columns)."""
 _FIELDS: Final = {field.name: field for field in (*SPARK_SCHEMA, *MORE_SPARK_COLUMNS)}
 
 _MICROSECONDS: Final = pa.timestamp("us", tz="UTC")
 
 SMALL_COLUMNS_BYTES: Final = 256
-"""Maximum number of bytes that a message counts for when partitions are planned for a read without `body`."""
+"""Maximum number of bytes that each message counts when a read without `body` is divided into partitions. Such a read
+transfers only the small columns of a message."""
 
 
 @checked
@@ -97,18 +98,19 @@ def read_topic(
 
     `columns`: by default `SPARK_SCHEMA`; else columns of `SPARK_SCHEMA` and `MORE_SPARK_COLUMNS`. A query that does not
     use `body` is several times faster if `columns` omits `body`. `options` are as in `plan_ranges` and in Spark's Kafka
-    source; offsets per queue are ``{"broker-a": {"0": 12, "1": -2}}``, or the same as JSON, with -2 for earliest and -1
-    for latest. ``"latest"`` is the end at the moment of this call. `tags` filters like a subscription, ``"paid ||
-    refunded"``, and `expression` by properties, ``raymq.sql("price > 5")``; both filter before a body is read.
+    source. Offsets per queue are given as ``{"broker-a": {"0": 12, "1": -2}}``, or as the same in JSON, with -2 for
+    earliest and -1 for latest. ``"latest"`` is the end at the moment of this call. `tags` filters like a subscription,
+    ``"paid || refunded"``, and `expression` by properties, ``raymq.sql("price > 5")``; both filter before a body is
+    read.
 
-    A message that cannot be read has a null `body`, and the column `error` has the reason; with `unreadable` "raise"
-    the job fails with BodyUnreadableError. Partitions have about `partition_bytes` bytes of records; there are at least
-    `min_partitions` partitions. `client`: the result of `raymq.connect()`; without it, a connection is opened for the
-    plan.
+    A message that cannot be read has a null `body`, and the column `error` has the reason. With `unreadable` "raise"
+    the job instead fails with BodyUnreadableError. Partitions have about `partition_bytes` bytes of records; there are
+    at least `min_partitions` partitions. `client`: the result of `raymq.connect()`; without it, a connection is opened
+    for the plan.
 
-    The order of messages is kept within a queue and partition. Raises like `plan_ranges`, `plan_partitions` and
-    `Subscription.parse`, before any Spark job. With `fail_on_data_loss` a job fails if messages of the plan were
-    deleted before they were read. Without it, the job leaves these messages out, and a warning in the driver's log
+    The order of messages is kept within a queue and partition. Raises the errors of `plan_ranges`, `plan_partitions`
+    and `Subscription.parse` before any Spark job. With `fail_on_data_loss` a job fails if messages of the plan were
+    deleted before they were read. Without it, the job skips these messages, and a warning in the driver's log
     (`raydp_jobs.source.losses`) names their offsets.
     """
     wanted = Subscription.parse("any", tags).tags
@@ -152,10 +154,9 @@ def read_topic(
 
 
 def spark_schema(columns: Sequence[str] | None = None) -> StructType:
-    """Return SPARK_SCHEMA; with `columns`, the schema of these columns of SPARK_SCHEMA and MORE_SPARK_COLUMNS, in this
-    order.
+    """Return the Spark schema of the given columns, in the given order; SPARK_SCHEMA if `columns` is None.
 
-    Raises InvalidArgumentError for unknown columns.
+    Raises InvalidArgumentError if a column is neither in SPARK_SCHEMA nor in MORE_SPARK_COLUMNS.
     """
     return StructType([_FIELDS[name] for name in schema_with("binary", columns).names])
 
@@ -174,7 +175,7 @@ def read_ranges(
 ) -> Iterator[pa.RecordBatch]:
     """Read the messages of offset ranges in a Spark worker, as Arrow batches that Spark accepts.
 
-    Empty `tags`, and an empty `sql`, mean all messages. `on_loss` is called with each range of lost messages.
+    Empty `tags` and an empty `sql` select all messages. `on_loss` is called with each range of lost messages.
     `creations`: as for `open_ranges`.
     """
     client = worker_client(address)
@@ -197,7 +198,7 @@ def read_ranges(
 
 
 def _arrow_schema(columns: Sequence[str] | None) -> pa.Schema:
-    """Return the Arrow schema of the given columns (raymq.records.kernels.columns), with types of bodies and timestamps
+    """Return the Arrow schema of the given columns (raymq.records.kernels.columns). Bodies and timestamps have types
     that Spark accepts."""
     return pa.schema(
         [

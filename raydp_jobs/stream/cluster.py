@@ -1,4 +1,4 @@
-"""The cluster of a streaming source: finds the topics' queues and their bounds, and commits finished offsets.
+"""Connects a streaming source to the cluster: finds the topics' queues and their bounds, and commits finished offsets.
 
 Separate threads search for queues and request bounds from broker groups. So a broker group that does not answer does
 not delay a query that has messages in other broker groups.
@@ -41,8 +41,8 @@ DISCOVERY_INTERVAL_S: Final = 5.0
 DELETED_AFTER_S: Final = 30.0
 """Time in seconds after which a topic counts as deleted if no NameServer has reported it."""
 ANSWER_TIMEOUT_S: Final = 1.0
-"""Maximum time in seconds that a batch waits for the bounds of each broker group. After this time the batch is planned
-without the broker group."""
+"""Maximum time in seconds that the planning of a batch waits for each broker group to return the bounds of its queues.
+After this time the batch is planned without the broker group's queues."""
 ASKING_THREADS_MAX: Final = 16
 
 logger = logging.getLogger(__name__)
@@ -50,13 +50,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TopicChoice:
-    """The topics of a stream: one or several names, or a pattern that matches whole names."""
+    """The topics that a stream reads: one or several names, or a pattern that must match the whole name."""
 
     topic: str | Sequence[str] | None = None
     pattern: str | None = None
 
     def now(self, source: ScanSource) -> list[str]:
-        """Return the named topics, or the topics that match the pattern now; may be empty for a pattern.
+        """Return the topics that the stream reads now: the given names, or the existing topics that match the pattern.
+        The result may be empty for a pattern.
 
         Raises IllegalNameError or InvalidArgumentError if a name or the pattern is invalid.
         """
@@ -77,10 +78,11 @@ class TopicChoice:
 
 
 class TopicCluster(StreamCluster):
-    """The cluster with the topics of `choice`, for all queries of one streaming DataFrame.
+    """The StreamCluster of one streaming DataFrame: a connection to the cluster for all queries of the DataFrame.
+    `choice`: the topics to read.
 
     `starting`: the starting_… options. `group`: the consumer group to which finished offsets are committed. `client`: a
-    connection to use; without it, a connection is opened when it is needed, and closed with the last query.
+    connection to use. Without `client`, a connection is opened when it is needed, and closed with the last query.
     """
 
     def __init__(
@@ -105,8 +107,8 @@ class TopicCluster(StreamCluster):
         self._missing_since_s: dict[str, float] = {}
 
     def queues(self) -> Sequence[MessageQueue]:
-        """Return the topics' queues, found at most DISCOVERY_INTERVAL_S ago; if NameServers do not answer, the queues
-        found last.
+        """Return the topics' queues, as found by a search at most DISCOVERY_INTERVAL_S ago. If the NameServers do not
+        answer, returns the queues of the last successful search.
 
         The first call waits until the queues are found. It raises TopicNotExistError if a named topic does not exist.
         """
@@ -159,8 +161,8 @@ class TopicCluster(StreamCluster):
         return starts
 
     def deleted(self, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
-        """Return the ones of `queues` whose topic no longer matches the choice, or was not found for
-        DELETED_AFTER_S."""
+        """Return the queues among `queues` whose topic counts as deleted. A topic counts as deleted if it no longer
+        matches the stream's choice of topics, or was not found for DELETED_AFTER_S."""
         with self._lock:
             there, now_s = {queue.topic for queue in self._known}, self._clock()
             for topic in there & self._missing_since_s.keys():
@@ -192,7 +194,7 @@ class TopicCluster(StreamCluster):
             return self._commits.commit({names.queue(queue): offset for queue, offset in offsets.items()})
 
     def address(self) -> ClusterAddress:
-        """Return the address with which workers connect to the cluster."""
+        """Return the cluster address to which Spark workers connect."""
         with self._lock:
             return address_of_cluster(self._connected().client)
 
@@ -206,9 +208,10 @@ class TopicCluster(StreamCluster):
     def _answer(
         self, broker_name: str, answer: Future[Mapping[MessageQueue, QueueBounds]], needed: bool
     ) -> Mapping[MessageQueue, QueueBounds]:
-        """Return the bounds that a broker group has answered; empty if the request is still running or has failed.
+        """Return the bounds of a broker group's queues from its answer. Returns an empty mapping if the request is
+        still running or has failed.
 
-        With `needed`, a failure is raised instead.
+        With `needed`, raises the error of a failed request.
         """
         if not answer.done():
             problem = f"no answer in {ANSWER_TIMEOUT_S:g} s"
@@ -231,10 +234,10 @@ class TopicCluster(StreamCluster):
         return {}
 
     def _look(self, connection: _Connection, *, tolerant: bool) -> list[MessageQueue]:
-        """Return the queues of the topics that exist now.
+        """Search for the topics of the stream that exist now, and return their queues.
 
-        If no topic pattern is given and a named topic does not exist, raises TopicNotExistError, or leaves the topic
-        out if `tolerant`.
+        If a named topic does not exist, raises TopicNotExistError; with `tolerant`, omits the topic. A topic pattern
+        never raises this error.
         """
         found: list[MessageQueue] = []
         for topic in self._choice.now(connection.queues):
@@ -250,14 +253,14 @@ class TopicCluster(StreamCluster):
             return self._connected().queues
 
     def _connected(self) -> _Connection:
-        """Return the connection to the cluster, and open it if necessary. The caller holds the lock."""
+        """Return the connection to the cluster, and open it if necessary. The caller must hold the lock."""
         if self._connection is None:
             self._connection = _Connection(self._client if self._client is not None else connect())
         return self._connection
 
 
 class _Connection:
-    """A client, and the threads that make requests through it."""
+    """A client of the cluster, and the threads that send requests through this client."""
 
     def __init__(self, client: Client) -> None:
         self.client, self.routes = client, NamespacedRoutes(client.routes, client.names)
@@ -272,10 +275,12 @@ class _Connection:
 
 
 COMMIT_BUDGET_S: Final = 5.0
-"""Maximum time in seconds that a commit may delay the query. The next commit replaces a failed commit."""
+"""Maximum time in seconds that a commit of offsets may delay the query. If a commit fails, the next commit covers its
+offsets too."""
 COMMIT_PAUSE_S: Final = 1.0
 NOT_A_MEMBER: Final = 0
-"""The generation of a commit by a non-member. Such a commit fences no other commit, and is not fenced itself."""
+"""The generation number of an offset commit by a program that is not a member of the group. Such a commit does not
+fence other commits, and is never fenced."""
 _FROM_FIRST: Final = StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
 
 
@@ -288,8 +293,8 @@ class GroupCommits:
         self._try_again_s = float("-inf")
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> bool:
-        """Commit the offset of the next message of each queue. A committed offset may move back, because it shows the
-        query's position.
+        """Commit, for each queue, the offset of the next message that the query will read. A commit may move the offset
+        back, because it must show the query's position.
 
         Returns False, with a logged warning, if the brokers could not commit all offsets within COMMIT_BUDGET_S.
         Further commits are then skipped for COMMIT_PAUSE_S.
@@ -309,14 +314,14 @@ class GroupCommits:
                 self._try({queue: offsets[queue] for queue in reset}, deadline_s)
         except RaymqError as error:
             logger.warning("group %s: offsets are not committed yet: %s", self._offsets.group, error)
-            self._versions.clear()  # Forget the reset versions, because the group may have been deleted.
+            self._versions.clear()  # Drop the cached reset versions, because the group may have been deleted.
             self._try_again_s = self._clock() + COMMIT_PAUSE_S
             return False
         return True
 
     def _try(self, offsets: Mapping[MessageQueue, int], deadline_s: float) -> set[MessageQueue]:
-        """Commit, and return the queues that were not committed because their offset was reset. Their reset versions
-        are remembered for the next attempt."""
+        """Commit offsets once. Returns the queues whose commit was refused because their offset was reset. Stores the
+        reset versions of these queues for the next attempt."""
         commits = {
             queue: OffsetCommit(offset, NOT_A_MEMBER, self._versions[queue], backwards=True)
             for queue, offset in offsets.items()

@@ -1,8 +1,8 @@
 """Plans the batches of a streaming query: where the next batch ends, and what each task of a batch reads.
 
 The module uses no Spark, no cluster and no clock. Its inputs are the end of the previous batch and the queues' bounds;
-its output is StreamOffsets. The division of a batch into tasks depends only on the StreamOffsets at the batch's
-beginning and end.
+its output is StreamOffsets. The StreamOffsets at a batch's start and end alone determine how the batch is divided into
+tasks.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from raymq.common.message import MessageQueue
 from raymq.common.protocol.store import QueueBounds
 
 TASK_MIN_MESSAGES = 2_000
-"""Minimum number of messages for a separate Spark task."""
+"""Minimum number of messages for which a batch gets another Spark task."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
     """The options that limit a batch.
 
-    `max_offsets`: maximum number of offsets in a batch. `min_offsets`: minimum number of offsets in a batch, until the
-    longest delay has passed. `min_partitions`: minimum number of Spark partitions. `parallelism`: number of tasks that
-    run at the same time; a large batch is divided among them. `fail_on_data_loss`: if True, lost messages are an error;
-    if False, they are left out.
+    `max_offsets`: maximum number of offsets in a batch. `min_offsets`: number of offsets for which a batch waits, until
+    the longest delay has passed. `min_partitions`: minimum number of Spark partitions. `parallelism`: number of tasks
+    that run at the same time; a large batch is divided among them. `fail_on_data_loss`: if True, lost messages raise an
+    error; if False, they are skipped.
     """
 
     max_offsets: int | None = None
@@ -59,7 +59,8 @@ class BatchLimits:
 class LostOffsets:
     """A range of a queue's offsets that the query can no longer read: [`start_offset`, `end_offset`).
 
-    `anew`: the queue's topic was deleted and created again, so offsets from `start_offset` on belong to an older topic.
+    `anew`: True if the queue's topic was deleted and created again, so that offsets from `start_offset` on belong to
+    the deleted topic.
     """
 
     queue: MessageQueue
@@ -75,8 +76,8 @@ class LostOffsets:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The end of the next batch, and the lost messages that the batch leaves out. If `offsets` is None, there is
-    nothing to read."""
+    """The end of the next batch, and the lost messages that the batch skips. `offsets` is None if there is nothing to
+    read."""
 
     offsets: StreamOffsets | None
     lost: tuple[LostOffsets, ...] = ()
@@ -95,17 +96,18 @@ def plan_batch(
     """Plan the batch after `previous` in the queues of `bounds`. If `previous` is None, plan the query's first batch,
     which exists even if it has no messages.
 
-    A queue that `previous` does not contain begins at its offset in `starts`, which may be EARLIEST or LATEST, or
-    without a start at its first message. A queue that `bounds` does not contain, because its broker group does not
-    answer or its topic was deleted, keeps its offset. `until`: end offsets by queue, at which the batch stops; queues
-    that `until` lacks are not read. `patient`: postpone a batch of fewer messages than `limits.min_offsets`.
-    `creations`: the creation ids of the topics, read after `bounds`.
+    `starts`: the first offset of each queue that `previous` does not contain; the offset may be EARLIEST or LATEST. A
+    queue without an entry in `starts` begins at its first message. A queue that `bounds` does not contain keeps its
+    offset, because its broker group does not answer or its topic was deleted. `until`: end offsets by queue, at which
+    the batch stops; queues that `until` lacks are not read. `patient`: postpone a batch of fewer messages than
+    `limits.min_offsets`. `creations`: the creation ids of the topics, read after `bounds`.
 
-    With `limits.fail_on_data_loss`, raises DataLossError for deleted offsets, and for a topic that was created again
-    since `previous`, because the topic's offsets now mean other messages. Also raises OffsetOutOfRangeError for a start
-    beyond a queue's end. Without `limits.fail_on_data_loss`, such a queue continues as in RocketMQ's consumers: at its
-    first offset if older messages were deleted or the queue started again at 0, else at its end. A topic that was
-    created again is read from its beginning.
+    Raises OffsetOutOfRangeError if a queue's start is beyond its end. Raises DataLossError if offsets were deleted, or
+    if a topic was created again since `previous`, because its offsets now mean other messages.
+
+    These errors are raised only with `limits.fail_on_data_loss`. Otherwise the queue continues as in RocketMQ's
+    consumers. It continues at its first offset if older messages were deleted or the queue started again at 0, else at
+    its end. A topic that was created again is read from its beginning.
     """
     known = previous.offsets if previous is not None else {}
     begins: dict[MessageQueue, int] = {}
@@ -146,8 +148,8 @@ def forget_queues(previous: StreamOffsets, queues: Sequence[MessageQueue]) -> St
 
 
 def batch_ranges(previous: StreamOffsets | None, end: StreamOffsets) -> list[OffsetRange]:
-    """Return the offset ranges of the batch that ends at `end`, sorted by queue. `previous`: the end of the previous
-    batch."""
+    """Return the offset ranges of a batch, sorted by queue. `previous`: the end of the previous batch. `end`: the end
+    of this batch."""
     known = previous.offsets if previous is not None else {}
     return [
         OffsetRange(*_names(queue), start, end.offsets[queue])
@@ -157,7 +159,7 @@ def batch_ranges(previous: StreamOffsets | None, end: StreamOffsets) -> list[Off
 
 
 def batch_partitions(previous: StreamOffsets | None, end: StreamOffsets) -> list[ScanPartition]:
-    """Divide a batch into one part per Spark partition. Equal arguments always give equal parts."""
+    """Divide a batch into one part per Spark partition. Equal arguments always give the same division."""
     ranges = batch_ranges(previous, end)
     per_part = -(-sum(one.size for one in ranges) // end.partitions)
     return plan_partitions(
@@ -166,8 +168,8 @@ def batch_partitions(previous: StreamOffsets | None, end: StreamOffsets) -> list
 
 
 class _Counts:
-    """A size estimate that counts each message as one byte. So the division of a batch depends only on numbers of
-    messages, which do not change."""
+    """A size estimate that counts each message as one byte. Numbers of messages never change, so a batch is always
+    divided into the same parts."""
 
     def range_bytes(self, ranges: Sequence[OffsetRange]) -> Sequence[Sequence[int]]:
         return [[one.size] for one in ranges]
@@ -185,8 +187,8 @@ def _offsets_after(
     starts: dict[MessageQueue, int] = {}
     ends = {one.queue: one.end_offset for one in ranges}
     for queue, begin in begins.items():
-        # A new queue without messages in this batch is left out, and is still new in the next batch. But the first
-        # batch of a query includes all queues, to fix their first offsets.
+        # Omit a new queue that has no messages in this batch; the next batch treats it as new again. The first batch of
+        # a query includes all queues, to fix their first offsets.
         if previous is not None and queue not in offsets and queue not in ends:
             continue
         if offsets.get(queue) != begin:
@@ -217,7 +219,8 @@ def _loss(queue: MessageQueue, position: int, bounds: QueueBounds) -> LostOffset
 
 
 def _go_on(position: int, bounds: QueueBounds) -> int:
-    """Return the offset at which the query continues in a queue that does not contain `position`."""
+    """Return the offset at which the query continues in a queue whose bounds do not contain the query's offset,
+    `position`."""
     return bounds.min_offset if position < bounds.min_offset or not bounds.min_offset else bounds.max_offset
 
 

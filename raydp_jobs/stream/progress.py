@@ -8,7 +8,7 @@ On disk
 
 Batch 17 has the messages of each queue from the queue's offset in file 16 up to, not including, its offset in file 17.
 `starts` has the first offsets of queues whose range begins elsewhere: all queues in batch 0, later new queues and
-queues that have lost messages. `partitions` and `tags` are part of the plan, so batch 17 always has the same rows in
+queues that have lost messages. `partitions` and `tags` are part of the plan. So batch 17 always has the same rows in
 the same Spark partitions, even if a restarted query has other options. `creations` distinguishes a topic from a later
 topic of the same name, whose offsets mean other messages. Files of older versions have no `creations`, and remain
 valid. A file contains two numbers per queue and a text per topic and broker group; its size does not depend on the
@@ -16,7 +16,7 @@ number of messages. Spark deletes old files (spark.sql.streaming.minBatchesToRet
 
 After a crash
     before offsets/17 exists        the batch was never planned: it is planned again, with the bounds of that moment
-    then, before commits/17         Spark runs batch 17 again from this file: the same rows
+    before commits/17 exists        Spark runs batch 17 again from this file: the same rows
     after commits/17                the next batch begins at these offsets
 
 If two drivers use one checkpoint, only one of them can create the file, completely or not at all. Spark ends the query
@@ -46,8 +46,8 @@ FORMAT_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class StreamOffsets:
-    """The end of a batch, and everything that is needed to read the batch again if the end of the previous batch is
-    known.
+    """The end of a batch. Together with the end of the previous batch, it is all that is needed to read the batch
+    again.
 
     `offsets`: for each queue, the offset at which the next batch begins. `starts`: the offsets at which this batch
     begins, for queues in which it does not begin at the end of the previous batch. `partitions`: the number of Spark
@@ -78,7 +78,8 @@ class StreamOffsets:
 
     @classmethod
     def from_json(cls, text: str) -> StreamOffsets:
-        """Decode the text of `to_json`. Raises InvalidArgumentError for any other text, or for a later version."""
+        """Decode a JSON text that `to_json` has written. Raises InvalidArgumentError for any other text, and for a text
+        of a later version."""
         try:
             fields = json.loads(text)
             version = fields["version"]
@@ -103,7 +104,8 @@ class StreamOffsets:
 
 
 def creations_of(queues: Iterable[MessageQueue], before: Creations, now: Creations) -> dict[str, dict[str, str]]:
-    """Return the creation ids of the queues' topics: from `now`, or from `before` if `now` lacks an id."""
+    """Return the creation ids of the topics of `queues`. `now`: the present ids. `before`: the earlier ids, used if
+    `now` has no id for a topic."""
     merged: dict[str, dict[str, str]] = {}
     for queue in queues:
         known, present = (ids.get(queue.topic, {}).get(queue.broker_name) for ids in (before, now))
@@ -114,7 +116,7 @@ def creations_of(queues: Iterable[MessageQueue], before: Creations, now: Creatio
 
 
 def nested(values: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[str, int]]]:
-    """Convert values per queue to the nested form that JSON uses: by topic, broker group and queue id, sorted."""
+    """Convert numbers per queue to nested mappings for JSON: by topic, broker group and queue id, sorted."""
     result: dict[str, dict[str, dict[str, int]]] = {}
     for queue in sorted(values):
         by_broker = result.setdefault(queue.topic, {})
@@ -132,16 +134,16 @@ def _flat(by_topic: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[t
 DESCRIPTION: Final = "raymq"
 
 OffsetsByQueue = dict[str, dict[str, dict[str, int]]]
-"""Offsets by topic, broker group and queue id."""
+"""Offsets of queues, in nested mappings by topic, broker group and queue id."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicProgress:
     """The progress of a query's last trigger, for one of the query's topic sources.
 
-    `batch_id`: the batch, which has `messages` messages from `start_offsets` (None in a query's first batch) up to, not
-    including, `end_offsets`. `latest_offsets`: the queues' ends at that moment. `lag`: the number of messages between
-    `end_offsets` and `latest_offsets`, before any filter.
+    `batch_id`: the batch of the trigger. `messages`: its number of messages, from `start_offsets` (None in a query's
+    first batch) up to, not including, `end_offsets`. `latest_offsets`: the ends of the queues at the time of the
+    trigger. `lag`: the number of messages between `end_offsets` and `latest_offsets`, before any filter.
     """
 
     source: str
@@ -188,8 +190,9 @@ def _fields(offset: Any) -> Mapping[str, Any] | None:
 
 
 def lag_metrics(end: StreamOffsets | None, latest: Mapping[MessageQueue, int]) -> dict[str, str]:
-    """Return the lag metrics of a source, under the names that Spark's Kafka source uses: the number of messages
-    between the end of the last batch and the ends of the queues, and its total over all queues."""
+    """Return the lag metrics of a topic source, under the names that Spark's Kafka source uses. The lag is the number
+    of messages between the end of the last batch and the end of a queue. The metrics include the total over all queues.
+    """
     reached = end.offsets if end is not None else {}
     behind = [max(0, last - reached.get(queue, 0)) for queue, last in latest.items()] or [0]
     return {

@@ -1,4 +1,4 @@
-"""Implements a streaming source's decisions for Spark's engine: where the next batch ends, and what a batch contains.
+"""Decides for Spark's engine where the next batch of a streaming source ends, and what the batch contains.
 
 The module uses neither Spark nor Ray: raydp_jobs.stream.spark_source adapts Spark's interface, and a StreamCluster
 represents the cluster. One TopicSource serves all queries that are started from one DataFrame. Each query has an id and
@@ -24,8 +24,8 @@ from raymq.common.message import MessageQueue
 from raymq.common.protocol.store import QueueBounds
 
 IDLE_POLL_INTERVAL_S: Final = 0.1
-"""Interval in seconds between two requests of an idle query for the queues' ends. Without this limit, Spark would
-request them every 10 ms."""
+"""Minimum time in seconds between two requests of an idle query for the ends of its queues. Without this limit, Spark
+would send a request every 10 ms."""
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +34,13 @@ class StreamCluster(Protocol):
     """Interface of the cluster to which a streaming source sends its requests. Thread-safe."""
 
     def queues(self) -> Sequence[MessageQueue]:
-        """Return the known queues of the source's topics. New queues are found within seconds."""
+        """Return the queues of the source's topics that have been found so far. A new queue is found within
+        seconds."""
         ...
 
     def bounds(self, queues: Sequence[MessageQueue], *, all_of_them: bool) -> Mapping[MessageQueue, QueueBounds]:
-        """Return the present bounds of queues. If a broker group does not answer, its queues are left out; with
-        `all_of_them`, raises an error."""
+        """Return the present bounds of queues. If a broker group does not answer, its queues are omitted; with
+        `all_of_them`, an error is raised instead."""
         ...
 
     def creations(self, topics: Sequence[str]) -> Creations:
@@ -57,16 +58,17 @@ class StreamCluster(Protocol):
         ...
 
     def hosts(self, parts: Sequence[ScanPartition]) -> Sequence[Sequence[str]]:
-        """Return the preferred hosts for the task of each part of a batch."""
+        """Return, for each part of a batch, the hosts on which its Spark task should run."""
         ...
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> bool:
-        """Commit `offsets`, before which all messages are finished. Returns False, without an error, if the cluster
-        could not commit."""
+        """Commit `offsets`; the query has finished all messages before them. Returns False, without an error, if the
+        cluster could not commit."""
         ...
 
     def close(self) -> None:
-        """Release resources, because no query is running now. Another query may begin later."""
+        """Release the resources of the connection, because no query is running now. A query may start again
+        later."""
         ...
 
 
@@ -83,10 +85,10 @@ class _Query:
 
 
 class TopicSource:
-    """The streaming source of one DataFrame, for all queries of the DataFrame. `query_id` is Spark's id of the calling
-    query.
+    """The streaming source of one DataFrame, for all queries of the DataFrame. Each method's `query_id` is Spark's id
+    of the query that calls the method.
 
-    `max_trigger_delay_s`: the longest delay of a batch with fewer messages than `limits.min_offsets`.
+    `max_trigger_delay_s`: the longest time that a batch with fewer messages than `limits.min_offsets` is postponed.
     """
 
     def __init__(
@@ -105,15 +107,15 @@ class TopicSource:
 
     @property
     def limited(self) -> bool:
-        """True if an option limits the size of a batch."""
+        """True if an option of the source limits the size of a batch."""
         return self._limits.max_offsets is not None or self._limits.min_offsets is not None
 
     def latest_offset(self, query_id: str, start: str | None, *, unlimited: bool) -> str | None:
-        """Return the end of the batch after `start`, or `start` if there is nothing to read. `start` is None for the
-        first batch.
+        """Return the end of the batch that begins at `start`; returns `start` if there is nothing to read. `start` is
+        None for the first batch.
 
         Spark calls this method after the batch that ends at `start` has finished, so this method commits `start`.
-        `unlimited`: the batch should contain all messages. Raises DataLossError like
+        `unlimited`: the batch should contain all messages. Raises DataLossError in the cases of
         raydp_jobs.stream.planner.plan_batch.
         """
         query = self._query(query_id)
@@ -129,7 +131,8 @@ class TopicSource:
         return plan.offsets.to_json()
 
     def prepare_available_now(self, query_id: str) -> None:
-        """Set the end of a query with the trigger availableNow to the present ends of the queues."""
+        """Fix the end of a query with the trigger availableNow: the query reads up to the present ends of the
+        queues."""
         bounds = self._cluster.bounds(self._cluster.queues(), all_of_them=True)
         self._query(query_id).until = {queue: one.max_offset for queue, one in bounds.items()}
 
@@ -142,15 +145,16 @@ class TopicSource:
         return lag_metrics(StreamOffsets.from_json(end) if end is not None else None, self._latest(query_id))
 
     def batch(self, start: str | None, end: str) -> tuple[list[tuple[ScanPartition, Sequence[str]]], str, str]:
-        """Return the parts of the batch between two offsets, each with the part's preferred hosts; the batch's tags;
-        and the batch's filter expression."""
+        """Return the content of the batch between two offsets: its parts, each with its preferred hosts; its tag
+        expression; and its SQL filter expression."""
         after = self._without_created_anew(StreamOffsets.from_json(end))
         parts = batch_partitions(StreamOffsets.from_json(start) if start is not None else None, after)
         hosts = self._cluster.hosts(parts) if parts else []
         return list(zip(parts, hosts, strict=True)), after.tags, after.sql
 
     def stop(self, query_id: str) -> None:
-        """Forget a query that has ended. After the last query the cluster connection is closed."""
+        """Delete the state of a query that has ended. After the last query, close the connection to the
+        cluster."""
         with self._lock:
             self._queries.pop(query_id, None)
             last = not self._queries
@@ -170,8 +174,8 @@ class TopicSource:
         self._sleep(max(0.0, query.polled_s + IDLE_POLL_INTERVAL_S - self._clock()))
         queues = self._cluster.queues()
         limits = replace(self._limits, max_offsets=None, min_offsets=None) if unlimited else self._limits
-        # Read the starts before the bounds, so that a message that arrives in between does not count as earlier than a
-        # start time.
+        # Read the start offsets before the bounds. Otherwise a message that arrives in between could be skipped,
+        # although it is newer than the start time.
         starts = self._cluster.starts(queues) if previous is None else None
         if previous is not None:
             previous = self._without_deleted(previous, queues)
@@ -189,11 +193,11 @@ class TopicSource:
         )
 
     def _without_created_anew(self, end: StreamOffsets) -> StreamOffsets:
-        """Return the end of a batch that is about to be read, without queues whose topic was deleted and created again
-        after the batch was planned.
+        """Return the end of a batch that Spark is about to read. Omits the queues of topics that were deleted and
+        created again after the batch was planned.
 
-        The offsets of such a queue mean other messages now. Raises DataLossError if the option fail_on_data_loss is
-        set.
+        The offsets of such a queue now mean other messages. Raises DataLossError instead if the option
+        fail_on_data_loss is set.
         """
         now = self._cluster.creations(_topics_of(end.offsets)) if end.creations else {}
         anew = [queue for queue in sorted(end.offsets) if is_created_anew(queue, end.creations, now)]

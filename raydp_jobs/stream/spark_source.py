@@ -13,8 +13,8 @@ the node whose disk holds the part's messages.
     driver      RDD with one row per part (JSON text), each with its preferred hosts → mapInArrow
     executor    Python worker: row → ranges → Arrow columns → Spark
 
-The messages, not the rows that describe the parts, become the leaf of the batch's plan. So Spark counts messages as the
-query's input.
+The leaf of the batch's Spark plan is the step that yields messages, not the RDD with one row per part. So Spark reports
+the number of messages as the query's number of input rows.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ _READ_ALL: Final = "ReadAllAvailable"
 def stream_frame(
     spark: SparkSession, source: TopicSource, read: ReadRanges, schema: StructType, name: str
 ) -> DataFrame:
-    """Return the streaming DataFrame of a source, with the columns of `schema`. `read` runs in Spark's workers and
-    yields rows. `name`: the topics' names, for Spark's progress."""
+    """Return the streaming DataFrame of a source, with the columns of `schema`. `read`: a function that Spark's workers
+    call to read the messages. `name`: the topics' names, for Spark's progress."""
     ensure_callback_server_started(spark.sparkContext._gateway)
     return SparkSource(spark, source, BatchFrames(spark, read, schema), f"{DESCRIPTION}[{name}]").frame(spark)
 
 
 class SparkSource:
-    """Adapts a TopicSource to Spark's interfaces. Py4J looks up the interfaces' methods by their Java names, in
-    `__getattr__`."""
+    """Adapts a TopicSource to Spark's interfaces. Py4J looks up the interfaces' methods by their Java names, which
+    `__getattr__` provides."""
 
     class Java:
-        """The Java interfaces that SparkSource implements, in the form that Py4J requires."""
+        """Lists the Java interfaces that SparkSource implements, in the form that Py4J requires."""
 
         implements: ClassVar[list[str]] = [
             "org.apache.spark.sql.execution.streaming.Source",
@@ -74,7 +74,7 @@ class SparkSource:
             "reportLatestOffset": lambda: self._offset(source.report_latest_offset(self._query_id())),
             "getBatch": self._batch,
             "metrics": self._metrics,
-            "commit": lambda end: None,  # TopicSource commits in `latest_offset`.
+            "commit": lambda end: None,  # No action here: TopicSource commits offsets in `latest_offset`.
             "stop": lambda: source.stop(self._query_id()),
             "toString": lambda: description,
             "hashCode": lambda: hash(id(self)) & 0x7FFFFFFF,
@@ -99,8 +99,8 @@ class SparkSource:
 
     def _default_read_limit(self) -> Any:
         limits = self._jvm.org.apache.spark.sql.connector.read.streaming.ReadLimit
-        # The number of rows is irrelevant: Spark only checks whether a limit exists, which marks a trigger that limits
-        # its batches.
+        # The limit of 1 row is never applied. Spark only checks whether the source has a limit, to find out whether the
+        # trigger limits its batches.
         return limits.maxRows(1) if self._source.limited else limits.allAvailable()
 
     def _latest_offset(self, start: Any, limit: Any) -> Any:
@@ -128,18 +128,18 @@ class SparkSource:
 
 
 ReadRanges = Callable[[Sequence[OffsetRange], str, str], Iterable[pa.RecordBatch]]
-"""A function that reads the messages of offset ranges in a Spark worker, in order.
+"""Type of a function that reads the messages of offset ranges in a Spark worker, in order.
 
-Its other arguments are a subscription's tag expression and a filter expression; an empty filter expression passes all
-messages.
+Its other arguments are a subscription's tag expression and an SQL filter expression; an empty filter expression selects
+all messages.
 """
 
 _PART: Final = StructType([StructField("part", StringType())])
 
 
 class BatchFrames:
-    """Creates the DataFrames of batches, with the columns of `schema`. `read` is sent to the workers, and
-    yields rows."""
+    """Creates the DataFrames of a stream's batches, with the columns of `schema`. `read`: a function that Spark's
+    workers call to read the messages."""
 
     def __init__(self, spark: SparkSession, read: ReadRanges, schema: StructType) -> None:
         self._spark = spark
@@ -150,7 +150,7 @@ class BatchFrames:
                 for text in rows_of_parts.column(0).to_pylist():
                     yield from read(*_read_part(text))
 
-        # The function is created once, so that a batch needs only a few calls from the driver to the JVM, and no
+        # Create the Spark function once. A batch then needs only a few calls from the driver to the JVM, and no
         # pickling.
         self._function = pandas_udf(worker, returnType=schema, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
 

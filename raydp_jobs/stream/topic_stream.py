@@ -69,9 +69,10 @@ def stream_topic(
     which the offsets of finished batches are committed, so that `raymq group describe` shows the query's lag. `client`:
     the result of `raymq.connect()`, which must stay open while the queries run; without it, a connection is opened.
 
-    The order of messages is kept within a queue and partition. Before anything starts, raises like `select_topics` and
-    `Subscription.parse`, and TopicNotExistError for a named topic that does not exist. With `fail_on_data_loss` a query
-    fails if messages that it has not read were deleted; without it, the query leaves these messages out with a warning.
+    The order of messages is kept within a queue and partition. Before anything starts, raises the errors of
+    `select_topics` and `Subscription.parse`, and TopicNotExistError if a named topic does not exist. With
+    `fail_on_data_loss` a query fails if messages that it has not read were deleted. Without it, the query skips these
+    messages with a warning.
     """
     Subscription.parse("any", tags)
     check_options(starting)
@@ -89,7 +90,7 @@ def stream_topic(
         fail_on_data_loss=fail_on_data_loss,
     )
     try:
-        cluster.starts(cluster.queues())  # Raises now, before a query starts, if an option is invalid.
+        cluster.starts(cluster.queues())  # Raises an error for an invalid start option now, before a query starts.
         address = cluster.address()
     finally:
         cluster.close()

@@ -1,7 +1,7 @@
-"""Client package of a program: connections, producers, consumers and administration.
+"""The client package: connections, producers, consumers and administration.
 
 `Client` and `connect` can be imported from this package. Ray Serve stores the code of an autoscaling policy and still
-runs that code after an upgrade of raymq; it imports `connect` from `raymq.client`.
+runs the stored code after an upgrade of raymq. The stored code imports `connect` from `raymq.client`.
 """
 
 from __future__ import annotations

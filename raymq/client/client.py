@@ -71,16 +71,16 @@ if TYPE_CHECKING:
     from raymq.client.transactions.producer import TransactionProducer
 
 CONSUME_TIMESTAMP_AGO_MS: Final = 30 * 60_000
-"""How far in the past, in ms, a new group starts with CONSUME_FROM_TIMESTAMP by default: half an hour, as in
-RocketMQ."""
+"""Default start of a new group with CONSUME_FROM_TIMESTAMP: this many ms in the past (half an hour, as in
+RocketMQ)."""
 
 NAMESPACE_VARIABLE: Final = "RAYMQ_NAMESPACE"
 
 QUEUES_TIMEOUT_S: Final = 20.0
-"""Timeout in seconds for reading a topic's queues; long enough for a restart of the NameServers."""
+"""Timeout in seconds for reading a topic's queues. It allows for a restart of the NameServers."""
 
 CLOSE_AT_EXIT_S: Final = 60.0
-"""Maximum time in seconds that an exiting process waits for a `close` whose caller was interrupted."""
+"""Maximum time in seconds that an exiting process waits for a `Client.close` call whose caller was interrupted."""
 
 
 class _Closable(Protocol):
@@ -92,8 +92,8 @@ T = TypeVar("T", bound=_Closable)
 logger = logging.getLogger(__name__)
 
 _inherited_ray: list[object] = []
-"""In a forked child process, the copy of the parent's connection to Ray; empty otherwise. Only the parent can use that
-connection."""
+"""In a forked child process, a reference to the connection to Ray that it inherited from its parent; empty otherwise.
+Only the parent process can use that connection."""
 
 CHECK_THREADS: Final = NumberRange(1, 1000)
 """Valid range for the number of threads in which a transaction producer checks local transactions."""
@@ -107,8 +107,8 @@ def _note_inherited_ray() -> None:
 
 
 def _refuse_inherited_ray() -> None:
-    """Raise ClientStateError if this forked process would call Ray over its parent's connection, which never
-    answers."""
+    """Raise ClientStateError if this process was forked from a process that is connected to Ray. Calls to Ray over the
+    inherited connection are never answered."""
     connected = bool(_inherited_ray) and ray.is_initialized()
     if connected and ray._private.worker.global_worker.core_worker is _inherited_ray[0]:
         raise ClientStateError(
@@ -132,17 +132,17 @@ def connect(
     trace: bool | str = False,
     namespace: str | None = None,
 ) -> Client:
-    """Connect to the raymq of a Ray cluster, or start one on this machine.
+    """Connect to the raymq of a Ray cluster, or start a raymq on this machine.
 
     Without `embedded`: uses the Ray to which this process is connected. If the process is not connected, connects to
     the Ray at `address`, or else to this machine's Ray (raymq.client.cluster.attach). Raises ClusterNotFoundError if no
-    Ray or no raymq runs there.
+    Ray runs there, or if that Ray runs no raymq.
 
-    With `embedded=True`: starts a local Ray, unless this process has one, and the servers. The settings are read from
-    `config` (default: `raymq.yaml` in the current directory, if it exists), with `data_dir` and `broker_groups` on top.
-    Closing the client stops what was started. Messages stay in `data_dir`. Raises ConfigError, StoreLockedError or
-    StoreError, and leaves nothing running after the error. Raises ClientStateError if a raymq runs already. `progress`
-    is called with each step's name.
+    With `embedded=True`: starts the servers, and first a local Ray unless this process has one. The settings are read
+    from `config` (default: `raymq.yaml` in the current directory, if it exists). `data_dir` and `broker_groups`
+    override them. Closing the client stops what `connect` started. Messages stay in `data_dir`. Raises ConfigError,
+    StoreLockedError or StoreError if the start fails, and leaves nothing running. Raises ClientStateError if a raymq
+    already runs. `progress` is called with each step's name.
 
     `credentials`: the user for whom every request is made, if access control is on. By default the credentials of the
     environment or of a file, if they exist (raymq.remoting.access.credentials). A process acts as one user at a time:
@@ -152,8 +152,8 @@ def connect(
     In a forked child of a process that is connected to Ray, this function raises ClientStateError at once.
 
     `trace`: if True, this client's producers, push and pull consumers write the records of all sends, deliveries and
-    transactions to RMQ_SYS_TRACE_TOPIC (`Admin.trace` reads them). A str names another topic for the records, which
-    must exist; otherwise TopicNotExistError is raised.
+    transactions to RMQ_SYS_TRACE_TOPIC (`Admin.trace` reads them). A str names another topic for the records. Raises
+    TopicNotExistError if the named topic does not exist.
 
     `namespace`: the namespace of this client's topics and groups (raymq.common.namespaces). The default is the
     environment variable RAYMQ_NAMESPACE, or else no namespace. Raises IllegalNameError if the namespace is invalid.
@@ -185,7 +185,7 @@ def _connect(
     progress: ProgressCallback,
     names: Namespace,
 ) -> Client:
-    """Implement `connect`, as the user for whom the process acts."""
+    """Implement `connect`. Called after the process has taken the user's identity."""
     if not embedded:
         if config is not None or data_dir is not None or broker_groups is not None:
             raise ClientStateError(
@@ -213,7 +213,7 @@ def _checked(client: Client) -> Client:
     """Return a new client after a NameServer has accepted a call of this process's user.
 
     If the NameServer refuses the user, closes the client and raises AuthenticationError. If no NameServer is reachable,
-    returns the client without a check; its first call raises the error in that case.
+    returns the client without this check. The client's first call then raises the error.
     """
     try:
         client.routes.clusters()
@@ -229,8 +229,8 @@ def _checked(client: Client) -> Client:
 
 
 def _traced(client: Client, trace: bool | str) -> Client:
-    """Return a new client, with its trace started if `trace` requests it. Closes the client if the trace cannot
-    start."""
+    """Start the trace of a new client if `trace` requests it, and return the client. If the trace cannot start, closes
+    the client and raises the error."""
     if trace:
         try:
             client._begin_trace(TRACE_TOPIC if trace is True else client.names.wrap(check_topic(trace)))
@@ -241,8 +241,8 @@ def _traced(client: Client, trace: bool | str) -> Client:
 
 
 def _attach(address: str | None) -> Callable[[], None]:
-    """Connect this process to Ray. Returns a function that disconnects it; the function does nothing if the process was
-    connected before."""
+    """Connect this process to Ray. Returns a function that disconnects the process; the function does nothing if the
+    process was connected before this call."""
     attached = attach_ray(address)
     if not running_nameservers():
         if attached:
@@ -275,7 +275,7 @@ class Client(Closing):
         self._commits = CommitThreads()
         self._pid = os.getpid()
         self._ended = threading.Event()
-        """Set after `close` has finished."""
+        """Event that is set after `close` has finished."""
         atexit.register(self._close_at_exit)
 
     def _acts_as(self, who: Identity) -> None:
@@ -283,7 +283,7 @@ class Client(Closing):
         self._identity = who
 
     def _begin_trace(self, topic: str) -> None:
-        """Start the trace of all producers and consumers that are made after this call."""
+        """Start the trace of all producers and consumers that this client makes after this call."""
         self.routes.wait(topic, ROUTE_TIMEOUT_S)
         self._trace = TraceDispatcher(self._trace_producer, topic)
 
@@ -297,8 +297,8 @@ class Client(Closing):
         )
 
     def trace_statistics(self) -> TraceStatistics:
-        """Return how many messages' trace records this client has sent, dropped, or failed to send. Listeners in the
-        cluster count their own records. All counts are 0 without a trace."""
+        """Return the numbers of messages whose trace records this client has sent, dropped, or failed to send.
+        Listeners in the cluster count their own records. All counts are 0 without a trace."""
         return TraceStatistics() if self._trace is None else self._trace.statistics()
 
     @property
@@ -363,10 +363,10 @@ class Client(Closing):
 
     def write_queues(self, topic: str, timeout_s: float = QUEUES_TIMEOUT_S) -> tuple[MessageQueue, ...]:
         """Return all queues of a topic, in the order in which sharding keys count them. A repeatable write uses this
-        list and keeps it for every repeat.
+        list, and every repeat of the write must use the same list.
 
-        Raises TopicNotExistError; NoPermissionError if the topic is not writable; ServiceNotAvailableError if the
-        queues stay unknown for `timeout_s`.
+        Raises TopicNotExistError if the topic does not exist; NoPermissionError if the topic is not writable;
+        ServiceNotAvailableError if the queues stay unknown for `timeout_s`.
         """
         self._check_open()
         routes = NamespacedRoutes(self.routes, self.names)
@@ -389,16 +389,16 @@ class Client(Closing):
 
         The store identifies a row by `producer_id`, `epoch` and the row's number. `producer_id` has 1 to 64 bytes of
         text. Two concurrent writes must not share a producer id, and a write to two topics needs two ids. `epoch` is 0
-        or more; a greater epoch fences smaller epochs.
+        or more; after a write with a greater epoch, the store refuses smaller epochs (fencing).
 
-        A repeat must use the same arguments. `queues`: by default the topic's current queues, which is only correct if
-        no queues are added before the repeat; see `write_queues`. `first_queue`: the index of the queue for the first
-        rows without a key. `now_ms`: the reference time for deliver times, in ms since 1970; without it, no deliver
-        time may be more than a day ahead.
+        A repeat must use the same arguments. `queues`: by default the topic's current queues. The default is only
+        correct if no queues are added before the repeat; see `write_queues`. `first_queue`: the index of the queue for
+        the first rows without a key. `now_ms`: the reference time for deliver times, in ms since 1970; without it, no
+        deliver time may be more than a day ahead.
 
         `settings` are the fields of ProducerSettings. Waits up to `send_timeout_s` for unreachable brokers, and raises
         ServiceNotAvailableError after that time. Raises ClientStateError if a greater epoch has written, and
-        TopicNotExistError.
+        TopicNotExistError if the topic does not exist.
         """
         from raymq.client.producer.repeatable.stored import StoredSequences
         from raymq.client.producer.repeatable.writer import RepeatableWriter, check_identity
@@ -407,7 +407,7 @@ class Client(Closing):
         self._check_open()
         check_identity(producer_id, epoch)
         identity = ProducerIdentity(producer_id, epoch)
-        # A repeat relies on rows that are stored safely, so wait until they are on disk, not only accepted.
+        # A repeat does not send rows that are stored already, so wait until rows are safe on disk, not only accepted.
         own: ProducerOptions = {**settings, "retry_when_not_store_ok": True}
 
         def producer() -> Producer:
@@ -432,9 +432,9 @@ class Client(Closing):
         )
 
     def pull_consumer(self, group: str, **options: Unpack[PullOptions]) -> PullConsumer:
-        """Make a consumer in this process that is read with `poll`.
+        """Make a consumer in this process. The program reads its messages with `poll`.
 
-        The options are the fields of raymq.client.consumer.pull.settings.PullSettings, and `consume_from` and
+        The options are the fields of raymq.client.consumer.pull.settings.PullSettings, and also `consume_from` and
         `consume_timestamp_ms`, which choose the start offset in queues in which the group has committed nothing.
         """
         from raymq.client.consumer.pull.consumer import PullConsumer
@@ -471,7 +471,7 @@ class Client(Closing):
         return self._track(engine)
 
     def simple_consumer(self, group: str, **options: Unpack[SimpleOptions]) -> SimpleConsumer:
-        """Make a consumer in this process that receives messages for a limited time and acknowledges each of them.
+        """Make a consumer in this process that leases messages for a limited time and acknowledges each of them.
 
         The options are `ordered` (raymq.client.consumer.simple.settings.SimpleSettings), `consume_from` and
         `consume_timestamp_ms`.
@@ -510,7 +510,8 @@ class Client(Closing):
         consume_timestamp_ms: int | None = None,
         **options: Unpack[PushOptions],
     ) -> PushConsumer:
-        """Make a consumer in the cluster that calls a listener: subscribe, give it a listener, start it.
+        """Make a consumer that runs in the cluster and calls a listener. Subscribe it, give it a listener, then start
+        it.
 
         `consume_from` chooses the start offset in queues in which the group has committed nothing.
         `consume_timestamp_ms` (by default 30 minutes ago) is used with CONSUME_FROM_TIMESTAMP. The `options` are
@@ -538,8 +539,9 @@ class Client(Closing):
         )
 
     def close(self) -> None:
-        """Close producers and consumers (a producer flushes), then the connection. Idempotent. In a callback of a
-        send's future, which must not wait, `close` returns at once, and another thread closes the client."""
+        """Close producers and consumers (a producer flushes), then the connection. Idempotent. A callback of a send's
+        future must not wait. If `close` is called in such a callback, it returns at once, and another thread closes the
+        client."""
         if in_sender():
             threading.Thread(target=self.close, name="client-close", daemon=True).start()
             return
@@ -555,8 +557,8 @@ class Client(Closing):
             atexit.unregister(self._close_at_exit)
 
     def _close_at_exit(self) -> None:
-        """Close the client at process exit. If the caller of `close` was interrupted, wait for the thread in which
-        `close` continues, because the exit would stop that thread."""
+        """Close the client at process exit. If the caller of `close` was interrupted, another thread continues `close`.
+        This method waits for that thread, because the exit would stop it."""
         self.close()
         if os.getpid() == self._pid:
             self._ended.wait(CLOSE_AT_EXIT_S)
@@ -587,7 +589,7 @@ class Client(Closing):
         raise TypeError("a raymq client cannot be pickled: call raymq.connect() where it is used")
 
     def _requests_of_all(self) -> ClientRequests:
-        """Return the requests of all producers of this client. The first call makes the object."""
+        """Return the request service that all producers of this client share. The first call makes it."""
         from raymq.client.request.requests import ClientRequests
 
         with self._lock:

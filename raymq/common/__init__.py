@@ -1,2 +1,2 @@
-"""Messages, names, errors, settings and wire formats, which every other package of raymq imports. This package calls no
+"""Messages, names, errors, settings and wire formats. Every other package of raymq imports this package. It calls no
 actors."""

@@ -45,7 +45,7 @@ _locks: Final[list[threading.Lock]] = []
 _process_id = os.getpid()
 
 _NOT_CALLS: Final = (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)
-"""Predicates for functions that the helper thread need not run: calling a coroutine function or a generator function
+"""Predicates for functions that the helper thread need not run. A call of a coroutine function or a generator function
 only creates an object, and the work happens later."""
 
 
@@ -79,7 +79,7 @@ def _aside(method: Callable[..., Any]) -> Callable[..., Any]:
 
 class ClosableConnection(Protocol):
     """A connection that a forked child closes in its own process. The parent's connection stays open, and the peer does
-    not notice."""
+    not see the close."""
 
     def close(self) -> None: ...
 
@@ -87,8 +87,9 @@ class ClosableConnection(Protocol):
 class OfProcess:
     """A client object that only the process that created it may use.
 
-    A copy in a forked child raises ClientStateError for every attribute, public or not. Methods that were bound before
-    the fork raise too. Only `close` and the end of a `with` block are allowed in the child; both do nothing.
+    In a forked child, a copy of the object raises ClientStateError for every attribute, public or not. Methods that
+    were bound before the fork raise ClientStateError too. Only `close` and the end of a `with` block are allowed in the
+    child; both do nothing.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -108,11 +109,11 @@ class OfProcess:
 
 
 class Closing(OfProcess, ABC):
-    """An object that `with` closes at the end of its block."""
+    """A client object that a `with` statement closes at the end of its block."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release the object's resources."""
+        """Release the resources of a client object."""
 
     def __enter__(self) -> Self:
         return self
@@ -124,7 +125,8 @@ class Closing(OfProcess, ABC):
 
 
 def shared_lock() -> threading.Lock:
-    """Return a lock for state that a whole process shares. It is free in a forked child, even if the parent held it."""
+    """Return a lock for state that a whole process shares. The lock is free in a forked child, even if the parent held
+    it."""
     lock = threading.Lock()
     _locks.append(lock)
     return lock
@@ -136,8 +138,8 @@ def close_in_child(connection: ClosableConnection) -> None:
 
 
 def in_forked_child(reset: F) -> F:
-    """Register `reset` to be called in each forked child, after client objects refuse calls. `reset` initialises shared
-    state again."""
+    """Register `reset` to be called in each forked child, after the child's copies of client objects refuse calls.
+    `reset` initialises shared state again."""
     os.register_at_fork(after_in_child=reset)
     return reset
 
@@ -157,8 +159,8 @@ def _foreign_error(what: str, maker: int) -> ClientStateError:
 
 
 def _foreign(kind: type, maker: int) -> type:
-    """Return the class that a `kind` object gets in a forked child. `maker`: the id of the parent process, which
-    created the object."""
+    """Return the class that replaces `kind` as an object's class in a forked child. `maker`: the id of the parent
+    process, which created the object."""
 
     def refuse(self: object, name: str) -> Any:
         if name == "close" or (name.startswith("__") and name.endswith("__")):
@@ -166,10 +168,10 @@ def _foreign(kind: type, maker: int) -> type:
         raise _foreign_error(kind.__name__, maker)
 
     def nothing(self: object, *args: object) -> None:
-        """Do nothing: the parent process closes the original object."""
+        """Do nothing in a forked child: the parent process closes the original object."""
 
     async def nothing_async(self: object, *args: object) -> None:
-        """Do nothing: the parent process closes the original object."""
+        """Do nothing in a forked child: the parent process closes the original object."""
 
     def call_refused(self: object, *args: object, **kwargs: object) -> Any:
         raise _foreign_error(kind.__name__, maker)
@@ -185,7 +187,7 @@ def _foreign(kind: type, maker: int) -> type:
 
 
 def _in_child() -> None:
-    """Disable all copies of the parent's objects, in a forked child."""
+    """Disable all copies of the parent's client objects, in a forked child."""
     global _process_id
     maker, _process_id = _process_id, os.getpid()
     for lock in _locks:
@@ -200,7 +202,7 @@ def _in_child() -> None:
     for connection in list(_connections):
         try:
             connection.close()
-        except Exception:  # the object is incomplete or broken; the child continues without it
+        except Exception:  # the object is incomplete or broken; the child process continues without it
             logger.debug("a connection copied from the parent process could not be closed", exc_info=True)
     _connections.clear()
 

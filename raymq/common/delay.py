@@ -2,15 +2,15 @@
 
 A delayed message is stored in a queue of an internal topic. Its properties REAL_TOPIC and REAL_QID name the real queue.
 When the message is due, the store's scheduler copies it to the real queue (storage.schedule.schedule_service). The
-message's consume-queue unit holds the time, in ms, at which the scheduler must act.
+message's consume-queue unit (entry) contains the time, in ms, at which the scheduler must act.
 
     SCHEDULE_TOPIC_XXXX   queue level - 1        stored + the level's delay (spec/storage.md §1, §2, §12)
     rmq_sys_timer         queue 0 to 31          TIMER_DELIVER_MS: due within about a day
                           queue 32               stored + one day: due later; the message is then filed again
                           queue 33               stored + one day: recalls (raymq.common.protocol.recall), likewise
 
-A timer queue holds the messages that are due in one hour (modulo 32 hours), so that the scheduler reads few queues.
-Queues of RocketMQ's levels are FIFO, but the units of a timer queue are not sorted by time. So a unit's time is always
+A timer queue has the messages that are due in one hour (modulo 32 hours), so that the scheduler reads few queues.
+Queues of RocketMQ's levels are FIFO, but the units of a timer queue are not sorted by time. A unit's time is always
 later than the store time of its record. Therefore a message that is appended later is due later than every message that
 was delivered before (storage.schedule.delay_queues).
 
@@ -31,7 +31,7 @@ from raymq.common.names import HALF_TOPIC, SCHEDULE_TOPIC, SYSTEM_PREFIX
 
 DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 DELAY_LEVELS_MAX: Final = 18
-"""Highest delay level. Producers reduce a higher level to this one, as RocketMQ's brokers do by default."""
+"""Highest delay level. Producers replace a higher level with this level, as RocketMQ's brokers do by default."""
 
 TIMER_TOPIC: Final = SYSTEM_PREFIX + "timer"
 TIMER_BUCKETS: Final = 32
@@ -39,8 +39,8 @@ TIMER_ROLL_QUEUE: Final = TIMER_BUCKETS
 TIMER_RECALL_QUEUE: Final = TIMER_BUCKETS + 1
 TIMER_ROLL_MS: Final = 86_400_000
 TIMER_ROLL_MARGIN_MS: Final = 3_600_000
-"""Margin of the roll queue, in ms. A message goes to the roll queue if it is due later than one day plus this margin,
-because producers' clocks differ."""
+"""Margin of the roll queue, in ms. A message goes to the roll queue if it is due later than one day plus this margin.
+The margin allows for differences between the producers' clocks."""
 
 _BUCKET_MS: Final = 3_600_000
 _UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -65,8 +65,8 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
 
 
 def parse_time(text: str, now_ms: int) -> int:
-    """Parse a time into ms since 1970. ``"+30s"`` and ``"-2h"`` (s, m, h or d) are relative to `now_ms`. ISO 8601 such
-    as ``"2026-03-01T12:00:00+01:00"`` is read as UTC if it has no UTC offset. Raises InvalidArgumentError for other
+    """Parse a time into ms since 1970. ``"+30s"`` and ``"-2h"`` (s, m, h or d) are relative to `now_ms`. An ISO 8601
+    time such as ``"2026-03-01T12:00:00+01:00"`` is UTC if it has no UTC offset. Raises InvalidArgumentError for other
     text."""
     if text[:1] in ("+", "-"):
         [distance_ms] = parse_delay_levels(text[1:])[:1]
@@ -86,14 +86,14 @@ DELAY_LEVELS_MS: Final = parse_delay_levels(DELAY_LEVELS)
 
 
 def level_delay_ms(level: int, levels_ms: tuple[int, ...]) -> int:
-    """Return the delay of `level` in ms. A level below 1 means 1 s; a level above the last means the last level's delay
-    (spec §2)."""
+    """Return the delay of a delay level in ms. A level below 1 means 1 s. A level above the last level means the last
+    level's delay (spec §2)."""
     return levels_ms[min(level, len(levels_ms)) - 1] if level > 0 else _UNKNOWN_LEVEL_MS
 
 
 def timer_queue(deliver_at_ms: int, now_ms: int) -> int:
-    """Return the queue of `rmq_sys_timer` for a message that is due at `deliver_at_ms`: the queue of its hour, or the
-    roll queue if the message is due much later than in one day."""
+    """Return the queue of `rmq_sys_timer` for a message that is due at `deliver_at_ms`. The result is the queue of the
+    delivery hour, or the roll queue if the message is due much later than in one day."""
     if deliver_at_ms - now_ms > TIMER_ROLL_MS + TIMER_ROLL_MARGIN_MS:
         return TIMER_ROLL_QUEUE
     return deliver_at_ms // _BUCKET_MS % TIMER_BUCKETS
@@ -106,13 +106,14 @@ def timer_queue_hours(queue_id: int, now_ms: int) -> int:
 
 
 def is_waiting_topic(topic: str) -> bool:
-    """True if `topic` holds delayed messages, which wait for their delivery to another topic."""
+    """True if the messages in `topic` are delayed messages, which wait there for their delivery to another
+    topic."""
     return topic in (SCHEDULE_TOPIC, TIMER_TOPIC)
 
 
 def names_real_topic(topic: str) -> bool:
-    """True if messages in `topic` name another topic as their real topic. Delayed messages and half messages
-    do."""
+    """True if each message in `topic` names another topic as its real topic, as delayed messages and half
+    messages do."""
     return is_waiting_topic(topic) or topic == HALF_TOPIC
 
 
@@ -123,8 +124,8 @@ def waiting_code(
     store_timestamp_ms: int,
     levels_ms: tuple[int, ...] = DELAY_LEVELS_MS,
 ) -> int | None:
-    """Return the value of the third field of a consume-queue unit in a topic of delayed messages: the delivery time in
-    ms. None if the field holds the tag's code, as in other topics."""
+    """Return the value of the third field of a consume-queue unit (entry) in a topic of delayed messages: the delivery
+    time in ms. Returns None if the field contains the tag's code, as in other topics."""
     if topic == SCHEDULE_TOPIC:
         level = parse_number(properties.get(PROPERTY_DELAY)) or 0
         return store_timestamp_ms + level_delay_ms(level, levels_ms) if level > 0 else None
@@ -137,13 +138,13 @@ def waiting_code(
 
 def delivery_producer_id(topic: str, queue_id: int) -> str:
     """Return the producer id of messages that the scheduler delivers from a queue of delayed messages. The sequence
-    numbers of these messages are their offsets in that queue."""
+    number of such a message is its offset in the queue of delayed messages."""
     return f"{_DELIVERY_PRODUCER}{topic}/{queue_id}"
 
 
 def delivery_source(producer_id: str) -> tuple[str, int] | None:
-    """Return the queue of delayed messages from which the scheduler delivered messages with this producer id; None for
-    other producers."""
+    """Return the queue of delayed messages from which the scheduler delivered messages with this producer id. Returns
+    None for the ids of other producers."""
     if not producer_id.startswith(_DELIVERY_PRODUCER):
         return None
     topic, _, queue_id = producer_id.removeprefix(_DELIVERY_PRODUCER).rpartition("/")

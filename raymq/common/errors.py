@@ -72,7 +72,7 @@ class InvalidArgumentError(RaymqError, ValueError):
 
 
 class IllegalNameError(InvalidArgumentError):
-    """A topic or group name that breaks the rules of spec/messaging.md §2.5."""
+    """A topic or group name breaks the naming rules (spec/messaging.md §2.5)."""
 
     def __init__(self, kind: str, name: str, rule: str) -> None:
         super().__init__(kind, name, rule)
@@ -114,7 +114,7 @@ class FilterExpressionError(InvalidArgumentError):
 
 
 class MessageIllegalError(RaymqError, ValueError):
-    """A message that cannot be stored. Nothing was sent."""
+    """A message cannot be stored, because it breaks a rule of the format. Nothing was sent."""
 
     code = 13
 
@@ -184,7 +184,8 @@ class NoPermissionError(RaymqError):
 class AccessDeniedError(NoPermissionError):
     """Access control is on, and the user's policies do not allow the request. Nothing was changed or read.
 
-    `need`: the missing permission, such as ``Pub on Topic:orders``. `reason`: why the policies do not allow it.
+    `need`: the missing permission, such as ``Pub on Topic:orders``. `reason`: why the policies do not allow the
+    request.
     """
 
     def __init__(self, user: str, need: str, reason: str) -> None:
@@ -210,8 +211,8 @@ class SignedTooEarlyError(AuthenticationError):
     """A request was not signed for the server's current process, or its time is too far from the server's clock.
     Nothing was executed.
 
-    The server cannot detect whether the request is a replay. raymq's clients read the server's incarnation id and clock
-    from this error, sign the request for both, and send the request once more.
+    If the request were accepted, the server could not detect a replay. raymq's clients read the server's incarnation id
+    and clock from this error, sign the request for both, and send the request once more.
 
     `actor`: the server's name. `life`: the id of the server's process incarnation. `now_ms`: the server's clock, in ms.
     """
@@ -276,7 +277,7 @@ class QuotaExceededError(RaymqError):
 class SystemBusyError(RaymqError):
     """A bounded buffer or table of the server is full. The call changed nothing; the same call may succeed later.
 
-    `retry_after_s`: the time in s after which the call may succeed; None if the server cannot estimate it.
+    `retry_after_s`: the time in seconds after which the call may succeed; None if the server cannot estimate it.
     """
 
     code = 2
@@ -314,7 +315,7 @@ class ServiceNotAvailableError(RaymqError):
 
 
 class NotMasterError(ServiceNotAvailableError):
-    """The store is not the master of its broker group in the caller's epoch. Nothing was written."""
+    """The store is not the master of its broker group in the epoch that the caller named. Nothing was written."""
 
     def __init__(self, broker_name: str, epoch: int) -> None:
         super().__init__(broker_name, epoch)
@@ -376,7 +377,7 @@ class RecallError(RaymqError):
 
 
 class CreateReplyMessageError(RaymqError):
-    """A message cannot be replied to, because it was not sent with `request`."""
+    """A message is not a request, so no reply can be made: it was not sent with `request`."""
 
     code = 10007
 
@@ -384,8 +385,8 @@ class CreateReplyMessageError(RaymqError):
 class SendUnknownError(RaymqError):
     """A send was neither acknowledged nor refused. The messages may or may not be stored.
 
-    `timeout_s`: the duration of the send in s. `is_over`: True if the send's time limit passed; False if the failure
-    `last` ended the send earlier.
+    `timeout_s`: the duration of the send in seconds. `is_over`: True if the send's time limit passed; False if the
+    failure `last` ended the send earlier.
     """
 
     code = 10006
@@ -431,11 +432,11 @@ class TransactionTooLateError(TransactionError):
 
 
 class SubscriptionConflictError(ClientStateError):
-    """A member of a consumer group subscribes to a topic with another expression than the group's earlier members.
-    Nothing was changed.
+    """A member of a consumer group subscribes to a topic with another filter expression than the group's earlier
+    members. Nothing was changed.
 
-    `expression`: the member's expression. `other_expression`: the expression of `other_member`. Both are in the form
-    that administrators see.
+    `expression`: the member's expression. `other_expression`: the expression of `other_member`. Both expressions are in
+    the form that administrators see.
     """
 
     def __init__(self, group: str, topic: str, expression: str, other_member: str, other_expression: str) -> None:
@@ -458,7 +459,8 @@ class ListenerError(RaymqError):
 
 
 class PredicateFailedError(RaymqError):
-    """A predicate returned no decision about a message: the predicate raised, timed out, or ended its process.
+    """A predicate returned no decision about a message: the predicate raised an exception, timed out, or ended its
+    process.
 
     The consumer gets no later message of the queue until the predicate decides, or until the consumer seeks past the
     message.
@@ -501,7 +503,7 @@ class StoreLockedError(StoreError):
 
 
 class StoreNotWritableError(StoreError):
-    """The store does not accept appends, temporarily or permanently."""
+    """The store does not accept appends, either temporarily or permanently."""
 
     code = 14
 
@@ -548,6 +550,7 @@ class BodyUnreadableError(RaymqError):
 
 
 class DataLossError(RaymqError):
-    """Records that a reader expects no longer exist: retention deleted the records, or their queue was deleted."""
+    """Records that a reader expects no longer exist, because retention deleted the records or their queue was
+    deleted."""
 
     code = 21

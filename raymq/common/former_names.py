@@ -36,20 +36,22 @@ FORMER_NAMES: Final = {
     **{f"raymq.{room}": f"{wing}.{room}" for wing, rooms in _MOVED.items() for room in rooms.split()},
     "raymq.record": "raymq.records.format",
 }
-"""The present name of each package or module that was moved, by its former name."""
+"""Maps the former name of each moved package or module to its present name."""
 
 
 def present_name(name: str) -> str | None:
-    """Return the present name of the module with this former name; None if `name` is not a former name."""
+    """Return the present name of the module whose former name is `name`. Returns None if `name` is not a former
+    name."""
     top, _, rest = name.removeprefix("raymq.").partition(".")
     room = FORMER_NAMES.get(f"raymq.{top}") if name.startswith("raymq.") else None
     return f"{room}.{rest}" if room and rest else room
 
 
 def accept_former_names() -> None:
-    """Let imports in this process find modules by their former names. A second call changes nothing."""
+    """Make modules importable by their former names in this process. A second call changes nothing."""
     if _finder not in sys.meta_path:
-        # Insert first: another finder would load the module's file a second time and create its classes twice.
+        # Insert this finder first: another finder would load the module's file a second time and create its classes
+        # twice.
         sys.meta_path.insert(0, _finder)
 
 
@@ -64,7 +66,7 @@ class _Finder:
         if present is None:
             return None
         spec = ModuleSpec(name, cast("Loader", self), origin=present.origin)
-        spec.has_location = present.has_location  # `python -m` reads the spec's `__file__`
+        spec.has_location = present.has_location  # `python -m` reads `__file__` from the module spec
         return spec
 
     def create_module(self, spec: ModuleSpec) -> None:
@@ -75,7 +77,7 @@ class _Finder:
         sys.modules[module.__name__] = import_module(_present(module.__name__))
 
     def get_code(self, name: str) -> CodeType | None:
-        """Return the module's code, for `python -m` with a former name."""
+        """Return the module's code object, which `python -m` needs to run a module by its former name."""
         present = find_spec(_present(name))
         loader: Any = present.loader if present is not None else None
         code: CodeType | None = loader.get_code(loader.name)

@@ -1,4 +1,4 @@
-"""The user as whom this process calls raymq's actors. A process has at most one user at a time.
+"""The user in whose name this process calls raymq's actors. A process has at most one user at a time.
 
 Lane calls (calls over raymq's own socket connections, raymq.remoting.lane) and signed calls of actor methods
 (raymq.remoting.actor_ref) are made in the name of this user. The user belongs to the process, not to a client, because
@@ -36,7 +36,8 @@ class Identity:
 
 
 class _Holder:
-    """The identity of this process, and the number of `take` calls that still hold the identity."""
+    """The user (identity) of this process, and the number of `take` calls that were not yet undone by
+    `give_back`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -49,12 +50,12 @@ os.register_at_fork(after_in_child=_holder.__init__)  # type: ignore[misc]  # a 
 
 
 def present() -> Identity | None:
-    """Return the user as whom this process acts; None if the process acts as no user."""
+    """Return the user in whose name this process acts, or None if there is no such user."""
     return _holder.identity
 
 
 def take(identity: Identity) -> None:
-    """Act as a user until `give_back`. Each `take` needs one `give_back`.
+    """Let this process act as a user until `give_back`. Each `take` needs one `give_back`.
 
     Raises ClientStateError, and changes nothing, if this process already acts as another user, or as the same user with
     another key.

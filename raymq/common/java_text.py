@@ -1,5 +1,4 @@
-"""Reads text and numbers as Java does. Tag codes, index keys and delay levels on disk depend on these
-conversions."""
+"""Reads text and numbers as Java does. Tag codes, index keys and delay levels on disk depend on these rules."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ _NUMBER: Final = re.compile(r"[+-]?\d{1,18}")
 def decode_utf8(data: bytes) -> str:
     """Decode bytes as Java's `new String(data, UTF_8)`: malformed bytes become replacement characters.
 
-    The result differs from Python's "replace" for an encoded surrogate (ED A0 80 to ED BF BF, even truncated): Java
-    inserts one replacement character, Python one for each byte.
+    The result differs from Python's "replace" for an encoded surrogate (ED A0 80 to ED BF BF, even truncated). Java
+    inserts one replacement character, Python inserts one for each byte.
     """
     try:
         return data.decode()
@@ -24,6 +23,6 @@ def decode_utf8(data: bytes) -> str:
 
 
 def parse_number(text: str | None) -> int | None:
-    """Parse a whole number of at most 18 digits, with or without a sign, as `Long.parseLong` does. Returns None for
+    """Parse an integer of at most 18 digits, with or without a sign, as Java's `Long.parseLong` does. Returns None for
     other text."""
     return int(text) if text is not None and _NUMBER.fullmatch(text) else None

@@ -57,8 +57,8 @@ PROPERTY_PRODUCER_ID: Final = "RMQ_PID"
 PROPERTY_PRODUCER_EPOCH: Final = "RMQ_EPOCH"
 PROPERTY_SEQUENCE: Final = "RMQ_SEQ"
 PROPERTY_DLQ_ORIGIN_ERROR: Final = "DLQ_ORIGIN_ERROR"
-"""raymq's own property of a dead letter: why the message failed last, or why its group could not read the message, in
-one line."""
+"""raymq's own property of a dead letter. Its value, in one line, is why the message failed last, or why the group could
+not read the message."""
 
 RESERVED_PROPERTIES: Final = frozenset(
     """KEYS TAGS WAIT DELAY REAL_TOPIC REAL_QID RETRY_TOPIC UNIQ_KEY TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET
@@ -68,8 +68,8 @@ RESERVED_PROPERTIES: Final = frozenset(
     DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID DLQ_ORIGIN_ERROR TIMER_DELAY_SEC TIMER_DELAY_MS TIMER_DELIVER_MS TIMER_OUT_MS
     TIMER_DEL_UNIQKEY TIMER_ROLL_TIMES __transactionId__ __CRC32# RMQ_PID RMQ_EPOCH RMQ_SEQ""".split()
 )
-"""Property names that a user may not set (spec/storage.md §1, spec/messaging.md §3.6, and four names that raymq
-adds)."""
+"""Property names that a user may not set: RocketMQ's reserved names (spec/storage.md §1, spec/messaging.md §3.6) and
+four names that raymq adds."""
 
 MAX_MESSAGE_SIZE_BYTES: Final = 4 * 1024 * 1024
 """Default maximum size of a message's body: the default of `max_message_size_bytes` in producers and stores."""
@@ -79,7 +79,7 @@ MAX_PROPERTIES_BYTES: Final = 32767
 LIGHT_QUEUES_MAX: Final = 500
 """Maximum number of light queues that one message may name."""
 TIMER_DELAY_MAX_MS: Final = 40 * 86_400_000
-"""Maximum time from now to a message's `deliver_at_ms`."""
+"""Maximum delay of a message in ms: the time from now to the message's `deliver_at_ms`."""
 
 
 class _NoProperties(dict[str, str]):
@@ -98,17 +98,17 @@ class _NoProperties(dict[str, str]):
 
 PLAIN_PROPERTIES: Final = _NoProperties()
 """The `properties` object of each Message that has only a topic and a body. No other message has this object, so a
-comparison by identity recognises such messages. They are the most common messages and need less work."""
+comparison by identity recognises such messages. Such messages are the most common messages and need less work."""
 
 _NO_KEYS: Final = ()
 _NO_FLAG: Final = 0
 _LEGAL_TOPICS_MAX: Final = 4096
 _LEGAL_TOPICS: Final[set[str]] = set()
-"""Topic names that `check_topic` has accepted, at most _LEGAL_TOPICS_MAX of them."""
+"""Cache of topic names that `check_topic` has accepted, with at most _LEGAL_TOPICS_MAX names."""
 
 
 def _check_text(what: str, text: object) -> None:
-    """Raise an error if the property string cannot hold `text`. The property string uses 0x01 and 0x02 as separators
+    """Raise an error if `text` cannot be stored in a record's property string, which uses 0x01 and 0x02 as separators
     and has no escape character."""
     if not isinstance(text, str):
         raise MessageIllegalError(f"{what} must be a str, not {type(text).__name__}")
@@ -123,8 +123,8 @@ def _check_text(what: str, text: object) -> None:
 
 
 def _checked_number(name: str, value: object, low: int = 0, high: int = NUMBER_MAX) -> int:
-    """Return the value of the message field `name` as a whole number from `low` to `high`. Raises MessageIllegalError
-    if the value is not such a number."""
+    """Return the value of the message field `name` as an integer from `low` to `high`. Raises MessageIllegalError if
+    the value is not such a number."""
     try:
         return whole_number(name, value, low, high)
     except InvalidArgumentError as error:
@@ -138,11 +138,11 @@ class Message(Struct, frozen=True, gc=False):
     the store allow this size. `tags`: one tag, for subscriptions such as ``"paid || refunded"``. `keys`: business keys
     for lookups, without spaces; a single str is one key. `properties`: the user's own properties, text to text. `flag`:
     a 32-bit number that consumers get unchanged. The constructor raises MessageIllegalError if a field breaks a rule,
-    and IllegalNameError if the topic name does (spec/messaging.md §3.2).
+    and IllegalNameError if the topic name breaks a rule (spec/messaging.md §3.2).
 
-    Either of two arguments delays a message. `delay_level` is RocketMQ's delay level: 1 to 18 mean 1 s to 2 h unless
-    the store's message_delay_level differs; 0 is no delay, and more than 18 means 18. `deliver_at_ms` is a time in ms
-    since 1970, up to 40 days ahead; a time in the past means now.
+    A message is delayed by one of two arguments. `delay_level` is RocketMQ's delay level. Levels 1 to 18 mean 1 s to 2
+    h unless the store's message_delay_level differs; 0 is no delay, and more than 18 means 18. `deliver_at_ms` is a
+    time in ms since 1970, up to 40 days ahead; a time in the past means now.
 
     `wait_store_msg_ok` False: the send is acknowledged when the store has written the message. The message then
     survives the death of the store's process, but not a power cut or the loss of its node. Consumers see the message at
@@ -152,7 +152,8 @@ class Message(Struct, frozen=True, gc=False):
     a single str is one name. Light queues need the store settings enable_lmq and enable_multi_dispatch; see
     `raymq.light_queue`.
 
-    A message is immutable. The garbage collector does not track it, because it holds only text, bytes and numbers.
+    A message is immutable. The garbage collector does not track a message, because it contains only text, bytes and
+    numbers.
     """
 
     topic: str
@@ -192,7 +193,7 @@ class Message(Struct, frozen=True, gc=False):
         ):
             force_setattr(self, "properties", PLAIN_PROPERTIES)
         else:
-            force_setattr(self, "properties", dict(self.properties))  # the caller may change it after the checks
+            force_setattr(self, "properties", dict(self.properties))  # copied: the caller may change its own mapping
 
     def _check(self) -> None:
         self._check_topic_and_body()
@@ -281,8 +282,8 @@ class Message(Struct, frozen=True, gc=False):
 
 
 class SystemMessage(Message, frozen=True, gc=False):
-    """A message that raymq itself sends. The message may have reserved properties, and may be sent to a topic of the
-    server."""
+    """A message that raymq itself sends. The message may have reserved properties, and may be sent to a system
+    topic."""
 
     def _check_properties(self) -> None:
         for name, value in self.properties.items():
@@ -291,8 +292,8 @@ class SystemMessage(Message, frozen=True, gc=False):
 
 
 class MessageSource(Protocol):
-    """A source of messages that decodes a field when the field is read. The source has one method per field of
-    MessageExt; the method has the field's name and takes the message's index. This protocol declares only the methods
+    """A source of messages that decodes a field when the field is read. The source has one method for each field of
+    MessageExt. The method has the field's name and takes the message's index. This protocol declares only the methods
     that are called most."""
 
     def body(self, index: int) -> bytes:
@@ -303,8 +304,8 @@ class MessageSource(Protocol):
         """Return the error that `body` raises for message `index`; None if the body can be read."""
 
     def body_prefix(self, index: int, max_bytes: int) -> bytes:
-        """Return the first `max_bytes` bytes of the body of message `index`. Raises BodyUnreadableError if these bytes
-        cannot be read."""
+        """Return the first `max_bytes` bytes of the body of message `index`. Raises BodyUnreadableError if this part of
+        the body cannot be read."""
 
     def queue_offset(self, index: int) -> int:
         """Return the queue offset of message `index`."""
@@ -312,7 +313,7 @@ class MessageSource(Protocol):
 
 @dataclass(frozen=True, init=False)
 class _MessageFields:
-    """The fields of a MessageExt, with comparison, representation, copy and replacement."""
+    """The fields of a MessageExt, and the methods that compare, show, copy and replace the message."""
 
     __slots__ = ()
 
@@ -382,13 +383,13 @@ class _MessageType(StructMeta):
 
 class _MessagePlace(Struct, eq=False, gc=False):
     """A message's source, and the message's index in the source. The garbage collector does not count these objects. If
-    it did, a few polls of thousands of messages would make it scan all objects of the program."""
+    it did, a few polls of thousands of messages would start a scan of all objects of the program."""
 
     _source: MessageSource
     _index: int
 
 
-# The class is not declared frozen for msgspec, because its own __setattr__ refuses changes.
+# MessageExt is not declared frozen for msgspec, because its own __setattr__ refuses changes.
 class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False, gc=False):  # type: ignore[misc]
     """A message as a consumer gets it.
 
@@ -396,11 +397,11 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
     Timestamps are milliseconds since 1970: `born` by the producer's clock, `store` by the store's clock. `message_id`
     is the producer's unique id and stays the same over retries; `offset_message_id` names this one record.
 
-    A message from a poll refers to the bytes that the poll read, whose CRC was checked, and decodes a field each time
+    A message from a poll refers to the bytes that the poll read, whose CRC was checked. It decodes a field each time
     the field is read. On the storage actor's node these bytes are the mapped commit log; on other nodes they are the
     result of one fetch of up to 8 MiB. The bytes stay in memory, or in a deleted file on the disk, while any message of
-    the poll exists. A program that keeps messages for long should keep `copy.copy(message)`, which does not refer to
-    the poll's bytes. Pickling also copies.
+    the poll exists. A program that keeps messages for a long time should keep `copy.copy(message)`, which does not
+    refer to the poll's bytes. Pickling also copies the bytes.
 
     A damaged message is delivered too: reading its `body` raises BodyUnreadableError, and `body_error` holds the error.
     A compressed body is decompressed when the body is read. The decompressed size is limited to the largest
@@ -418,7 +419,7 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
     @staticmethod
     def of_source(source: MessageSource, indices: Iterable[int]) -> list[MessageExt]:
         """Return the messages at the given indices of a source."""
-        # Run no Python code per message, because a poll creates thousands of messages.
+        # Run no Python code for each message, because a poll creates thousands of messages.
         return list(map(_make_message, repeat(source), indices))
 
     @staticmethod
@@ -432,7 +433,7 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
     def body_error(self) -> BodyUnreadableError | None:
         """The error that reading `body` raises; None if the body can be read.
 
-        The first access decompresses a compressed body.
+        The first access to this property decompresses a compressed body.
         """
         error: BodyUnreadableError | None = self._source.body_error(self._index)
         return error
@@ -444,7 +445,7 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
         return not self.offset_message_id
 
     def _body_prefix(self, max_bytes: int) -> bytes:
-        """Return the first `max_bytes` bytes of `body` without decompressing the rest, for a preview.
+        """Return the first `max_bytes` bytes of `body` without decompressing the rest of the body, for a preview.
 
         Raises BodyUnreadableError if these bytes cannot be read. Damage in later compressed bytes is not detected.
         """
@@ -475,18 +476,18 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
         raise FrozenInstanceError(f"cannot delete field {name!r}")
 
     def _in_queue(self, topic: str, queue_id: int) -> MessageExt:
-        """Return this message with another topic and queue id: the topic and queue to which the message was
+        """Return this message with another topic and queue id. They are the topic and queue to which the message was
         sent."""
         return self._replaced(topic=topic, queue_id=queue_id)
 
     def _replaced(self, **changes: Any) -> MessageExt:
-        """Return a copy of this message in which the named fields have other values. dataclasses.replace cannot copy a
-        message with an unreadable body."""
+        """Return a copy of this message in which the named fields have other values. (dataclasses.replace cannot copy a
+        message with an unreadable body.)"""
         values = zip(_FIELDS, self._values(), strict=True)
         return MessageExt.decoded(tuple([changes.get(name, value) for name, value in values]))
 
     def _values(self) -> tuple[Any, ...]:
-        """Return the values of all fields in order. For an unreadable body, the value is the error."""
+        """Return the values of all fields in order. The value of an unreadable body is the BodyUnreadableError."""
         error = self.body_error
         return tuple([getattr(self, name) if error is None or name != "body" else error for name in _FIELDS])
 
@@ -497,8 +498,8 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
 
     @property
     def light_queues(self) -> tuple[str, ...]:
-        """The names of the light queues to which the message was also sent. For a message read from a light queue,
-        `topic` and `queue_offset` are the light queue's, and `sent_to` is the original topic."""
+        """The names of the light queues to which the message was also sent. If the message was read from a light queue,
+        `topic` and `queue_offset` belong to the light queue, and `sent_to` is the original topic."""
         names = self.system_properties.get(PROPERTY_INNER_MULTI_DISPATCH, "").split(",")
         return tuple(name.removeprefix(LMQ_PREFIX) for name in names if name)
 
@@ -509,7 +510,7 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
 
 
 _make_message: Final[Callable[[Any, int], MessageExt]] = partial(StructMeta.__call__, MessageExt)
-"""Create a message from its source and the message's index in the source."""
+"""Function that creates a message from its source and its index in the source."""
 _FIELDS: Final[tuple[str, ...]] = _MessageFields.__match_args__
 _BODY: Final = _FIELDS.index("body")
 
@@ -541,13 +542,14 @@ def _read_value(number: int) -> Callable[[Any, int], Any]:
 
 
 def _read_field(name: str) -> property:
-    if name == "body":  # `body` is read for every message, so this branch avoids a look-up by name
+    if name == "body":  # `body` is read for every message, so this branch avoids a lookup by name
         return property(lambda self: self._source.body(self._index))
     return property(lambda self: getattr(self._source, name)(self._index))
 
 
 for _number, _name in enumerate(_FIELDS):
-    # Define the methods after the class decorator has run: in the class body they would become the fields' defaults.
+    # Define the methods after the class decorator has run. In the class body they would become default values of the
+    # fields.
     if _name != "body":
         setattr(_DecodedMessage, _name, _read_value(_number))
     setattr(_MessageFields, _name, _read_field(_name))
@@ -555,7 +557,8 @@ for _number, _name in enumerate(_FIELDS):
 
 @dataclass(frozen=True, slots=True, order=True)
 class MessageQueue:
-    """One queue of a topic. Queues sort by topic, then broker name, then queue id (spec/messaging.md, vocabulary)."""
+    """One queue of a topic. Queues are sorted by topic, then broker name, then queue id (spec/messaging.md,
+    vocabulary)."""
 
     topic: str
     broker_name: str
@@ -566,8 +569,8 @@ class MessageQueue:
 
 
 def checked_queue(name: str, queue: object) -> MessageQueue:
-    """Return `queue` if it is a MessageQueue with a valid queue id, else raise InvalidArgumentError, which calls the
-    argument `name`. A queue id that is a numpy integer becomes an int."""
+    """Return `queue` if it is a MessageQueue with a valid queue id, else raise InvalidArgumentError. `name`: the
+    argument's name in the error. A queue id that is a numpy integer becomes an int."""
     if not isinstance(queue, MessageQueue):
         raise InvalidArgumentError(f"{name}: expected a raymq.MessageQueue, not {queue!r}")
     if type(queue.queue_id) is int and 0 <= queue.queue_id <= INT32_MAX:
@@ -587,7 +590,7 @@ class SendStatus(Enum):
 class SendResult(Struct, frozen=True, gc=False):
     """The result of one sent message: its queue and offset. `message_id`: the unique id. `offset_message_id`: names the
     message's record. `recall_handle`: recalls a message that waits for its `deliver_at_ms` (`Producer.recall`); None
-    for other messages."""
+    for messages without `deliver_at_ms`."""
 
     status: SendStatus
     message_id: str
@@ -598,7 +601,7 @@ class SendResult(Struct, frozen=True, gc=False):
 
 
 class PullStatus(Enum):
-    """The outcome of a read. The values are RocketMQ's."""
+    """The outcome of a read of one queue. The values are RocketMQ's."""
 
     FOUND = "FOUND"
     NO_NEW_MESSAGE = "NO_NEW_MESSAGE"
@@ -608,8 +611,8 @@ class PullStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """The result of one read of one queue. Continue reading at `next_offset`. `max_offset`: the offset that the queue's
-    next message will get."""
+    """The result of one read of one queue. `next_offset`: the offset at which to continue reading. `max_offset`: the
+    offset that the queue's next message will get."""
 
     status: PullStatus
     messages: tuple[MessageExt, ...]
@@ -619,8 +622,8 @@ class PullResult:
 
 
 class ConsumeStatus(IntEnum):
-    """A listener's answer. None means CONSUME_SUCCESS; an exception means RECONSUME_LATER. A plain number is not a
-    valid answer."""
+    """The status that a listener returns. Returning None means CONSUME_SUCCESS; raising an exception means
+    RECONSUME_LATER. A plain number is not a valid status."""
 
     CONSUME_SUCCESS = 0
     RECONSUME_LATER = 1
@@ -643,8 +646,8 @@ class ConsumeFromWhere(Enum):
 
 
 def message_list(messages: Iterable[Message]) -> list[Message]:
-    """Return `messages` as a list. Raises MessageIllegalError, which names the first item that is not a
-    Message."""
+    """Return `messages` as a list. If an item is not a Message, raises MessageIllegalError, which names the first such
+    item."""
     result = list(messages)
     if any(kind is not Message for kind in set(map(type, result))):
         for message in result:

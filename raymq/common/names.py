@@ -35,26 +35,26 @@ GROUP_NAME_MAX: Final = 120
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 LMQ_PREFIX: Final = "%LMQ%"
-"""The name prefix of light queues. A message that names light queues is put into them and into its own queue
-(storage/dispatch/multi_dispatch.py)."""
+"""The name prefix of light queues. If a message names light queues, it is put into these queues in addition to its own
+queue (storage/dispatch/multi_dispatch.py)."""
 SYSTEM_PREFIX: Final = "rmq_sys_"
 STATE_TOPIC: Final = SYSTEM_PREFIX + "broker_state"
-"""The topic with the records of a broker's state, in the store of the broker's own group
+"""The topic that contains the records of a broker's state. It is in the store of the broker's own group
 (actors.broker.state_log)."""
 REPLY_SUFFIX: Final = "_REPLY_TOPIC"
-"""The name suffix of the topic with a cluster's replies to requests. The topic's name begins with the cluster's
-name."""
+"""The name suffix of the topic that contains the replies to a cluster's requests. The topic's name begins with the
+cluster's name."""
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-"""The topic with the messages of open transactions. It has one queue, 0."""
+"""The topic that contains the messages of open transactions. It has one queue, 0."""
 OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-"""The topic with op records, which name the half messages whose transactions have ended."""
+"""The topic that contains op records. An op record names half messages whose transactions have ended."""
 CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 """The topic that receives half messages whose outcome remained unknown after all checks."""
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 """The default topic of trace records (raymq.telemetry.trace). A client may name another topic."""
 AUTO_CREATE_TOPIC: Final = "TBW102"
-"""A topic that exists on brokers that create topics at the first send. New topics get the permission of this
+"""A topic that exists on brokers that create topics at the first send. A new topic gets the permission of this
 topic."""
 
 TRANSACTION_TOPICS: Final = frozenset((HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TIME_TOPIC))
@@ -71,21 +71,21 @@ SYSTEM_GROUPS: Final = frozenset(
     """TOOLS_CONSUMER FILTERSRV_CONSUMER SELF_TEST_C_GROUP CID_ONS-HTTP-PROXY CID_ONSAPI_PULL CID_ONSAPI_PERMISSION
     CID_ONSAPI_OWNER CID_RMQ_SYS_TRANS""".split()
 )
-"""RocketMQ's predefined groups (spec/messaging.md §2.7)."""
+"""RocketMQ's predefined consumer and producer groups (spec/messaging.md §2.7)."""
 
 REBALANCE_SLOTS: Final = 4
 """Number of slots into which consumer groups are divided by name. This number is also the maximum number of Rebalance
 actors in a cluster."""
 
 NODE_ID_SHOWN: Final = 16
-"""Number of hexadecimal digits of a Ray node's id that raymq shows; the whole id has 56."""
+"""Number of hexadecimal digits of a Ray node's id that raymq shows; the whole id has 56 digits."""
 
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _RULE: Final = "use letters, digits and the characters % | - _"
 
 
 def is_system_topic(topic: str) -> bool:
-    """True if `topic` belongs to the server: users may not create it, delete it or send to it."""
+    """True if `topic` is a system topic: users may not create it, delete it or send to it."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX) or topic.endswith(REPLY_SUFFIX)
 
 
@@ -101,7 +101,7 @@ def is_light_queue(topic: str) -> bool:
 
 
 def light_queue(name: str) -> str:
-    """Return the topic under which the light queue `name` is consumed:
+    """Return the name of the topic from which consumers read the light queue `name`:
     ``consumer.subscribe(raymq.light_queue("alice"))``.
 
     The topic has one queue, 0, in each broker group. The queue contains the messages whose `Message.light_queues`
@@ -128,13 +128,13 @@ def retry_topic(group: str) -> str:
 
 
 def dlq_topic(group: str) -> str:
-    """Return the name of a group's dead-letter topic, which holds the messages that the group could not consume in all
+    """Return the name of a group's dead-letter topic. It contains the messages that the group failed to consume in all
     its attempts."""
     return DLQ_PREFIX + group
 
 
 def reply_topic(cluster: str) -> str:
-    """Return the name of the topic that holds the replies to a cluster's requests.
+    """Return the name of the topic that contains the replies to a cluster's requests.
 
     >>> reply_topic("raymq")
     'raymq_REPLY_TOPIC'
@@ -143,13 +143,13 @@ def reply_topic(cluster: str) -> str:
 
 
 def check_topic(topic: str) -> str:
-    """Return `topic` if it is a legal name, else raise IllegalNameError (spec/messaging.md §2.5)."""
+    """Return `topic` if it is a legal topic name (spec/messaging.md §2.5), else raise IllegalNameError."""
     internal = isinstance(topic, str) and topic.startswith((RETRY_PREFIX, DLQ_PREFIX, LMQ_PREFIX))
     return _check("topic", topic, INTERNAL_TOPIC_NAME_MAX if internal else TOPIC_NAME_MAX)
 
 
 def check_user_topic(topic: str) -> str:
-    """Return `topic` if it is a legal name and not a topic of the server, else raise IllegalNameError."""
+    """Return `topic` if it is a legal topic name and not a system topic, else raise IllegalNameError."""
     check_topic(topic)
     if is_system_topic(topic):
         raise IllegalNameError("topic", topic, "it is a system topic")
@@ -161,7 +161,7 @@ def check_user_topic(topic: str) -> str:
 
 
 def check_group(group: str) -> str:
-    """Return `group` if it is a legal producer or consumer group name, else raise IllegalNameError."""
+    """Return `group` if it is a legal name of a producer or consumer group, else raise IllegalNameError."""
     return _check("group", group, GROUP_NAME_MAX)
 
 
@@ -241,7 +241,8 @@ class PredicateName:
     """Name of a predicate actor, such as `predicate-STORAGE-3f9a2c…-GROUP-0a1b…`. The actor runs one predicate of a
     consumer group on the node of a storage actor.
 
-    `user`: the user as whom the predicate's actor reads, at the end of the name; empty without access control.
+    `user`: the user in whose name the predicate's actor reads messages, at the end of the name; empty without access
+    control.
     """
 
     storage: str
@@ -268,8 +269,8 @@ class InstanceName:
 
     @classmethod
     def parse(cls, text: str) -> InstanceName:
-        """Parse an instance name; the group's name may contain hyphens. Raises InvalidArgumentError if `text` has
-        another form."""
+        """Parse an instance name such as `pull-GROUP-0`; the group's name may contain hyphens. Raises
+        InvalidArgumentError if `text` has another form."""
         kind, _, rest = text.partition("-")
         group, _, instance = rest.rpartition("-")
         if kind != "pull" or not group or not instance.isdecimal():

@@ -26,7 +26,7 @@ from raymq.common.message import (
 from raymq.common.names import DLQ_PREFIX, LMQ_PREFIX, RETRY_PREFIX, SYSTEM_GROUP_PREFIX, SYSTEM_PREFIX, is_system_topic
 
 NAMESPACE_SEPARATOR: Final = "%"
-"""The separator between a namespace and a name."""
+"""The separator between a namespace and the name of a topic or group."""
 
 _PREFIXES: Final = (RETRY_PREFIX, DLQ_PREFIX, LMQ_PREFIX)
 _LEGAL_NAMESPACE: Final = re.compile(r"[|a-zA-Z0-9_-]+")
@@ -36,7 +36,7 @@ def check_namespace(namespace: str) -> str:
     """Return `namespace` if it is a legal namespace, else raise IllegalNameError.
 
     A namespace has letters, digits and the characters ``| - _``. A ``%`` would make the end of the namespace ambiguous.
-    If a namespace began like system topics or groups, each name in it would look like a name of the server.
+    If a namespace had the prefix of system topics or system groups, each name in it would look like a system name.
     """
     if not isinstance(namespace, str) or not namespace.strip():
         raise IllegalNameError("namespace", str(namespace), "it is blank")
@@ -51,9 +51,9 @@ def wrap(namespace: str, name: str) -> str:
     """Return the name under which topic or group `name` of `namespace` is stored (spec/features.md §12.8, 145 to 151).
 
     `name` is returned unchanged if the namespace or the name is empty, if the name belongs to the server, or if the
-    name is already in this namespace. A name in another namespace is wrapped again. In a retry, dead-letter or
-    light-queue topic, the part after the prefix is wrapped, so that ``wrap(ns, retry_topic(g)) == retry_topic(wrap(ns,
-    g))`` for every group, even a system group.
+    name is already in this namespace. If a name is in another namespace, `namespace` is added before it. In a retry,
+    dead-letter or light-queue topic, the namespace is added after the prefix. So ``wrap(ns, retry_topic(g)) ==
+    retry_topic(wrap(ns, g))`` for every group, even a system group.
 
     >>> wrap("team-a", "orders"), wrap("team-a", "%RETRY%billing"), wrap("team-a", "SCHEDULE_TOPIC_XXXX")
     ('team-a%orders', '%RETRY%team-a%billing', 'SCHEDULE_TOPIC_XXXX')
@@ -117,23 +117,24 @@ class Namespace:
     """
 
     def __init__(self, name: str = "") -> None:
-        """Raises IllegalNameError if `name` is not a legal namespace."""
+        """`name`: the namespace's name; empty for no namespace. Raises IllegalNameError if it is not a legal
+        namespace."""
         self.name = check_namespace(name) if name else ""
 
     def __bool__(self) -> bool:
-        """True if this namespace is not empty, so that it changes names."""
+        """True if this namespace is not empty. Only the empty namespace leaves names unchanged."""
         return bool(self.name)
 
     def __reduce__(self) -> tuple[type[Namespace], tuple[str]]:
         return Namespace, (self.name,)
 
     def wrap(self, name: str) -> str:
-        """Return the stored name of topic or group `name`."""
+        """Return the name under which topic or group `name` of this namespace is stored."""
         return wrap(self.name, name) if self.name and isinstance(name, str) else name
 
     def unwrap(self, name: str) -> str:
-        """Return a stored name as users of this namespace see it, without the namespace. A name in another namespace is
-        returned unchanged."""
+        """Return a stored name without the namespace, as users of this namespace see the name. A name in another
+        namespace is returned unchanged."""
         return unwrap(name, self.name) if self.name else name
 
     def has(self, name: str) -> bool:
@@ -141,21 +142,22 @@ class Namespace:
         return not self.name or namespace_of(name) == self.name
 
     def queue(self, queue: MessageQueue) -> MessageQueue:
-        """Return the stored form of a queue, whose topic contains the namespace."""
+        """Return a queue with the stored name of its topic, which contains the namespace."""
         if not self.name or not isinstance(queue, MessageQueue):
-            return queue  # the caller refuses values that are not queues
+            return queue  # return a value that is not a queue unchanged: the caller refuses it
         return MessageQueue(wrap(self.name, queue.topic), queue.broker_name, queue.queue_id)
 
     def shown_queue(self, queue: MessageQueue) -> MessageQueue:
-        """Return a stored queue as users of this namespace see it."""
+        """Return a stored queue with its topic's name as users of this namespace see it."""
         return MessageQueue(self.unwrap(queue.topic), queue.broker_name, queue.queue_id) if self.name else queue
 
     def shown_queues(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Return stored queues as users of this namespace see them, in the same order."""
+        """Return stored queues, in the same order, with their topics' names as users of this namespace see
+        them."""
         return [self.shown_queue(queue) for queue in queues]
 
     def shown_messages(self, messages: list[MessageExt]) -> list[MessageExt]:
-        """Return messages with the topics that users of this namespace see. No message is decoded."""
+        """Return messages with their topics' names as users of this namespace see them. Decodes no message."""
         if not self.name:
             return messages
         shown: list[MessageExt] = []
@@ -173,12 +175,12 @@ class Namespace:
 
 
 NO_NAMESPACE: Final = Namespace()
-"""The namespace of a client without a namespace."""
+"""The empty namespace, for clients without a namespace."""
 
 
 class _ShownMessages:
-    """A source of messages whose topics have no namespace. All other fields come from the source that this object
-    wraps."""
+    """A source of messages whose topics' names are without the namespace. All other fields come from the source that
+    this object wraps."""
 
     def __init__(self, source: MessageSource, namespace: str) -> None:
         self._source: Any = source
@@ -202,4 +204,4 @@ class _ShownMessages:
 
 
 _TOPIC_PROPERTIES: Final = {PROPERTY_RETRY_TOPIC, PROPERTY_REAL_TOPIC, "DLQ_ORIGIN_TOPIC"}
-"""The reserved properties that name a topic."""
+"""The reserved properties whose value is the name of a topic."""

@@ -6,8 +6,8 @@
     fields        check_fields: the numbers of a settings object
 
 A program may pass anything as a number: text from an environment variable, NaN, a numpy number, a bool. If no range is
-given, an int has at most 63 bits and a sign, a time in ms (`…_ms`) is not negative, and a time in seconds (`…_s`) is at
-most 31 years. So no accepted number overflows a record, a lock or a poll.
+given, an int has at most 63 bits and a sign. A time in ms (`…_ms`) is then not negative, and a time in seconds (`…_s`)
+is at most 31 years. So no accepted number overflows a record, a lock or a poll.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _DIGITS_MAX: Final = 19
 _SHOWN_CHARS: Final = 80
 """Maximum number of characters of a refused value that an error shows."""
 _NUMBER: Final = re.compile(r"(?P<mapping>(?:Mapping|dict)\[.+, )?(?P<kind>int|float)\]?(?P<optional> \| None)?")
-"""Pattern of the annotations whose arguments are checked: a number or a mapping to numbers, optionally None."""
+"""Pattern of the annotations whose arguments are checked: a number, or a mapping to numbers; both may allow
+None."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,7 +50,7 @@ class NumberRange(NamedTuple):
         return text if self.otherwise is None else f"{text}, or {self.otherwise}"
 
     def has(self, value: float) -> bool:
-        """True if the range contains the value. False for NaN."""
+        """True if the range contains `value`. False if `value` is NaN."""
         return self.low <= value <= self.high or value == self.otherwise
 
 
@@ -59,38 +60,38 @@ TIME_MS: Final = NumberRange(0, NUMBER_MAX)
 POSITIVE: Final = NumberRange(1, NUMBER_MAX)
 NOT_NEGATIVE: Final = NumberRange(0, NUMBER_MAX)
 RATE: Final = NumberRange(0.001, 1e9)
-"""Allowed rates, in messages per second. A slower rate would wait longer than a quarter of an hour for each
-message."""
+"""Allowed rates, in messages per second. A rate below the lower bound would wait longer than a quarter of an hour for
+each message."""
 
 
 def whole_number(name: str, value: object, low: float = -NUMBER_MAX, high: float = NUMBER_MAX) -> int:
-    """Return the argument `name` as an int from `low` to `high`. Numpy numbers are accepted; bools are not. Raises
-    InvalidArgumentError if `value` is not such a number."""
+    """Return the value of the argument `name` as an int from `low` to `high`. Numpy numbers are accepted; bools are
+    not. Raises InvalidArgumentError if `value` is not such a number."""
     return _whole(name, value, NumberRange(low, high))
 
 
 def real_number(name: str, value: object, low: float = -NUMBER_MAX, high: float = NUMBER_MAX) -> float:
-    """Return the argument `name` as an int or a float from `low` to `high`. Numpy numbers are accepted; bools and NaN
-    are not. Raises InvalidArgumentError if `value` is not such a number."""
+    """Return the value of the argument `name` as an int or a float from `low` to `high`. Numpy numbers are accepted;
+    bools and NaN are not. Raises InvalidArgumentError if `value` is not such a number."""
     return _real(name, value, NumberRange(low, high))
 
 
 def seconds(name: str, value: object, low: float = 0.0) -> float:
-    """Return the argument `name` as a time in seconds, from `low` to LONGEST_TIME_S. Raises InvalidArgumentError if
-    `value` is not such a time."""
+    """Return the value of the argument `name` as a time in seconds, from `low` to LONGEST_TIME_S. Raises
+    InvalidArgumentError if `value` is not such a time."""
     return _real(name, value, NumberRange(low, LONGEST_TIME_S))
 
 
 def number_of_text(name: str, text: str, bounds: NumberRange = NOT_NEGATIVE) -> int:
-    """Parse a whole number in decimal digits that a user typed. Raises InvalidArgumentError if `text` is not a whole
-    number within `bounds`."""
+    """Parse an integer in decimal digits that a user typed. Raises InvalidArgumentError if `text` is not an integer
+    within `bounds`."""
     if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX):
         raise InvalidArgumentError(f"{name} must be a whole number, {bounds}, not {shown(text)}")
     return _whole(name, int(text), bounds)
 
 
 def bounded(**ranges: NumberRange) -> Callable[[F], F]:
-    """Decorate a function with the allowed ranges of its arguments, for `checked`."""
+    """Decorate a function with the allowed ranges of its arguments; `checked` then checks these ranges."""
 
     def mark(function: F) -> F:
         function.number_ranges = ranges  # type: ignore[attr-defined]
@@ -100,8 +101,8 @@ def bounded(**ranges: NumberRange) -> Callable[[F], F]:
 
 
 def number_checks(function: Callable[..., Any]) -> dict[str, tuple[Callable[[object], Any], bool]]:
-    """Return the checks of a function's number arguments, by argument name. The value for each argument is its check,
-    and whether the argument may be None."""
+    """Return the checks of a function's number arguments, by argument name. Each value is a pair: the function that
+    checks the argument, and True if the argument may be None."""
     ranges: Mapping[str, NumberRange] = getattr(function, "number_ranges", {})
     checks: dict[str, tuple[Callable[[object], Any], bool]] = {}
     for name, parameter in signature(function).parameters.items():
@@ -115,8 +116,8 @@ def number_checks(function: Callable[..., Any]) -> dict[str, tuple[Callable[[obj
 
 
 def checked(function: F) -> F:
-    """Return `function` with checks of its number arguments. A number outside its range raises InvalidArgumentError
-    before the function begins."""
+    """Return `function` with checks of its number arguments. If a number is outside its range, a call raises
+    InvalidArgumentError before the function begins."""
     found = number_checks(function)
     if not found:
         return function
@@ -149,21 +150,21 @@ def checked(function: F) -> F:
 
 def check_fields(settings: object, ranges: Mapping[str, NumberRange]) -> None:
     """Check the number fields of a frozen settings object, and convert each field to a plain int or float. A field is a
-    real number if the lower bound of its range is a float, else a whole number. Raises InvalidArgumentError if a field
-    is out of its range."""
+    real number if the lower bound of its range is a float, else an integer. Raises InvalidArgumentError if a field is
+    out of its range."""
     for name, bounds in ranges.items():
         object.__setattr__(settings, name, number_in(name, getattr(settings, name), bounds))
 
 
-def number_in(name: str, value: object, bounds: NumberRange) -> Any:  # Any: an int, or a float if the range is real
-    """Return the argument `name` as a number within `bounds`: a real number if the lower bound is a float, else a whole
-    number. Raises InvalidArgumentError if `value` is not such a number."""
+def number_in(name: str, value: object, bounds: NumberRange) -> Any:  # returns an int, or a float for a real range
+    """Return the value of the argument `name` as a number within `bounds`. The result is a real number if the lower
+    bound is a float, else an integer. Raises InvalidArgumentError if `value` is not such a number."""
     return (_real if isinstance(bounds.low, float) else _whole)(name, value, bounds)
 
 
 def shown(value: object, chars_max: int = _SHOWN_CHARS) -> str:
-    """Return a refused value as text for an error. Long text is truncated. An int of thousands of digits gets a
-    description, because Python refuses to print it."""
+    """Return a refused value as text for an error. Long text is truncated. An int with thousands of digits is described
+    instead, because Python refuses to print it."""
     try:
         text = repr(value)
     except ValueError:

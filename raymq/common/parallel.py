@@ -1,7 +1,7 @@
 """Calls in other threads: several calls at a time, or one call that no signal handler interrupts.
 
 Both kinds of call also work while the interpreter shuts down. A `ThreadPoolExecutor` refuses work after the main thread
-has finished, before functions registered with `atexit` run. But a client that is closed in such a function still has to
+has finished, before functions registered with `atexit` run. But a client that such a function closes still has to
 commit offsets.
 
 Python runs signal handlers only in the main thread, between two bytecodes. An exception of a handler (ctrl-C raises
@@ -27,10 +27,10 @@ Result = TypeVar("Result")
 
 
 HELPER_IDLE_S: Final = 10.0
-"""Seconds after which an unused helper thread ends, if another helper is idle."""
+"""Seconds after which an unused helper thread ends, if another helper thread is idle."""
 SIGNAL_LOOK_S: Final = 1.0
 """Maximum delay of a signal handler, in seconds. A signal that arrives just before the main thread blocks does not wake
-the thread."""
+it, so the main thread wakes at this interval."""
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class _HelperCall:
     def make(self) -> None:
         try:
             self.result = self.function(*self.arguments, **self.keywords)
-        except BaseException as error:  # the waiting thread raises it
+        except BaseException as error:  # the thread that waits for the call raises the error
             self.error = error
         self.ended.release()
 
@@ -64,10 +64,10 @@ class _Helper:
 
     def _run(self) -> None:
         while (call := self._next()) is not None:
-            if not _idle:  # start a further helper, so that the main thread's next call finds an idle one
+            if not _idle:  # start another helper, so that the main thread's next call finds an idle helper
                 try:
                     _idle.append(_Helper())
-                # the process cannot start more threads; this helper can still make the call
+                # the process cannot start more threads now; this helper can still make the call
                 except RuntimeError as error:
                     logger.debug("no further helper thread can be started now: %s", error)
             call.make()
@@ -75,8 +75,8 @@ class _Helper:
             _idle.append(self)
 
     def _next(self) -> _HelperCall | None:
-        """Return the next call for this helper; None if the helper was idle for so long that its thread should
-        end."""
+        """Return the next call for this helper thread. Returns None if the helper was idle for so long that its thread
+        should end."""
         while True:
             try:
                 return self.calls.get(timeout=HELPER_IDLE_S)
@@ -86,8 +86,8 @@ class _Helper:
                 continue
             try:
                 _idle.remove(self)
-            # the main thread has just taken this helper from the list, perhaps without giving it a call because of a
-            # signal
+            # the main thread has just taken this helper from the list; because of a signal, it may not have given the
+            # helper a call
             except ValueError:
                 with suppress(Empty):
                     return self.calls.get(timeout=HELPER_IDLE_S)
@@ -95,21 +95,21 @@ class _Helper:
 
 
 def _start_helper(call: _HelperCall) -> None:
-    """Make a call in a new helper thread. This function runs in a bare thread, which the main thread starts by a single
-    C call.
+    """Make a call in a new helper thread. This function runs in a bare thread, which the main thread starts with a
+    single C call.
 
     `threading.Thread.start` takes several steps. An interrupt between the steps would leave locks of the `threading`
     module held, or a thread that dies before it runs.
     """
     try:
         _Helper().calls.put(call)
-    except BaseException as error:  # no thread can be started; without this error the main thread would wait forever
+    except BaseException as error:  # No thread can be started. Without this error the main thread would wait forever.
         call.error = error
         call.ended.release()
 
 
 _idle: Final[list[_Helper]] = []
-"""Helper threads without a call. Each operation on this list is atomic."""
+"""Helper threads that make no call at the moment. Each operation on this list is atomic."""
 os.register_at_fork(after_in_child=_idle.clear)
 
 
@@ -117,8 +117,8 @@ def aside(function: Callable[..., Result], *arguments: Any, **keywords: Any) -> 
     """Make a call that no signal handler interrupts. If the main thread calls `aside`, the call runs in a helper
     thread.
 
-    Returns the call's result or raises its exception. If a signal handler raises in the main thread, its exception is
-    raised at once, and the call runs on to its end.
+    Returns the call's result or raises its exception. If a signal handler raises an exception in the main thread, it is
+    raised at once, and the call still runs to its end.
     """
     if get_ident() != threading.main_thread().ident:
         return function(*arguments, **keywords)

@@ -1,4 +1,4 @@
-"""Pauses between retries. The pauses grow to a limit, and have a random part so that clients do not retry at the same
+"""Pauses between retries. The pauses grow up to a limit. A random part prevents many clients from retrying at the same
 moment."""
 
 from __future__ import annotations
@@ -14,35 +14,36 @@ T = TypeVar("T")
 
 
 class Backoff:
-    """The pauses between the attempts of one caller. They start at `first_s` and double up to `max_s`; each pause is
-    randomly shortened by up to a quarter."""
+    """The pauses between the attempts of one caller. The pauses start at `first_s` and double up to `max_s`; each pause
+    is randomly shortened by up to a quarter."""
 
     def __init__(self, first_s: float = 0.05, max_s: float = 1.0) -> None:
         self._first_s, self._max_s = first_s, max_s
         self._failures = 0
 
     def next(self) -> float:
-        """Return the seconds to wait after a failed attempt. The next pause is longer."""
+        """Return the seconds to wait after a failed attempt, and lengthen the following pause."""
         pause_s = min(self._max_s, self._first_s * 2 ** min(self._failures, 16))
         self._failures += 1
         return float(pause_s * random.uniform(0.75, 1.0))
 
     def reset(self) -> None:
-        """Reset the pause to `first_s`, after a successful attempt."""
+        """Set the next pause to `first_s`, after a successful attempt."""
         self._failures = 0
 
 
 def left_s(deadline_s: float) -> float:
-    """Return the seconds until `deadline_s` on `time.monotonic`'s clock. The result is at least 0.1, so that a last
-    call can finish."""
+    """Return the seconds until `deadline_s`, a time of `time.monotonic`'s clock. The result is at least 0.1, so that a
+    last call can finish."""
     return max(0.1, deadline_s - time.monotonic())
 
 
 def persist_until(deadline_s: float, call: Callable[[float], T]) -> T:
-    """Repeat `call(seconds left)` while it raises retryable errors and time is left. Raises the last error.
+    """Call `call` with the remaining seconds, and repeat the call while it raises retryable errors and the deadline has
+    not passed. Raises the last error.
 
     The pause before a retry is at least as long as the server requests in its error. Use this function only for calls
-    that are safe to repeat. `deadline_s`: the deadline on `time.monotonic`'s clock.
+    that are safe to repeat. `deadline_s`: the deadline, a time of `time.monotonic`'s clock.
     """
     backoff = Backoff()
     while True:

@@ -1,7 +1,7 @@
-"""Serialises functions of a user's program by cloudpickle, for processes that lack the program's modules.
+"""Serialises functions of a user's program with cloudpickle, for processes that lack the program's modules.
 
-A function is pickled by value together with its module or package, so the module need not be installed where the
-function runs.
+A function is pickled by value together with its module or package. So the module need not be installed in the process
+that calls the function.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def dumps_by_value(thing: Any, refusal: Callable[[Exception], Exception]) -> byt
     cannot be pickled."""
     module = _user_module(thing)
     if module is not None and module.__name__ in cloudpickle.list_registry_pickle_by_value():
-        module = None  # the user has registered the module for pickling by value, so it stays registered
+        module = None  # the user has registered the module for pickling by value, so do not unregister it
     if module is not None:
         cloudpickle.register_pickle_by_value(module)
     try:
         return cloudpickle.dumps(thing)  # type: ignore[no-any-return]  # cloudpickle has no types
-    except Exception as error:  # pickling runs the user's code, which may raise anything
+    except Exception as error:  # catch every exception, because pickling runs the user's code
         raise refusal(error) from error
     finally:
         if module is not None:
@@ -37,8 +37,8 @@ def dumps_by_value(thing: Any, refusal: Callable[[Exception], Exception]) -> byt
 
 def deferred_kind(function: Callable[..., Any]) -> str:
     """Return the kind of a function whose call only creates an object: "a coroutine function", "a generator function"
-    or "an async generator function"; empty for other functions. Partials are unwrapped, and for an object with
-    `__call__` the method of its class counts."""
+    or "an async generator function". Returns an empty text for other functions. Partials are unwrapped. For an object
+    with `__call__`, the result is the kind of this method."""
     called: Any = function
     while isinstance(called, functools.partial):
         called = called.func
@@ -61,9 +61,9 @@ def _user_module(thing: Any) -> ModuleType | None:
     module = sys.modules.get(getattr(inspect.unwrap(owner), "__module__", "") or "")
     file = getattr(module, "__file__", None)
     if module is None or file is None or module.__name__ == "__main__":
-        return None  # cloudpickle pickles __main__ by value anyway
+        return None  # cloudpickle always pickles objects of __main__ by value
     installed = [Path(sysconfig.get_path(key)) for key in ("stdlib", "purelib", "platlib")]
     if any(Path(file).is_relative_to(root) for root in installed):
         return None
-    # Register the whole package, because its modules import each other.
+    # Return the top-level package, because its modules import each other and must all be pickled by value.
     return sys.modules.get(module.__name__.partition(".")[0], module)

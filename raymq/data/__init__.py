@@ -13,8 +13,7 @@
     messages.py        rows as messages
     datasink.py        TopicDatasink and `write_topic`
 
-The public names are imported when they are first used, because `import ray.data` takes a second and needs the extra
-`data`.
+The public names are imported at their first use, because `import ray.data` takes a second and needs the extra `data`.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ _HOMES: Final = {
     "read_topic": "raymq.data.reading",
     "write_topic": "raymq.data.datasink",
 }
-"""The module that defines each public name of the package."""
+"""Maps each public name of the package to the module that defines it."""
 _NEEDED: Final = ("pandas", "fsspec")
-"""Packages that Ray Data requires but raymq does not."""
+"""Packages that Ray Data requires, although raymq does not require them."""
 
 __all__ = ["TopicDatasink", "TopicDatasource", "WriteSummary", "iter_topic", "read_topic", "write_topic"]
 

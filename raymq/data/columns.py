@@ -1,4 +1,4 @@
-"""The columns of a topic's dataset: the columns of `ray.data.read_kafka`, followed by raymq's own."""
+"""The columns of a topic's dataset: the columns of `ray.data.read_kafka`, followed by raymq's own columns."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ null for readable messages."""
 _FIELDS: Final = {field.name: field for field in (*SCHEMA, *NAMED_COLUMNS)}
 
 _STUB: Final = pa.field(_BATCH_SIZE_PRESERVING_STUB_COL_NAME, pa.null())
-"""The placeholder column that Ray Data uses for blocks with rows but no columns, as for a count."""
+"""The placeholder column that Ray Data uses for blocks with rows but no columns, for example in a count."""
 
 
 def schema_of(columns: Sequence[str]) -> pa.Schema:
-    """Return these columns of SCHEMA and NAMED_COLUMNS, in this order. Raises InvalidArgumentError if a column does not
-    exist or is named twice."""
+    """Return the schema with the given columns of SCHEMA and NAMED_COLUMNS, in the given order. Raises
+    InvalidArgumentError if a column does not exist or is named twice."""
     unknown = [name for name in columns if name not in _FIELDS]
     if unknown:
         raise InvalidArgumentError(
@@ -59,14 +59,14 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
 
 
 def needed_of(columns: Sequence[str]) -> list[str]:
-    """Return the columns of a scan (raymq.records.kernels.columns) from which these dataset columns are computed, at
-    least one."""
+    """Return the columns of a scan (raymq.records.kernels.columns) from which the given dataset columns are computed.
+    The result has at least one column."""
     return sorted({_SOURCES[name] for name in columns} - {""}) or ["queue_offset"]
 
 
 def to_block(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """Convert a scan's batch into a block with these dataset columns. The batch must have at least the columns of
-    `needed_of`."""
+    """Convert a batch of a scan into a block with the given dataset columns. The batch must have at least the columns
+    that `needed_of` returns."""
     if not columns:
         return pa.RecordBatch.from_arrays([pa.nulls(batch.num_rows)], schema=pa.schema([_STUB]))
     return pa.RecordBatch.from_arrays([_column(batch, name) for name in columns], schema=schema_of(columns))

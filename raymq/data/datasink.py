@@ -40,7 +40,7 @@ at most 64 bytes."""
 class WriteSummary:
     """The result of a completed write: all `rows` are stored.
 
-    `stored_before` counts the rows that earlier attempts of retried tasks had already stored. `ranges` are the offset
+    `stored_before`: the number of rows that earlier attempts of retried tasks had already stored. `ranges`: the offset
     ranges of all other rows, sorted by queue and offset.
     """
 
@@ -94,13 +94,14 @@ class TopicDatasink(Datasink):
         self._queues: tuple[MessageQueue, ...] = ()
         self._now_ms = 0
         self._user: Identity | None = None
-        """The user as whom the program is authenticated. The write tasks act as the same user."""
+        """The user in whose name the program is authenticated. The write tasks act in the name of the same
+        user."""
         self._fix()
 
     def on_write_start(self, schema: Any = None) -> None:
-        """Check the fields against the rows' columns, if the columns are known, and fix the values that must be equal
-        for all attempts of a task. Ray Data calls this in the driver, before the first task. Raises the same errors as
-        `write_topic`."""
+        """Fix the values that must be equal for all attempts of a task. If the rows' columns are known, check that they
+        include the configured fields. Ray Data calls this method in the driver, before the first task. Raises the same
+        errors as `write_topic`."""
         if schema is not None and schema.names:
             self.check_fields(schema.names)
         self.summary = None
@@ -118,9 +119,9 @@ class TopicDatasink(Datasink):
         self._now_ms = time.time_ns() // 1_000_000
 
     def write(self, blocks: Iterable[Block], ctx: TaskContext) -> WriteSummary:
-        """Send the rows of one task, and wait until they are stored. If Ray retries a task, the new attempt continues
-        after the rows that are already stored. Raises the errors of `Client.repeatable_writer` and of the writer that
-        it returns."""
+        """Send the rows of one task, and wait until the rows are stored. If Ray retries a task, the new attempt
+        continues after the rows that are already stored. Raises the errors of `Client.repeatable_writer` and of the
+        writer that it returns."""
         write_id = ctx.kwargs[WRITE_UUID_KWARG_NAME] if self._idempotent else uuid.uuid4().hex
         with (
             worker_client().use(self._user, self._namespace or "") as client,
@@ -140,7 +141,7 @@ class TopicDatasink(Datasink):
         return WriteSummary(result.count, result.stored_before, result.ranges)
 
     def on_write_complete(self, write_result: WriteResult) -> None:
-        """Add up the tasks' results and store them in `summary`. Ray Data calls this in the driver."""
+        """Add up the tasks' results and store the sum in `summary`. Ray Data calls this method in the driver."""
         self.summary = _added(write_result.write_returns)
 
     def get_name(self) -> str:
@@ -186,17 +187,17 @@ def write_topic(
 
     Options are as in `Dataset.write_kafka`. The body is the whole row as JSON, or the field `body_field`: bytes and
     text unchanged, other types by `value_serializer`. The field `key_field`, converted by `key_serializer`, is the
-    message's first key and its sharding key, so messages with the same key go to one queue in the order of the rows.
+    message's first key and its sharding key. So messages with the same key go to one queue in the order of the rows.
     `sharding_key_field` names another field for the sharding key. `tags_field` is text; `keys_field` is text or a list
     of text; `properties_field` is a map or a struct of text. `deliver_at_field` is a timestamp, or a number of ms since
-    1970; null for a message without a delay. `namespace` is the namespace of `raymq.connect`. JSON has bytes in base64,
-    and times in ISO 8601.
+    1970; null for a message without a delay. `namespace` is the namespace of `raymq.connect`. JSON contains bytes in
+    base64, and times in ISO 8601.
 
-    Each row is stored exactly once, even if Ray retries its task: the store identifies a row by `producer_group`, the
-    write, the task and the row's number in the task. So a retried task must produce the same rows in the same order.
-    This does not hold after a random shuffle, a sample or a function that is not pure; a retried task would then fail
-    or store wrong rows. In these cases pass ``idempotent=False``; a retried task then stores its rows a second time, as
-    with Kafka. A second call of this function is a separate write.
+    Each row is stored exactly once, even if Ray retries its task. The store identifies a row by `producer_group`, the
+    write, the task and the row's number in the task. So a retried task must produce the same rows in the same order. A
+    random shuffle, a sample or an impure function does not guarantee this: a retried task would then fail or store
+    wrong rows. In these cases pass ``idempotent=False``; a retried task then stores its rows a second time, as with
+    Kafka. A second call of this function is a separate write.
 
     Raises the errors of `raymq.connect`. Raises TopicNotExistError if the topic does not exist, NoPermissionError if
     the user may not write to it, and InvalidArgumentError if the rows do not have a field or if options contradict each

@@ -44,7 +44,8 @@ TASK_TIMEOUT_MS: Final = NumberRange(1, int(LONGEST_TIME_S) * 1000)
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     """Options that the driver passes to read tasks. If `tags` is empty and `sql` is None, no message is filtered out.
-    `rows_per_block` and `timeout_s` None: no limit. `unreadable`: how a block represents an unreadable message."""
+    `rows_per_block`, `timeout_s`: limits of a block's rows and of a task's duration; None for no limit. `unreadable`:
+    how a block represents an unreadable message."""
 
     tags: frozenset[str]
     sql: str | None
@@ -93,8 +94,8 @@ class RangesDatasource(Datasource):
         namespace: str = "",
         creations: Creations = NO_CREATIONS,
     ) -> None:
-        """Estimate the ranges' sizes and fix the current user for the tasks. `creations`: the creation ids of the
-        topics when the ranges were planned."""
+        """Estimate the ranges' sizes, and record the current user, in whose name the tasks read. `creations`: the
+        creation ids of the topics when the ranges were planned."""
         super().__init__()
         self._creations = creations
         self._namespace = namespace
@@ -103,7 +104,8 @@ class RangesDatasource(Datasource):
         self._pieces = tuple(sized(ranges, source.range_bytes(ranges) if ranges else []))
         self.ranges: tuple[OffsetRange, ...] = tuple(ranges)
         self._user = identity.present()
-        """The user as whom the planning program is authenticated. The read tasks act as the same user."""
+        """The user in whose name the planning program is authenticated. The read tasks act in the name of the same
+        user."""
 
     def get_name(self) -> str:
         """Return the name of the read in Ray's progress bars."""
@@ -120,20 +122,20 @@ class RangesDatasource(Datasource):
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None
     ) -> list[ReadTask]:
-        """Return about `parallelism` read tasks with about equal bytes to read. There are fewer tasks if there are
-        fewer messages, and more tasks if `rows_per_block` limits the rows of a task."""
+        """Return about `parallelism` read tasks, each with about the same number of bytes to read. There are fewer
+        tasks if there are fewer messages, and more tasks if `rows_per_block` limits the rows of a task."""
         context = data_context or DataContext.get_current()
         block_bytes = context.target_max_block_size or _BLOCK_BYTES
         options = replace(self._options, columns=self._columns)
         parts = divide(self._pieces, parallelism)
-        if options.rows_per_block is not None:  # limit the whole task, because Ray combines small blocks of one task
+        if options.rows_per_block is not None:  # limit the whole task: Ray combines the task's small blocks
             parts = at_most(parts, options.rows_per_block)
         whose = self._user, self._namespace, self._creations
         return [_read_task(part, options, block_bytes, per_task_row_limit, *whose) for part in parts]
 
     @property
     def _columns(self) -> tuple[str, ...]:
-        """The columns to read: the requested columns that Ray Data's plan needs."""
+        """The columns that tasks read: the requested columns that Ray Data's plan needs."""
         projected = self._get_data_columns()
         return self._options.columns if projected is None else tuple(projected)
 
@@ -168,7 +170,7 @@ class TopicDatasource(RangesDatasource):
 
 
 def present_creations(source: ClusterQueues, ranges: Sequence[OffsetRange]) -> Creations:
-    """Return the current creation ids of the ranges' topics."""
+    """Return the current creation ids of the topics of the given ranges."""
     return source.creations(sorted({one.topic for one in ranges})) if ranges else NO_CREATIONS
 
 
@@ -182,7 +184,7 @@ def _read_task(
     creations: Creations,
 ) -> ReadTask:
     ranges = [piece.range for piece in part]
-    # Without a filter, and if every loss is an error, the task yields exactly one row per offset.
+    # Without a filter, and if every lost message is an error, the task yields exactly one row per offset.
     is_exact = not options.tags and options.sql is None and options.fail_on_data_loss
     metadata = BlockMetadata(
         num_rows=sum(one.size for one in ranges) if is_exact else None,
@@ -199,8 +201,8 @@ def _read_task(
 
 
 def _memory_bytes(piece: SizedRange, columns: Sequence[str]) -> int:
-    """Estimate the size in bytes of a range's rows in memory. A record's header is about as large as its small columns,
-    so the size of the records is the estimate if bodies are read. The result is never 0, because Ray Data interprets 0
+    """Estimate the size in bytes of a range's rows in memory. A record's header is about as large as its small columns.
+    So the estimate is the size of the records if bodies are read. The result is never 0, because Ray Data interprets 0
     as no rows."""
     return piece.size_bytes if "value" in columns else min(piece.size_bytes, piece.range.size * ROW_BYTES)
 

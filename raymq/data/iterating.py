@@ -1,5 +1,5 @@
-"""`iter_topic`: new messages of topics as a sequence of datasets, whose offsets are committed for a consumer
-group."""
+"""`iter_topic`: new messages of topics as a sequence of datasets. The offsets of the datasets are committed for a
+consumer group."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from raymq.records.filters.sql import SqlFilter
 from raymq.records.kernels.columns import Unreadable
 
 PASSER_BY_GENERATION: Final = 0
-"""Generation number of commits by a program that is not a member of the consumer group."""
+"""Generation number in the commits of a program that is not a member of the consumer group."""
 _WORDS: Final = {
     "earliest": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
     "latest": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
@@ -60,11 +60,11 @@ def iter_topic(
             dataset.map_batches(score).write_parquet(path)
 
     Each dataset has fixed offsets, like a dataset of `read_topic`. Its offsets are committed for `group` when the
-    caller requests the next dataset. If a program ends earlier or leaves the loop, it receives the same messages again
-    after a restart. A group without committed offsets begins at `start_offset`, ``"earliest"`` or ``"latest"``. The
-    iterator yields at most one dataset every `interval_s` seconds, and waits while there are no messages. With `tags`
-    or an `expression`, or without `fail_on_data_loss`, a dataset may be empty. The program is not a member of the
-    group, and the group must have no members.
+    caller requests the next dataset. If a program ends before that or leaves the loop, it receives the same messages
+    again after a restart. A group without committed offsets begins at `start_offset`, ``"earliest"`` or ``"latest"``.
+    The iterator yields at most one dataset every `interval_s` seconds, and waits while there are no messages. With
+    `tags` or an `expression`, or without `fail_on_data_loss`, a dataset may be empty. The program is not a member of
+    the group, and the group must have no members.
 
     Raises the errors of `read_topic` at the first dataset. Raises ClientStateError if members of the group consume the
     queues. If a broker is unavailable, the iterator raises the error of the read or the commit, and ends.
@@ -101,28 +101,29 @@ class BatchProgress:
     """The committed offsets of a consumer group, for `iter_topic`. Raises the errors of GroupOffsets."""
 
     def __init__(self, group: str, begin: ConsumeFromWhere, names: Namespace = NO_NAMESPACE) -> None:
-        """Create the progress of a group. `group` and all queues are names inside the namespace `names`."""
+        """Create the progress of a group. `group` and the topics of all queues are names inside the namespace
+        `names`."""
         self._group, self._names = group, names
         self._offsets, self._query = GroupOffsets(names.wrap(group)), StartOffsetQuery(begin)
         self._starts: dict[MessageQueue, QueueOffset] = {}
 
     def starts(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-        """Return the offset of the next message of each queue. If the group has no offset for a queue, the offset is
-        created at the position given by `begin`."""
+        """Return, for each queue, the offset of the next message to read. If the group has no offset for a queue, the
+        offset is created at the position given by `begin`."""
         for broker_name in sorted({queue.broker_name for queue in queues if queue not in self._starts}):
             self._offsets.ensure_group(broker_name)
         stored = {self._names.queue(queue): queue for queue in queues}
         found = self._offsets.start_offsets(dict.fromkeys(stored, PASSER_BY_GENERATION), self._query)
         self._starts |= {stored[queue]: offset for queue, offset in found.items()}
         for queue in [queue for queue in stored if stored[queue] not in self._starts][:1]:
-            # if the topic exists, this raises the reason why the group may not read the queue
+            # if the topic exists, this call raises the error that explains why the group may not read the queue
             with suppress(TopicNotExistError):
                 self._offsets.start_offset(queue, self._query, PASSER_BY_GENERATION)
         return {queue: self._starts[queue].queue_offset for queue in queues if queue in self._starts}
 
     def commit(self, ranges: Sequence[OffsetRange]) -> None:
-        """Commit the end offsets of `ranges` durably. A queue whose offset was reset after the ranges were planned is
-        not changed."""
+        """Commit the end offsets of `ranges` durably. If a queue's offset was reset after the ranges were planned, the
+        offset does not change."""
         commits = {
             self._names.queue(one.queue): OffsetCommit(
                 one.end_offset, PASSER_BY_GENERATION, self._starts[one.queue].reset_version
@@ -150,8 +151,8 @@ def plans(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[list[OffsetRange]]:
-    """Yield the offset ranges of one dataset after another, at most every `interval_s` seconds. Ranges without messages
-    are skipped."""
+    """Yield the offset ranges of each new dataset, at most once every `interval_s` seconds. Ranges without messages are
+    skipped."""
     next_s = clock()
     while True:
         pause_s = next_s - clock()
@@ -177,4 +178,4 @@ def plans(
 
 
 PAUSE_MIN_S: Final = 0.05
-"""Minimum time in s between two checks for new messages."""
+"""Minimum time in seconds between two checks for new messages."""

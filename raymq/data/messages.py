@@ -25,8 +25,8 @@ _TEXTS: Final = pa.map_(pa.string(), pa.string())
 
 @dataclass(frozen=True, slots=True)
 class MessageFields:
-    """The row's field that becomes the body, the key, the tags and so on; None if no field is used. The docstring of
-    `raymq.data.write_topic` describes the fields."""
+    """The names of the row's fields that become the body, the key, the tags and other parts of a message. None for a
+    part that no field provides. The docstring of `raymq.data.write_topic` describes the fields."""
 
     body: str | None = None
     key: str | None = None
@@ -81,7 +81,7 @@ def _bodies(rows: pa.Table, chosen: MessageFields) -> pa.Array | pa.ChunkedArray
     if chosen.body is None:
         return _json(rows.to_pylist(), "the row")
     column = rows[chosen.body]
-    if column.null_count:  # a block with only nulls has Arrow's type null, whatever type the column has in other blocks
+    if column.null_count:  # if a block has only nulls, its column's Arrow type is null in this block
         raise MessageIllegalError(
             f"field {chosen.body!r} is null in {column.null_count} of {len(column)} rows, and a message has a body: "
             "filter these rows out, or fill the field"
@@ -101,8 +101,8 @@ def _json(values: Sequence[Any], what: str) -> pa.Array:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value into a type that JSON supports; an array or tensor becomes a list. Raises TypeError for other
-    types."""
+    """Convert a value into a type that JSON supports. An array or tensor becomes a list. Raises TypeError if JSON does
+    not support the value."""
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
     raise TypeError(f"a {type(value).__name__} is nothing that JSON has")
@@ -113,7 +113,7 @@ _ENCODER: Final = msgspec.json.Encoder(enc_hook=_plain)
 
 def _texts(name: str, column: pa.ChunkedArray, serializer: Serializer) -> pa.Array | pa.ChunkedArray:
     """Convert a column into text; null stays null. Bytes are decoded as UTF-8. Raises MessageIllegalError if bytes are
-    not UTF-8."""
+    not valid UTF-8."""
     if _is_binary(column.type):
         try:
             return column.cast(pa.large_binary()).cast(pa.large_string()).cast(pa.string())
@@ -132,8 +132,8 @@ def _each(column: pa.ChunkedArray, text_of: Callable[[Any], str]) -> pa.Array:
 
 
 def _keys(first: pa.Array | pa.ChunkedArray | None, more: pa.ChunkedArray | None) -> pa.Array | pa.ChunkedArray:
-    """Return the keys of each message: the key from `first`, followed by the keys from `more` that differ from
-    it."""
+    """Return the keys of each message: the key from `first`, followed by the keys from `more` that differ from that
+    key."""
     if first is None:
         assert more is not None
         return more if _is_list(more.type) or _is_text(more.type) else more.cast(pa.string())
@@ -149,7 +149,8 @@ def _as_list(keys: Any) -> list[str]:
 
 
 def _properties(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Convert a column of maps or structs into properties. A null field of a struct gives no property."""
+    """Convert a column of maps or structs into properties. If a field of a struct is null, the property is
+    omitted."""
     if not pa.types.is_struct(column.type):
         return column.cast(_TEXTS) if pa.types.is_map(column.type) else column
     rows = [

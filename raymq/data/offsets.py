@@ -22,15 +22,15 @@ EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 
 OffsetsByQueue = Mapping[str, int | str] | Mapping[int, int | str]
-"""Offsets, or the word "earliest" or "latest", by queue: ``{"broker-a:3": 1500}``, or ``{3: 1500}`` if there is only
-one broker group."""
+"""Offsets by queue; each is a number or the word "earliest" or "latest": ``{"broker-a:3": 1500}``, or ``{3: 1500}`` if
+there is only one broker group."""
 Offsets = int | datetime | str | Mapping[str, OffsetsByQueue]
-"""Value of `start_offset` or `end_offset`: an offset for every queue, a time, the word "earliest" or "latest", or
+"""Value of `start_offset` or `end_offset`: one offset for all queues, a time, the word "earliest" or "latest", or
 `OffsetsByQueue` by topic."""
 
 _Place = int | datetime | None
-"""Position in a queue: an offset; a time, which means the first message stored at that time or later; or None for the
-first or last offset of the queue, depending on the option's word."""
+"""Position in a queue. An int is an offset. A time means the first message stored at that time or later. None means the
+first offset of the queue if the option is "earliest", and the last offset if it is "latest"."""
 
 
 def resolve_ranges(
@@ -41,7 +41,7 @@ def resolve_ranges(
     An end offset beyond a queue's end means the queue's end. If `lenient`, a start below the first offset of a queue
     means the first offset, and a warning is logged. Raises IllegalNameError for an illegal topic name,
     TopicNotExistError if a topic does not exist, and InvalidArgumentError for contradictory options or an unknown
-    queue. Unless `lenient`, raises DataLossError for a start below the first offset of a queue, and
+    queue. If not `lenient`, raises DataLossError for a start below the first offset of a queue, and
     OffsetOutOfRangeError for a start beyond the queue's end.
     """
     names = select_topics(source, topics)
@@ -70,7 +70,7 @@ def resolve_ranges(
 def _offsets(
     source: ScanSource, places: Mapping[MessageQueue, _Place], ends: Mapping[MessageQueue, int], option: str
 ) -> dict[MessageQueue, int]:
-    """Convert each queue's position into an offset. `ends`: the offsets of the queues whose position is None."""
+    """Convert each queue's position into an offset. `ends`: the offsets for the queues whose position is None."""
     times = {queue: timestamp_ms(option, place) for queue, place in places.items() if isinstance(place, datetime)}
     found = dict(ends)
     found |= {queue: place for queue, place in places.items() if isinstance(place, int)}
@@ -79,7 +79,8 @@ def _offsets(
 
 
 def _check(value: Offsets, option: str, *, word: str, other: str, topics: Sequence[str]) -> None:
-    """Check an option as far as possible without reading the queues."""
+    """Check the option `start_offset` or `end_offset` as far as possible without reading the queues. Raises
+    InvalidArgumentError if the value is not allowed."""
     if not isinstance(value, Mapping):
         if not isinstance(value, datetime):
             _check_one(value, option, word, other)
@@ -109,7 +110,7 @@ def _not_offsets(option: str, word: str, value: Any) -> InvalidArgumentError:
 
 
 def _by_queue(option: str, value: Offsets, topic: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, _Place]:
-    """Return the option's value for each queue of a topic."""
+    """Return the value of the option `start_offset` or `end_offset` for each queue of a topic."""
     groups = sorted({queue.broker_name for queue in queues})
     if isinstance(value, int) and len(groups) > 1:
         raise InvalidArgumentError(
@@ -132,15 +133,15 @@ def _by_queue(option: str, value: Offsets, topic: str, queues: Sequence[MessageQ
 
 @dataclass(frozen=True, slots=True)
 class SizedRange:
-    """An offset range of a queue, with the size of its records in bytes, at least 1. All records in the range are
-    assumed to have equal size."""
+    """An offset range of a queue, with the size of its records in bytes (1 or more). All records in the range are
+    assumed to have the same size."""
 
     range: OffsetRange
     size_bytes: int
 
 
 def sized(ranges: Sequence[OffsetRange], profiles: Sequence[Sequence[int]]) -> list[SizedRange]:
-    """Cut each range into pieces according to its profile, which has the bytes of equal parts of the range
+    """Cut each range into pieces according to its profile: the bytes of each of several equally long parts of the range
     (ScanSource.range_bytes). The pieces are sorted by broker group, so that in most cases one node has all data of a
     task."""
     pieces = []
@@ -154,8 +155,8 @@ def sized(ranges: Sequence[OffsetRange], profiles: Sequence[Sequence[int]]) -> l
 
 
 def divide(pieces: Sequence[SizedRange], tasks: int) -> list[list[SizedRange]]:
-    """Divide pieces into at most `tasks` parts, in the order of `pieces`. No part is empty, and each offset is in
-    exactly one part.
+    """Divide pieces of offset ranges into at most `tasks` parts, in the order of `pieces`. No part is empty, and each
+    offset is in exactly one part.
 
     The pieces are concatenated and cut into parts of equal bytes. So a long queue is divided among several tasks, and
     several short queues share a task.
@@ -170,7 +171,7 @@ def divide(pieces: Sequence[SizedRange], tasks: int) -> list[list[SizedRange]]:
 
 
 def at_most(parts: Sequence[Sequence[SizedRange]], rows: int) -> list[list[SizedRange]]:
-    """Split the parts into smaller parts of at most `rows` messages each."""
+    """Split the parts of a read into smaller parts of at most `rows` messages each."""
     smaller: list[list[SizedRange]] = []
     for part in parts:
         smaller.append([])
@@ -189,13 +190,13 @@ def at_most(parts: Sequence[Sequence[SizedRange]], rows: int) -> list[list[Sized
 
 
 def _lay(piece: SizedRange, before_bytes: int, total_bytes: int, parts: list[list[SizedRange]]) -> None:
-    """Add a piece to the part that contains its bytes, or divide it among several parts. `before_bytes`: the total
-    bytes of all previous pieces."""
+    """Add a piece of an offset range to the part that contains its bytes, or divide it among several parts.
+    `before_bytes`: the total bytes of all previous pieces."""
     whole = piece.range
     first = whole.start_offset
     index = before_bytes * len(parts) // total_bytes
     while first < whole.end_offset:
-        # `edge_bytes`: the end of the part, in bytes from the beginning of the piece.
+        # `edge_bytes`: the end of the part of the read, in bytes from the beginning of the piece.
         edge_bytes = -(-(index + 1) * total_bytes // len(parts)) - before_bytes
         last = min(whole.end_offset, whole.start_offset + -(-whole.size * edge_bytes // piece.size_bytes))
         if last > first:

@@ -17,7 +17,7 @@ from raymq.records.filters.sql import SqlFilter
 from raymq.records.kernels.columns import Unreadable
 
 TASK_MIN_BYTES: Final = 16 * 1024 * 1024
-"""Minimum size, in bytes, of the data of one read task. A smaller task is not worth its start-up time."""
+"""Minimum size, in bytes, of the data of one read task. The start-up time of a task is too long for less data."""
 READ_TASKS_MAX: Final = 1_000_000
 _AMOUNT: Final = NumberRange(0.0, NUMBER_MAX)
 """Allowed amount of a Ray resource that a read task requests."""
@@ -71,16 +71,16 @@ def read_topic(
     `tags` filters like a subscription, ``"paid || refunded"``; `expression` filters by properties, ``raymq.sql("price >
     5")``. Both exclude a message before its body is read. Only `columns` are read; a plan that selects columns reads
     only the selected columns. An unreadable message has a null `value`; the column `error`, which must be requested by
-    name, has the reason. With `unreadable` "raise", an execution fails with BodyUnreadableError instead.
+    name, contains the reason. With `unreadable` "raise", an execution fails with BodyUnreadableError instead.
     `rows_per_block` limits the rows of a read task, and therefore of a block. `timeout_ms` limits the time of each read
     task. `address` is the address of the Ray cluster, if this process is not yet connected to Ray; `namespace` is the
     namespace of `raymq.connect`. The other arguments configure the read tasks, as in `ray.data.read_datasource`.
 
     Raises the errors of `raymq.connect`. Raises IllegalNameError for an illegal topic name, TopicNotExistError if a
     topic does not exist, InvalidArgumentError for contradictory options, DataLossError if requested offsets were
-    deleted, and OffsetOutOfRangeError for a start beyond the end of a queue. Without `fail_on_data_loss`, a warning is
-    logged instead of the last two errors, and the offsets are left out. An execution fails with DataLossError if
-    messages of the dataset were deleted since this call, and with RequestTimeoutError after `timeout_ms`.
+    deleted, and OffsetOutOfRangeError for a start beyond the end of a queue. Without `fail_on_data_loss`, the last two
+    errors are not raised: a warning is logged, and the offsets are skipped. An execution fails with DataLossError if
+    messages of the dataset were deleted after this call, and with RequestTimeoutError after `timeout_ms`.
     """
     if trigger != "once":
         raise InvalidArgumentError(
@@ -116,9 +116,9 @@ def read_topic(
 
 
 def number_of_tasks(source: RangesDatasource) -> int:
-    """Return the number of read tasks: one per block. For a small read there may be more, up to two per CPU with at
-    least TASK_MIN_BYTES each. Ray's own number, at least 200, is meant for files of unknown size; a small read would
-    spend most of its time on starting tasks."""
+    """Return the number of read tasks: one per block. For a small read there may be more tasks, up to two per CPU with
+    at least TASK_MIN_BYTES each. Ray's own number of tasks, at least 200, is meant for files of unknown size. With that
+    number, a small read would spend most of its time on starting tasks."""
     size_bytes = source.estimate_inmemory_data_size()
     block_bytes = DataContext.get_current().target_max_block_size or size_bytes
     cpus = int(ray.cluster_resources().get("CPU", 1))

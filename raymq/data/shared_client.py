@@ -1,9 +1,9 @@
 """The raymq client that all Ray tasks of a worker process share. The first task creates the client, and later tasks use
-it.
+the same client.
 
 Ray uses a worker process for many tasks and may keep the process as long as the job runs. A client keeps lanes (direct
 socket connections) to storage actors, and maps log files, whose disk space is not freed while they are mapped. So the
-client is closed after no task has used it for some time.
+client is closed if no task has used it for some time.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from raymq.common.errors import ClientStateError
 from raymq.common.identity import Identity, acting_as
 
 IDLE_S: Final = 10.0
-"""Time in s after which an unused client is closed."""
+"""Time in seconds after which an unused client is closed."""
 
 logger = logging.getLogger(__name__)
 
 
 class SharedClient:
     """One client for all tasks of a process. At any time, all tasks must belong to one user and namespace. Thread-safe.
-    `make` connects a new client.
+    `make`: function that connects a new client.
 
-    A forked child process starts without a client and without users, whatever the parent's tasks do. The next `use`
-    connects again, and raises ClientStateError in the child of a process that is connected to Ray.
+    A forked child process starts without a client and without users, even if the parent's tasks use a client. The next
+    `use` connects again. It raises ClientStateError if the parent process is connected to Ray.
     """
 
     def __init__(self, make: Callable[[str], Client], idle_s: float = IDLE_S) -> None:
@@ -43,19 +43,19 @@ class SharedClient:
         in_forked_child(lambda: None if (shared := owner()) is None else shared._begin())
 
     def _begin(self) -> None:
-        """Reset to the state without a client and without users."""
+        """Reset this object to the state without a client and without users."""
         self._process_id = os.getpid()
         self._lock = threading.Lock()
         self._client: Client | None = None
         self._whose: tuple[Identity | None, str] = (None, "")
-        """The user and the namespace for which the client was created."""
+        """The user and the namespace for which the shared client was created."""
         self._users = 0
         self._idle: threading.Timer | None = None
 
     @contextmanager
     def use(self, identity: Identity | None = None, namespace: str = "") -> Iterator[Client]:
-        """Return the client of a user in a namespace. The client stays open until the block ends. A client of another
-        user or namespace is closed first.
+        """Return the client for a user and a namespace. The client stays open until the block ends. An open client of
+        another user or namespace is closed first.
 
         Raises the errors of `raymq.connect`, and ClientStateError while tasks of another user or namespace use the
         client.
@@ -82,7 +82,8 @@ class SharedClient:
         try:
             yield client
         finally:
-            # a child process that was forked in this block does not use the parent's client
+            # a child process that was forked in this block does not use the parent's client, so it does not release the
+            # client
             if user_of == self._process_id:
                 self._leave()
 
@@ -90,7 +91,8 @@ class SharedClient:
         with self._lock:
             self._users -= 1
             if not self._users:
-                # A daemon thread, so that the worker process can exit without waiting for the timer.
+                # The timer's thread is a daemon thread, so that the worker process can exit without waiting for the
+                # timer.
                 self._idle = threading.Timer(self._idle_s, self._close)
                 self._idle.daemon = True
                 self._idle.start()
@@ -98,18 +100,18 @@ class SharedClient:
     def _close(self) -> None:
         with self._lock:
             if self._users or self._client is None:
-                return  # a task started to use the client after the timer had fired
+                return  # after the timer had fired, a task started to use the client, so do not close it
             client, self._client, self._idle = self._client, None, None
             try:
                 client.close()
-            except Exception:  # log the error: in the timer's thread nothing would report it
+            except Exception:  # log the error, because nothing else reports an error in the timer's thread
                 logger.warning("the client of this worker could not be closed", exc_info=True)
 
 
 @contextmanager
 def driver_client(address: str | None, namespace: str | None = None) -> Iterator[Client]:
-    """Return a client for planning. Connects this process to Ray if it is not connected, and leaves it connected,
-    because the dataset is executed later. Raises the errors of `raymq.connect`."""
+    """Return a client that plans a read or write. Connects this process to Ray if it is not connected. The process
+    stays connected, because the dataset is executed later. Raises the errors of `raymq.connect`."""
     attach_ray(address)
     with connect(namespace=namespace) as client:
         yield client

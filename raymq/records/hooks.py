@@ -1,7 +1,7 @@
 """Batches of messages that a store passes to its hooks.
 
-The setting `store.put_hooks` names functions that are called with each PutBatch before it is stored;
-`store.consume_hooks` names functions that are called with each FetchedBatch that a fetch returns.
+The setting `store.put_hooks` names functions that the store calls with each PutBatch before it stores the batch.
+`store.consume_hooks` names functions that the store calls with each FetchedBatch that a fetch returns.
 
 A batch is decoded when the first hook reads its messages or columns, once for all hooks. A batch is a copy of the
 store's bytes, so a hook may keep it. The module has no state.
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 class HookedBatch:
     """Messages of one queue, passed to a hook. `topic` and `queue_id` name the queue to which the messages were sent.
-    This also holds for delayed messages and messages of a transaction, which are stored in other queues until they are
-    due or committed."""
+    This is also true for delayed messages and half messages, which are stored in other queues until they are due or
+    committed."""
 
     def __init__(self, broker_name: str, topic: str, queue_id: int, records: bytes) -> None:
-        """Create a batch; only a store does this, hooks do not. `records`: whole records, back to back."""
+        """Create a batch; only a store creates batches. `records`: whole records, one after another."""
         self.broker_name, self.topic, self.queue_id = broker_name, topic, queue_id
         self._given = records
 
@@ -43,19 +43,22 @@ class HookedBatch:
 
     @property
     def size_bytes(self) -> int:
-        """The total size of the messages' records in bytes, slightly more than the bodies and properties."""
+        """The total size of the messages' records in bytes. It is slightly more than the size of bodies and
+        properties."""
         return len(self._given)
 
     @cached_property
     def messages(self) -> list[MessageExt]:
-        """The messages, in order. An unreadable message is included, and its `body_error` has the reason."""
+        """The messages of the batch, in order. An unreadable message is included; its `body_error` has the
+        reason."""
         decoded = read_messages(self._records, self._starts, broker_name=self.broker_name)
         return [self._as_sent(message) for message in decoded]
 
     def columns(self, names: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Return the messages as a RecordBatch with one row each and the columns of raymq.records.kernels.columns. With
-        `names`, only the named columns are decoded and returned. Raises InvalidArgumentError for an unknown column."""
-        # imported late, so that a store without hooks does not load Arrow
+        """Return the messages as a RecordBatch with one row per message and the columns of
+        raymq.records.kernels.columns. With `names`, only the named columns are decoded and returned. Raises
+        InvalidArgumentError for an unknown column."""
+        # import Arrow here, so that a store without hooks does not load it
         import pyarrow as pa
 
         from raymq.records.kernels.columns import decode_columns
@@ -70,8 +73,8 @@ class HookedBatch:
 
     @cached_property
     def _records(self) -> bytes:
-        """Return the bytes with one record per message. An inner batch, which is always sent alone, is split into its
-        messages. A damaged inner batch counts as one message."""
+        """Return the bytes of the batch with one record per message. An inner batch, which is always sent alone, is
+        split into its messages. A damaged inner batch counts as one message."""
         if not is_inner_batch(self._given):
             return self._given
         try:
@@ -81,7 +84,7 @@ class HookedBatch:
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
-        """Return the position of each message's record in `_records`."""
+        """Return the position of each message's record in the bytes of the batch (`_records`)."""
         return find_starts(self._records)
 
     def _as_sent(self, message: MessageExt) -> MessageExt:
@@ -97,7 +100,8 @@ class PutBatch(HookedBatch):
     """
 
     def __init__(self, broker_name: str, topic: str, queue_id: int, records: bytes, producer_id: str = "") -> None:
-        """Create a batch as in HookedBatch. `producer_id`: the id of the producer instance."""
+        """Create a batch of messages that the store is about to append, as in HookedBatch. `producer_id`: the id of the
+        producer instance."""
         super().__init__(broker_name, topic, queue_id, records)
         self.producer_id = producer_id
         self.refusals: dict[int, str] = {}
@@ -106,8 +110,8 @@ class PutBatch(HookedBatch):
     @checked
     def refuse(self, index: int, reason: str) -> None:
         """Refuse message `index`: its sender gets MessageRefusedError with `reason`, one line of text. The other
-        messages are stored: their producer resends them automatically, and this hook is called for them again. Raises
-        InvalidArgumentError if `index` is out of range or `reason` is empty."""
+        messages are stored: their producer resends them automatically, and the store calls this hook for them again.
+        Raises InvalidArgumentError if `index` is out of range or `reason` is empty."""
         if not 0 <= index < len(self):
             raise InvalidArgumentError(f"there is no message {index} in a batch of {len(self)}")
         if not reason.strip():
@@ -116,8 +120,8 @@ class PutBatch(HookedBatch):
 
 
 class FetchedBatch(HookedBatch):
-    """Messages that a fetch returns to a consumer, from `queue_offset` on. The consumer continues at `next_offset`.
-    Both are queue offsets."""
+    """Messages that a fetch returns to a consumer, from queue offset `queue_offset` on. The consumer's next fetch
+    starts at queue offset `next_offset`."""
 
     def __init__(
         self,
@@ -129,6 +133,7 @@ class FetchedBatch(HookedBatch):
         queue_offset: int,
         next_offset: int,
     ) -> None:
-        """Create a batch as in HookedBatch. `queue_offset` and `next_offset`: the offset range of the fetch."""
+        """Create a batch of fetched messages, as in HookedBatch. `queue_offset` and `next_offset`: the offset range of
+        the fetch."""
         super().__init__(broker_name, topic, queue_id, records)
         self.queue_offset, self.next_offset = queue_offset, next_offset

@@ -1,8 +1,8 @@
 """Calls to Ray actors. No other client module calls actors, or converts Ray's errors into raymq's errors.
 
-If the process acts as a user (raymq.common.identity), a call is signed and goes to the signed variant of the method.
-Every call has a timeout. A call that Ray reports as failed may have run. So a failure means only that no answer
-arrived, and the caller decides if its call is safe to repeat.
+If the process acts as a user (raymq.common.identity), a call is signed and uses the signed variant of the method. Every
+call has a timeout. A call that Ray reports as failed may have run. So a failure means only that no answer arrived, and
+the caller decides if the call is safe to repeat.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ NAME_SERVERS_MAX: Final = 3
 DEFAULT_TIMEOUT_S = 10.0
 """Timeout in seconds of an actor call whose caller gives no timeout."""
 SIGN_AGAIN_S: Final = 0.05
-"""Pause in seconds before a call is signed for the third time. The pause avoids a busy loop while the actor restarts
+"""Pause in seconds before a call is signed for the third time. The pause avoids a busy loop while an actor restarts
 again and again."""
 CLOCKS_MAX: Final = 10_000
-"""Maximum number of actors whose clocks a client remembers. If there are more, the client forgets all clocks and
+"""Maximum number of actors whose clocks a client stores. If there are more, the client drops all stored clocks and
 requests them again."""
 
 _clocks: Final[dict[str, tuple[bytes, int]]] = {}
-"""By actor name: the id of the actor's process, and the ms by which that process's clock is ahead of this process's
-clock."""
+"""Maps an actor's name to (the id of the actor's process, the ms by which that process's clock is ahead of this
+process's clock)."""
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def running_nameservers() -> list[NameServerName]:
 
 
 class ActorRef:
-    """A reference to a named raymq actor. It looks the name up at the first call, and again after the actor has died
+    """A reference to a named raymq actor. It looks up the actor at the first call, and again after the actor has died
     permanently.
 
     Thread-safe. The handle stays valid when Ray restarts the actor. ActorRef drops the handle only if Ray reports the
@@ -76,7 +76,7 @@ class ActorRef:
         self._handle: Any = None
 
     def handle(self) -> Any:
-        """Return the actor's handle. Raises ServiceNotAvailableError if no actor has this name."""
+        """Return the actor's Ray handle. Raises ServiceNotAvailableError if no actor has this name."""
         with self._lock:
             if self._handle is None:
                 try:
@@ -88,16 +88,16 @@ class ActorRef:
             return self._handle
 
     def drop_handle(self) -> None:
-        """Drop the handle, so that the next call looks up the actor's name again."""
+        """Drop the actor's Ray handle, so that the next call looks up the actor's name again."""
         with self._lock:
             self._handle = None
 
     def call(self, method: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any) -> Any:
-        """Call a method and wait for its result.
+        """Call a method of the actor and wait for its result.
 
-        Raises the method's error if it is a RaymqError; RequestTimeoutError if no answer arrives in time;
-        ServiceNotAvailableError if the actor is dead, restarting or unreachable. After the last two errors the call may
-        have run.
+        Raises the method's error if it is a RaymqError. Raises RequestTimeoutError if no answer arrives in time, and
+        ServiceNotAvailableError if the actor is dead, restarting or unreachable. After one of these two errors, the
+        call may have run.
         """
         try:
             return _call(lambda: self.start(method, *args, **kwargs), f"{self.name}.{method}", timeout_s)
@@ -106,15 +106,15 @@ class ActorRef:
             raise
 
     def start(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method without waiting, and return Ray's reference to the result.
+        """Start a call to the actor without waiting, and return Ray's reference to the result.
 
         The call is signed if this process acts as a user. Raises ServiceNotAvailableError if no actor has this name.
         """
         return _start(self.handle(), self.name, identity.present(), method, args, kwargs)
 
     def tell(self, method: str, *args: Any) -> None:
-        """Call a method, and ignore its result and its failure. If the actor requires a new signature, the call is
-        signed again and repeated.
+        """Call a method of the actor, and ignore its result and its failure. If the actor requires a new signature, the
+        call is signed again and repeated once.
 
         Raises ServiceNotAvailableError if no actor has this name.
         """
@@ -134,7 +134,7 @@ class ActorRef:
 
 
 class HandleRef:
-    """A reference, by handle, to an actor in another namespace: a Listener or a PredicateRunner. Thread-safe.
+    """A reference to an actor in another namespace (a Listener or a PredicateRunner), by its handle. Thread-safe.
 
     Signatures contain the actor's `name`. Calls are signed as the user `who`, or unsigned if `who` is None.
     """
@@ -143,18 +143,20 @@ class HandleRef:
         self.name, self.handle, self._who = name, handle, who
 
     def call(self, method: str, *args: Any, what: str = "", timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-        """Call a method and wait for its result. Raises like `ActorRef.call`; errors name the call as `what`."""
+        """Call a method of the actor and wait for its result. Raises like `ActorRef.call`. `what`: the call's name in
+        error texts."""
         return _call(lambda: self.start(method, *args), what or f"{self.name}.{method}", timeout_s)
 
     def start(self, method: str, *args: Any) -> Any:
-        """Call a method without waiting, and return Ray's reference to the result."""
+        """Start a call to the actor without waiting, and return Ray's reference to the result."""
         return _start(self.handle, self.name, self._who, method, args, {})
 
 
 def _start(
     handle: Any, actor: str, who: Identity | None, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Start a call of an actor's method, or of the method's signed variant if `who` signs the call."""
+    """Start a call to an actor. If `who` is given, the call is signed as this user and uses the signed variant of the
+    method."""
     if who is None:
         return getattr(handle, method).remote(*args, **kwargs)
     signature, payload = _signed(who, actor, method, args, kwargs)
@@ -162,10 +164,10 @@ def _start(
 
 
 def _call(start: Callable[[], Any], what: str, timeout_s: float) -> Any:
-    """Start a call and wait for its result. If the actor requires a new signature, sign and start the call again until
-    the timeout.
+    """Start a call to an actor and wait for its result. If the actor requires a new signature, sign and start the call
+    again until the timeout.
 
-    The actor refuses a call whose signature names another process incarnation of the actor or none. A refused call does
+    An actor refuses a call whose signature names no process incarnation, or another incarnation. A refused call does
     not run.
     """
     until_s = time.monotonic() + timeout_s
@@ -185,7 +187,8 @@ def _signed(
     who: Identity, actor: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Signature, bytes]:
     """Return a call's signature, and the serialized arguments that the signature covers."""
-    # Ray resolves object references only if they are top-level arguments, and here they are inside the signed bytes.
+    # Ray resolves object references only in top-level arguments. Here the references would be inside the signed bytes,
+    # so they are resolved first.
     values = [ray.get(one, timeout=DEFAULT_TIMEOUT_S) if isinstance(one, ray.ObjectRef) else one for one in args]
     payload = cloudpickle.dumps((values, kwargs))
     life, ahead_ms = _clocks.get(actor, (b"", 0))
@@ -194,7 +197,8 @@ def _signed(
 
 
 def _learn(error: SignedTooEarlyError) -> None:
-    """Remember the process id and the clock from an actor's refusal, for later signatures."""
+    """Store the process id and the clock of an actor, which the actor sent in its refusal, for later
+    signatures."""
     if len(_clocks) >= CLOCKS_MAX:
         _clocks.clear()
     _clocks[error.actor] = error.life, error.now_ms - time.monotonic_ns() // 1_000_000
@@ -205,8 +209,8 @@ class ActorGoneError(ServiceNotAvailableError):
 
 
 def resolve(reference: Any, what: str, timeout_s: float) -> Any:
-    """Wait up to `timeout_s` for a call's result, as `ray.get`, and convert Ray's errors into raymq's errors. Errors
-    name the call as `what`.
+    """Wait up to `timeout_s` for a call's result with `ray.get`, and convert Ray's errors into raymq's errors. `what`:
+    the call's name in error texts.
 
     Raises like `ActorRef.call`, and ActorGoneError if the actor died permanently.
     """
@@ -221,7 +225,7 @@ def resolve(reference: Any, what: str, timeout_s: float) -> Any:
         if isinstance(cause, RaymqError):
             raise cause from None
         raise ServiceNotAvailableError(f"{what} failed in its actor: {cause!r}") from error
-    # ActorUnschedulableError: the actor's node no longer exists
+    # ActorUnschedulableError means that the actor's node no longer exists.
     except (ActorDiedError, ActorUnschedulableError) as error:
         raise ActorGoneError(f"{what}: the actor is dead ({_reason(error)}); see `raymq status`") from error
     except (ActorUnavailableError, RayActorError) as error:

@@ -1,11 +1,11 @@
-"""Calls to brokers: frequent calls use lanes (direct socket connections), all other calls are actor calls.
+"""Calls to brokers. Frequent calls use lanes (direct socket connections); all other calls are actor calls.
 
 To change how clients reach a broker, change this module, or raymq.remoting.lane_pool if the change also applies to
-storage actors. On the broker's node the lane is a Unix socket, from other nodes TCP.
+storage actors. On the broker's node the lane is a Unix socket; from other nodes it uses TCP.
 
-Failures are of two kinds. An error that the broker raised means that the broker refused the call. A
-ServiceNotAvailableError or RequestTimeoutError means that no answer arrived, and that the call may have run. All calls
-over lanes are safe to repeat.
+A call fails in one of two ways. If the broker raised the error, the broker refused the call. ServiceNotAvailableError
+or RequestTimeoutError means that no answer arrived, and that the call may have run. All calls over lanes are safe to
+repeat.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class BrokerClient:
         )
 
     def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        """Call a method of the broker: over a lane if LANE_RESULTS has the method, else as an actor method.
+        """Call a method of the broker: over a lane (direct socket connection) if the method is in LANE_RESULTS, else as
+        an actor method.
 
         Raises the method's error. Raises RequestTimeoutError or ServiceNotAvailableError if no answer arrives; the call
         may have run.
@@ -89,18 +90,19 @@ class BrokerClient:
         return self._lanes.call(method, over_lane, timeout_s)
 
     def drop_lanes(self) -> None:
-        """Drop the cached broker description and close the idle lanes. The next call opens a new lane."""
+        """Drop the cached broker description and close the idle lanes (direct socket connections). The next call opens
+        a new lane."""
         self._lanes.drop()
 
 
 _clients: Final[dict[tuple[int, str], BrokerClient]] = {}
 """The broker clients by process id and broker name. The process id is in the key because a forked child must not use
-its parent's lanes."""
+its parent's connections."""
 _clients_lock: Final = shared_lock()
 
 
 def broker_client(name: str) -> BrokerClient:
-    """Return the client of a broker, which all consumers and Admins of this process share."""
+    """Return the client of a broker. All consumers and Admins of this process share this client."""
     key = os.getpid(), name
     with _clients_lock:
         client = _clients.get(key)
@@ -110,7 +112,8 @@ def broker_client(name: str) -> BrokerClient:
 
 
 def close_broker_clients() -> None:
-    """Close the idle lanes of all shared broker clients. A client that is used again opens new lanes."""
+    """Close the idle lanes (direct socket connections) of all shared broker clients. If a client is used again, it
+    opens new lanes."""
     with _clients_lock:
         clients = list(_clients.values())
         _clients.clear()

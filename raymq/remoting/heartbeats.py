@@ -1,14 +1,15 @@
-"""A client's heartbeats, which report its producers and consumers to every broker each 30 s and soon after a change.
+"""Sends a client's heartbeats, which report its producers and consumers to every broker each 30 s and soon after a
+change.
 
     heartbeats.set_producer(producer, group)         a client's producer
     heartbeats.set_consumer(consumer, ConsumerData)  a consumer; again when its subscriptions have changed
     heartbeats.remove(producer or consumer)          when it closes
 
 One thread sends the heartbeats (raymq.common.protocol.clients defines them). If a broker does not answer, the next
-heartbeat retries: only administrators' views depend on heartbeats. Each answer shows if the cluster's metrics are on.
-If they are on, the same thread reports this process's metrics every 10 s (raymq.telemetry.metrics.client_figures).
-While the client has consumers that answer administrators' queries, another thread polls a broker for queries
-(raymq.common.members).
+heartbeat retries. A missing heartbeat affects only administrators' views. Each answer shows if the cluster's metrics
+are on. If they are on, the same thread reports this process's metrics every 10 s
+(raymq.telemetry.metrics.client_figures). While the client has consumers that answer administrators' queries, another
+thread polls a broker for queries (raymq.common.members).
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, ClientMetrics
 from raymq.telemetry.metrics.instruments import REPORT_INTERVAL_S
 
 HEARTBEAT_CALL_TIMEOUT_S: Final = 5.0
-"""Timeout in seconds of the call to one broker, and of the wait of `close` for the thread."""
+"""Timeout in seconds of a heartbeat call to one broker. Also the maximum time that `close` waits for the heartbeat
+thread."""
 GATHER_S: Final = 0.05
-"""Time in seconds for which changes are collected before a heartbeat, because programs often create several consumers
+"""Time in seconds for which changes are collected before a heartbeat is sent. Programs often create several consumers
 at once."""
 
 logger = logging.getLogger(__name__)
@@ -54,7 +56,7 @@ class Heartbeats:
         self._producers: dict[int, str] = {}
         self._consumers: dict[int, ConsumerData] = {}
         self._members: dict[int, Answers] = {}
-        """The consumers that answer administrators' queries."""
+        """The client's consumers that can answer administrators' queries."""
         self._questions: QuestionListener | None = None
         self._brokers: dict[str, ActorRef] = {}
         self._changed = threading.Event()
@@ -62,7 +64,7 @@ class Heartbeats:
         self._thread: threading.Thread | None = None
 
     def set_producer(self, producer: object, group: str) -> None:
-        """Add a producer of `group` to the heartbeats."""
+        """Add a producer of the group `group` to the heartbeats."""
         with self._lock:
             self._producers[id(producer)] = group
         self._send_soon()
@@ -74,7 +76,8 @@ class Heartbeats:
         broker.call("heartbeat", self._heartbeat(), timeout_s=HEARTBEAT_CALL_TIMEOUT_S)
 
     def set_consumer(self, consumer: object, data: ConsumerData) -> None:
-        """Add a consumer to the heartbeats, described by `data`, or replace the consumer's earlier description."""
+        """Add a consumer to the heartbeats, with the description `data`, or replace the consumer's earlier
+        description."""
         with self._lock:
             known = self._consumers.get(id(consumer))
             since_ms = time.time_ns() // 1_000_000 if known is None else known.since_ms
@@ -86,7 +89,8 @@ class Heartbeats:
         self._send_soon()
 
     def remove(self, item: object) -> None:
-        """Remove a closed producer or consumer from the heartbeats. Does nothing if the item is unknown."""
+        """Remove a closed producer or consumer from the heartbeats. Does nothing if the heartbeats do not
+        contain it."""
         with self._lock:
             known = self._producers.pop(id(item), None) or self._consumers.pop(id(item), None)
             self._members.pop(id(item), None)
@@ -159,8 +163,8 @@ class Heartbeats:
     def _call_brokers(self, method: str, argument: Callable[[], object]) -> None:
         """Call a method of every known broker, present or former.
 
-        The argument is built again for each call. If a consumer has closed in the meantime, an administrator may have
-        deleted its group, and an outdated heartbeat would create the group again.
+        `argument` builds the argument again for each call. If a consumer has just closed, an administrator may have
+        deleted its group. An outdated heartbeat would create the group again.
         """
         try:
             for name in self._routes.brokers():

@@ -1,8 +1,9 @@
-"""A pool of the lanes (direct socket connections) from one client to one actor, over which the client makes its calls.
+"""A pool of the lanes (direct socket connections) from one client to one actor. The client makes its calls over these
+lanes.
 
-The actor's description, which contains the address of the actor's lanes, is the answer to an actor call. The pool keeps
-the description until a lane breaks or cannot be opened, because a restarted actor has another address. A lane that no
-call uses is kept for the next call.
+The pool requests the actor's description with an actor call; the description contains the address of the actor's lanes.
+The pool keeps the description until a lane breaks or cannot be opened, because a restarted actor has another address.
+The pool keeps an idle lane for the next call.
 
 If a lane cannot be opened, the pool retries with back-off, each time at the actor's current address. The pool does not
 retry a call whose lane broke: the call may have run, and only its caller can decide if a repetition is safe.
@@ -28,14 +29,14 @@ logger = logging.getLogger(__name__)
 LANES_MAX: Final = 256
 """Maximum number of concurrent calls of one client to one actor. Further calls wait for a lane."""
 IDLE_LANES_MAX: Final = 16
-"""Maximum number of idle lanes that a client keeps to one actor."""
+"""Maximum number of idle lanes (direct socket connections) that a client keeps to one actor."""
 DESCRIBE_TIMEOUT_S: Final = 5.0
 """Timeout in seconds of the actor call that requests an actor's description."""
 OPEN_PATIENCE_S: Final = 5.0
-"""Maximum time in seconds that one call spends on opening a lane. After this time the caller may find another
-master."""
+"""Maximum time in seconds that one call spends on opening a lane. After this time the call fails, and its caller may
+look for a new master."""
 _LANE_LOST: Final = (EOFError, OSError)
-"""The errors that a call raises if its lane breaks."""
+"""The errors that a call over a lane raises if the lane breaks."""
 LANE_NOT_OPENED: Final = (*_LANE_LOST, LaneRefusedError)
 """The errors that are raised if a lane cannot be opened."""
 ADVICE: Final = (
@@ -46,8 +47,8 @@ ADVICE: Final = (
 
 
 def lane_error(what: str, name: str, address: LaneAddress, reason: Exception) -> ServiceNotAvailableError:
-    """Build the error for a call `what` that failed because no lane to the actor `name` could be opened. `reason`: the
-    cause."""
+    """Return the error for the operation `what`, which failed because no lane to the actor `name` could be opened.
+    `reason`: the cause."""
     return ServiceNotAvailableError(
         f"{what}: no lane to {name} at {address.place} can be opened, so nothing was sent ({reason or repr(reason)}). "
         f"{ADVICE}"
@@ -96,7 +97,7 @@ class LanePool(Generic[D, L]):
         self._description: D | None = None
         self._idle: list[L] = []
         self._in_use: set[object] = set()
-        """A token for each call that uses a lane now. A single C call removes a token, so a signal handler cannot
+        """One token for each call that uses a lane now. A single C call removes a token, so a signal handler cannot
         prevent the removal."""
         self._is_closed = False
 
@@ -115,12 +116,14 @@ class LanePool(Generic[D, L]):
         return description
 
     def call(self, what: str, over_lane: Callable[[L, float], T], timeout_s: float) -> T:
-        """Return `over_lane(lane, seconds left)`, over an idle lane or a new lane. Errors name the call as `what`.
+        """Return the result of `over_lane(lane, seconds_left)`, called with an idle lane or a new lane. `what`: the
+        call's name in error texts.
 
-        Raises the actor's error. Raises RequestTimeoutError or ServiceNotAvailableError if no answer arrives: the call
-        may have run, unless the text says that no lane could be opened.
+        Raises the actor's error. Raises RequestTimeoutError or ServiceNotAvailableError if no answer arrives. The call
+        may then have run, unless the error text says that no lane could be opened.
         """
-        # The steps share one deadline. Otherwise each step could wait for the whole timeout if the actor hangs.
+        # Requesting the address, opening a lane and calling share one deadline. Otherwise each step could wait for the
+        # whole timeout if the actor hangs.
         deadline_s = time.monotonic() + timeout_s
         token, lane, description = object(), None, None
         try:
@@ -136,7 +139,8 @@ class LanePool(Generic[D, L]):
     def call_idle(
         self, what: str, over_lane: Callable[[L, A, float], T | None], argument: A, timeout_s: float
     ) -> T | None:
-        """Return `over_lane(lane, argument, timeout_s)`, over an idle lane: a faster path than `call`.
+        """Return the result of `over_lane(lane, argument, timeout_s)`, called with an idle lane. This is a faster path
+        than `call`.
 
         Returns None, and sends nothing, if no lane is idle. Raises like `call`.
         """
@@ -157,8 +161,8 @@ class LanePool(Generic[D, L]):
                 self._keep(lane, description)
 
     def drop(self) -> None:
-        """Drop the cached description and the idle lanes, because the actor may have another address now. The next call
-        requests the address and opens a lane."""
+        """Drop the actor's cached description and the idle lanes, because the actor may have another address now. The
+        next call requests the address and opens a lane."""
         with self._lock:
             self._description = None
             idle, self._idle = self._idle, []
@@ -166,12 +170,12 @@ class LanePool(Generic[D, L]):
             lane.close()
 
     def close(self) -> None:
-        """Drop the idle lanes, and keep no lanes from now on. Running calls finish normally."""
+        """Close the idle lanes, and keep no idle lanes from now on. Running calls finish normally."""
         self._is_closed = True
         self.drop()
 
     def _take(self, token: object, what: str, deadline_s: float) -> tuple[D, L]:
-        """Take an idle lane or open a new lane, retrying until the deadline or for OPEN_PATIENCE_S.
+        """Return an idle lane, or open a new lane. Retries opening until the deadline, or for OPEN_PATIENCE_S.
 
         Raises ServiceNotAvailableError if no lane can be opened; in that case nothing was sent. Raises other errors
         like `describe`.
@@ -189,7 +193,7 @@ class LanePool(Generic[D, L]):
             time.sleep(pause_s)
 
     def _take_now(self, token: object, description: D, timeout_s: float) -> L:
-        """Take an idle lane, or try once to open a new lane. Raises the errors in LANE_NOT_OPENED."""
+        """Return an idle lane, or try once to open a new lane. Raises the errors in LANE_NOT_OPENED."""
         with self._lock:
             if token not in self._in_use:
                 if len(self._in_use) >= LANES_MAX:
@@ -206,10 +210,10 @@ class LanePool(Generic[D, L]):
             raise
 
     def _keep(self, lane: L, description: D) -> None:
-        """Keep the lane of a finished call for the next call, or close the lane if the pool has dropped its lanes
-        since.
+        """Keep the lane of a finished call for the next call. Close the lane if the pool has dropped its lanes after
+        this lane was opened.
 
-        If a signal handler raises here, the lane is lost, and Python closes it when collecting garbage.
+        If a signal handler raises here, the lane is lost, and Python closes it during garbage collection.
         """
         with self._lock:
             known = self._description
@@ -220,9 +224,9 @@ class LanePool(Generic[D, L]):
         lane.close()
 
     def _raise_lost(self, what: str, error: Exception) -> NoReturn:
-        """Raise the error of a call whose lane failed with `error`. All lanes are dropped, unless `error` came from the
-        server."""
+        """Raise the error of a call whose lane failed with `error`. All lanes are dropped, unless the actor's server
+        sent `error`."""
         if isinstance(error, RaymqError):
-            raise error  # RequestTimeoutError is also caught here, because TimeoutError is a subclass of OSError.
+            raise error  # RequestTimeoutError also reaches this line, because TimeoutError is a subclass of OSError.
         self.drop()
         raise ServiceNotAvailableError(f"the lane to {self._name} broke during {what} ({error!r})") from error

@@ -1,4 +1,4 @@
-"""Finds the storage actor that is the master of a broker group, from a topic's route, for one sender."""
+"""Finds, for one sender, the storage actor that is the master of a broker group, from a topic's route."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raymq.remoting.storage_client import StorageClient
 
 
 class RouteSource(Protocol):
-    """Interface of the route source that a producer needs: a RouteCache or, for a broker's own producer, the
+    """Interface of the object from which a producer gets routes: a RouteCache or, for a broker's own producer, the
     broker."""
 
     def get(self, topic: str) -> TopicRoute: ...
@@ -22,7 +22,7 @@ class RouteSource(Protocol):
 
 
 class MasterLocator:
-    """Finds the master of one broker group, and remembers it until an attempt fails. Used by one thread."""
+    """Finds the master of one broker group, and keeps it until an attempt to use it fails. Used by one thread."""
 
     def __init__(self, broker_name: str, routes: RouteSource, storage: Callable[[str], StorageClient]) -> None:
         self._broker_name, self._routes, self._storage = broker_name, routes, storage
@@ -30,9 +30,10 @@ class MasterLocator:
         self._client: StorageClient | None = None
 
     def locate(self, topic: str) -> StorageClient:
-        """Return the master's storage client. After `attempt_failed`, first fetch the route of `topic` again.
+        """Return the storage client of the broker group's master. After `attempt_failed`, this method first fetches the
+        route of `topic` again.
 
-        If the route cannot be read, the last master is kept. Raises ServiceNotAvailableError if no master was ever
+        If the route cannot be read, the last master is returned. Raises ServiceNotAvailableError if no master was ever
         found.
         """
         if self._client is None:
@@ -47,7 +48,7 @@ class MasterLocator:
         return self._client
 
     def attempt_failed(self, topic: str) -> None:
-        """Report a failed attempt: the next `locate` fetches the route again, because another replica may be master
-        now."""
+        """Report that an attempt to use the master failed. The next `locate` fetches the route again, because another
+        replica may be master now."""
         self._client = None
         self._routes.invalidate(topic)

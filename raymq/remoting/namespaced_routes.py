@@ -1,6 +1,6 @@
-"""Routes of a client's topics by their names within the client's namespace.
+"""Routes of a client's topics, by the topics' names within the client's namespace.
 
-A producer uses the names within the namespace; the producer's encoder replaces them by the stored names
+A producer uses the names within the namespace. The producer's encoder replaces these names by the stored names
 (raymq.client.producer.senders.encoder). Requests to NameServers use the stored names.
 """
 
@@ -19,21 +19,23 @@ from raymq.remoting.master_locator import RouteSource
 
 
 class NamespacedRoutes:
-    """The routes of `routes`, under the topics' names within a namespace. Thread-safe."""
+    """Routes of topics by their names within a namespace. The routes are from `routes`. Thread-safe."""
 
     def __init__(self, routes: RouteSource, names: Namespace) -> None:
         self._routes, self._names = routes, names
         self._shown: dict[str, tuple[TopicRoute, TopicRoute]] = {}
-        """By topic name within the namespace: the last route, and a copy of the route with that name."""
+        """Maps a topic's name within the namespace to (the topic's last route, a copy of this route with that
+        name)."""
 
     def get(self, topic: str) -> TopicRoute:
-        """Return the topic's route. Raises TopicNotExistError, with the topic's name within the namespace."""
+        """Return the topic's route. Raises TopicNotExistError if the topic does not exist; the error has the topic's
+        name within the namespace."""
         with self._as_asked(topic):
             return self._show(topic, self._routes.get(self._names.wrap(topic)))
 
     def wait(self, topic: str, timeout_s: float) -> TopicRoute:
-        """Return the topic's route. While no NameServer can decide if the topic exists, retry up to
-        `timeout_s`."""
+        """Return the topic's route. Retries for up to `timeout_s` while no NameServer can decide if the topic
+        exists."""
         return persist_until(time.monotonic() + timeout_s, lambda left_s: self.get(topic))
 
     def get_or_create(self, topic: str, default_topic_queue_nums: int) -> TopicRoute:
@@ -43,7 +45,7 @@ class NamespacedRoutes:
             return self._show(topic, self._routes.get_or_create(self._names.wrap(topic), default_topic_queue_nums))
 
     def invalidate(self, topic: str) -> None:
-        """Make the next `get` fetch the route again."""
+        """Mark a topic's cached route as outdated, so that the next `get` fetches the route again."""
         self._routes.invalidate(self._names.wrap(topic))
 
     def _show(self, topic: str, route: TopicRoute) -> TopicRoute:

@@ -1,8 +1,8 @@
 """Polls a broker for administrators' queries to this client, and answers them (raymq.common.members.questions).
 
-One thread per client with consumers holds a long poll at one broker. Up to ANSWERING_MAX other threads, which exist
-only while queries are open, compute the answers. If the broker does not respond, the thread polls the next broker. If
-no query can reach a client, the client still consumes.
+One thread per client with consumers holds a long poll at one broker. Up to ANSWERING_MAX other threads compute the
+answers; they exist only while queries are open. If the broker does not respond, the thread polls the next broker. If
+queries cannot reach a client, the client still consumes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ QUESTION_PAUSE_S: Final = 1.0
 """Minimum time in seconds between two long polls that return no query. The pause prevents a busy loop if the polls
 return immediately."""
 QUESTION_PAUSE_MAX_S: Final = 10.0
-"""Maximum pause in seconds between two polls while no broker answers."""
+"""Maximum pause in seconds between two polls for queries while no broker answers."""
 ANSWERING_MAX: Final = 4
-"""Maximum number of queries that are answered at the same time; further queries are refused."""
+"""Maximum number of administrators' queries that a client answers at the same time; it refuses further queries."""
 LISTENER_CLOSE_TIMEOUT_S: Final = 2.0
 
 logger = logging.getLogger(__name__)
@@ -42,23 +42,24 @@ class QuestionListener:
         brokers: Callable[[], Iterable[str]],
         answer: Callable[[Question], MemberAnswer],
     ) -> None:
-        """`brokers` returns the names of all brokers. `answer` answers a query; it runs in a separate thread."""
+        """`brokers` returns the names of all brokers. `answer` computes the answer to an administrator's query; it runs
+        in a separate thread."""
         self._client_id, self._brokers, self._answer = client_id, brokers, answer
         self._turn = zlib.crc32(client_id.encode())
-        """Index, modulo the number of brokers, of the broker to poll. It starts at a hash of the client id, so that
-        clients spread over all brokers."""
+        """Index, modulo the number of brokers, of the broker to poll. The first index is a hash of the client id, so
+        that clients spread over all brokers."""
         self._stop = threading.Event()
         self._answering = threading.Semaphore(ANSWERING_MAX)
         self._thread = threading.Thread(target=self._run, name="questions", daemon=True)
         self._thread.start()
 
     def begin_close(self) -> None:
-        """Accept no more queries. The broker ends the running long poll when the client unregisters."""
+        """Accept no more queries. The broker ends the running long poll after the client unregisters."""
         self._stop.set()
 
     def close(self) -> None:
-        """Stop polling, and wait up to LISTENER_CLOSE_TIMEOUT_S for the thread; a thread in a long poll ends later.
-        Idempotent."""
+        """Stop polling, and wait up to LISTENER_CLOSE_TIMEOUT_S for the polling thread to end. If the thread is in a
+        long poll, it ends later. Idempotent."""
         self._stop.set()
         self._thread.join(LISTENER_CLOSE_TIMEOUT_S)
 
@@ -74,7 +75,8 @@ class QuestionListener:
                 self._turn += 1
                 self._stop.wait(backoff.next())
                 continue
-            except Exception:  # A bug. The thread must survive it, because otherwise no query would reach the client.
+            # A bug in the polling code. The thread must survive it, because otherwise no query would reach the client.
+            except Exception:
                 logger.exception("questions cannot be taken, trying again")
                 self._stop.wait(QUESTION_PAUSE_MAX_S)
                 continue
@@ -99,7 +101,7 @@ class QuestionListener:
                 answer = self._answer(question)
             except RaymqError as error:
                 answer = MemberAnswer(str(error))
-            except Exception as error:  # A bug, which the answer reports to the administrator.
+            except Exception as error:  # The answer failed because of a bug; report it to the administrator.
                 logger.exception("a question about group %s cannot be answered", question.group)
                 answer = MemberAnswer(f"it failed: {error!r}")
             self._send(broker_name, question, answer)

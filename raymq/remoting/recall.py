@@ -1,7 +1,8 @@
-"""Recalls a delayed message: stores a recall in the message's broker group (raymq.common.protocol.recall).
+"""Recalls a delayed message (cancels its delivery): stores a recall in the message's broker group
+(raymq.common.protocol.recall).
 
-A recall is an append with its own producer sequence, repeated until the store answers. The store recognises a
-repetition, and returns the store time of the first append. That time shows if the recall was in time.
+A recall is an append with its own producer sequence. The client repeats it until the store answers. The store
+recognises a repetition, and returns the store time of the first append. That time shows if the recall was in time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ RECALL_ATTEMPT_TIMEOUT_S: Final = 5.0
 
 
 def check_recall(topic: str, text: str, now_ms: int) -> RecallHandle:
-    """Decode and check a recall handle.
+    """Decode and check a recall handle, which identifies a delayed message.
 
     Raises RecallError if the text cannot be decoded or names another topic, or if the message's delivery time is past
     or too far ahead.
@@ -40,8 +41,8 @@ def check_recall(topic: str, text: str, now_ms: int) -> RecallHandle:
 
 
 def recall_batch(handle: RecallHandle, born_host: tuple[str, int], born_ms: int, producer_id: str) -> EncodedBatch:
-    """Encode a recall as a batch of one record: RocketMQ's deletion record, for the timer queue that holds
-    recalls."""
+    """Encode a recall as a batch of one record. The record is RocketMQ's deletion record, for the timer queue that
+    holds recalls."""
     message = SystemMessage(
         handle.topic,
         RECALL_BODY,
@@ -68,7 +69,7 @@ def send_recall(
     born_host: tuple[str, int],
     timeout_s: float,
 ) -> None:
-    """Store a recall. On return the recalled message will never be delivered.
+    """Store a recall of a delayed message. If this function returns, the message will never be delivered.
 
     Raises RecallError if the message was due before the recall was stored, and TopicNotExistError if the topic does not
     exist. Raises RequestTimeoutError or ServiceNotAvailableError if no answer arrives in `timeout_s` seconds: the

@@ -1,8 +1,8 @@
 """A client's cache of routes. A route is refreshed every 30 s, and after a call shows that the route is outdated.
 
 A route that cannot be refreshed stays in use, so clients keep working without NameServers (spec/messaging.md §3.3). A
-restarted NameServer may not have received every broker's heartbeat yet. If such a NameServer's route lacks a broker,
-the cache keeps the cached broker, because otherwise consumer groups would briefly share fewer queues. A broker that the
+restarted NameServer may not have received every broker's heartbeat yet. If the route from such a NameServer lacks a
+broker, the cache keeps the cached broker. Otherwise consumer groups would briefly share fewer queues. A broker that the
 NameServer does return replaces the cached broker, because a broker group may have another master.
 """
 
@@ -24,17 +24,18 @@ from raymq.common.retry import persist_until
 from raymq.remoting.actor_ref import ActorRef
 
 POLL_NAME_SERVER_INTERVAL_S: Final = 30.0
-"""Age in seconds at which a route is refreshed."""
+"""Age in seconds at which a cached route is refreshed."""
 ASK_AGAIN_AFTER_S: Final = 2.0
-"""Time in seconds for which an outdated route is used after its refresh has failed, before the next attempt."""
+"""Time in seconds between a failed refresh of an outdated route and the next attempt. Until then, the outdated route
+stays in use."""
 ROUTE_CALL_TIMEOUT_S: Final = 5.0
-"""Timeout in seconds of one request to NameServers, which all tried NameServers share."""
+"""Timeout in seconds of one request for routes. All NameServers that the request tries share this time."""
 ROUTE_CALL_TIMEOUT_MIN_S: Final = 2.0
-"""Minimum share of ROUTE_CALL_TIMEOUT_S, in seconds, that each NameServer gets."""
+"""Minimum part of ROUTE_CALL_TIMEOUT_S, in seconds, that each NameServer gets."""
 ROUTES_PER_CALL: Final = 500
-"""Maximum number of routes that one call requests."""
+"""Maximum number of routes that one call to a NameServer requests."""
 CREATE_TIMEOUT_S: Final = 15.0
-"""Timeout in seconds of the call to one broker that creates a topic at the topic's first use."""
+"""Timeout in seconds of the call in which a broker creates a topic at the topic's first use."""
 ROUTE_TIMEOUT_S: Final = 10.0
 """Maximum time in seconds that a consumer waits for a NameServer that can decide if a topic exists."""
 DEFAULT_TOPIC_QUEUE_NUMS: Final = 4
@@ -45,7 +46,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Cached:
-    """A cached route. An `invalidated` route must be fetched again before its next use."""
+    """A cached route. If `invalidated` is true, the route must be fetched again before its next use."""
 
     route: TopicRoute
     valid_until_s: float
@@ -63,11 +64,11 @@ class RouteCache:
         self._refreshing = False
 
     def get(self, topic: str) -> TopicRoute:
-        """Return the topic's route, at most 30 s old or being refreshed, if NameServers answer.
+        """Return the topic's route. If NameServers answer, the route is at most 30 s old, or is being refreshed.
 
         An old route is returned immediately while a thread refreshes it, so a hanging NameServer delays no caller. An
         invalidated route is fetched before this method returns. Raises TopicNotExistError if a NameServer reports that
-        the topic does not exist. If the NameServers are unreachable, raises their error only if no route is cached.
+        the topic does not exist. If the NameServers are unreachable, their error is raised only if no route is cached.
         """
         with self._lock:
             cached = self._cache.get(topic)
@@ -80,7 +81,8 @@ class RouteCache:
     def fetch(self, topics: Iterable[str]) -> None:
         """Fetch the missing and outdated routes of several topics with few calls.
 
-        A topic without an answer is left out. A later `get` fetches its route or raises the reason.
+        If no answer arrives for a topic, its route is not fetched and no error is raised. A later `get` fetches the
+        route or raises the reason.
         """
         now_s = time.monotonic()
         with self._lock:
@@ -94,17 +96,17 @@ class RouteCache:
                         self._cache[topic] = _Cached(route, time.monotonic() + POLL_NAME_SERVER_INTERVAL_S)
 
     def wait(self, topic: str, timeout_s: float) -> TopicRoute:
-        """Return the topic's route. While no NameServer can decide if the topic exists, retry up to
-        `timeout_s`."""
+        """Return the topic's route. Retries for up to `timeout_s` while no NameServer can decide if the topic
+        exists."""
         return persist_until(time.monotonic() + timeout_s, lambda left_s: self.get(topic))
 
     def get_or_create(self, topic: str, default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS) -> TopicRoute:
-        """Return the route of a topic to which the caller sends.
+        """Return the route of a topic to which the caller sends. Creates the topic if it does not exist and the
+        cluster's setting auto_create_topic_enable is on.
 
-        If the topic does not exist and the cluster's setting auto_create_topic_enable is on, the topic is created, with
-        up to `default_topic_queue_nums` queues in each broker group (spec/messaging.md §2.5, §3.3). If the setting is
-        off, raises TopicNotExistError. Raises NoPermissionError if the topic is not writable. The brokers of the route
-        may be unreachable.
+        A new topic has up to `default_topic_queue_nums` queues in each broker group (spec/messaging.md §2.5, §3.3). If
+        the setting is off, raises TopicNotExistError. Raises NoPermissionError if the topic is not writable. The
+        brokers of the route may be unreachable.
         """
         try:
             return self.get(topic).require_permission()
@@ -122,11 +124,12 @@ class RouteCache:
         return self.get(topic).require_permission()
 
     def _refresh_later(self, topic: str) -> None:
-        """Schedule a refresh of the topic's route in the refreshing thread. The caller holds the lock."""
+        """Schedule a refresh of the topic's route in the thread that refreshes routes. The caller holds the
+        lock."""
         self._outdated.add(topic)
         if not self._refreshing:
             threading.Thread(target=self._refresh_outdated, name="routes", daemon=True).start()
-            self._refreshing = True  # Set only after `start`, because a signal handler may raise in `start`.
+            self._refreshing = True  # Set the flag only after `start`, because a signal handler may raise in `start`.
 
     def _refresh_outdated(self) -> None:
         try:
@@ -136,7 +139,8 @@ class RouteCache:
                 if not topics:
                     return
                 if len(topics) > 1:
-                    with suppress(RaymqError):  # After an error each topic is refreshed separately.
+                    # If fetching the routes together fails, the route of each topic is refreshed separately.
+                    with suppress(RaymqError):
                         self.fetch(topics)
                 for topic in topics:
                     with self._lock:
@@ -144,7 +148,7 @@ class RouteCache:
                     if cached is not None and time.monotonic() >= cached.valid_until_s:
                         with suppress(TopicNotExistError):
                             self._refresh(topic, cached)
-        finally:  # Also reset the flag after a failure, because otherwise no route would ever be refreshed again.
+        finally:  # Reset the flag also after a failure, because otherwise no route would ever be refreshed again.
             with self._lock:
                 self._refreshing = False
 
@@ -163,15 +167,15 @@ class RouteCache:
                 raise
             route, valid_s = reduce(_merged, known), ASK_AGAIN_AFTER_S
         with self._lock:
-            # If the cache holds another entry, the route was invalidated in the meantime, or another thread has fetched
-            # a newer route.
+            # If the cache now holds another entry for the topic, do not replace it: the route was invalidated, or
+            # another thread has fetched a newer route.
             if self._cache.get(topic) is cached:
                 self._cache[topic] = _Cached(route, time.monotonic() + valid_s)
         return route
 
     def invalidate(self, topic: str) -> None:
-        """Make the next `get` fetch the route again. If no NameServer answers that fetch, `get` returns the cached
-        route."""
+        """Mark the topic's cached route as outdated, so that the next `get` fetches it again. If no NameServer answers,
+        that `get` returns the cached route."""
         with self._lock:
             cached = self._cache.get(topic)
             if cached is not None:
@@ -180,7 +184,8 @@ class RouteCache:
     def read(self, topics: Sequence[str]) -> dict[str, TopicRoute]:
         """Return the routes of many topics with one call to a NameServer, bypassing the cache.
 
-        A topic that the NameServer lacks, or whose route may lack a broker, is left out; `get` raises the reason.
+        The result has no route for a topic that the NameServer lacks, or whose route may lack a broker; `get` raises
+        the reason.
         """
         routes = self._call_any(lambda server, left_s: dict(server.call("topic_routes", topics, timeout_s=left_s)))
         return {topic: route for topic, route in routes.items() if route.complete}
@@ -202,20 +207,21 @@ class RouteCache:
         return self._call_any(lambda server, left_s: dict(server.call("clusters", timeout_s=left_s)))
 
     def list_kv(self, namespace: str) -> dict[str, str]:
-        """Return a namespace of the KV configuration. NameServers are called in their fixed order until one answers.
+        """Return the entries of a namespace of the KV configuration. NameServers are called in their fixed order until
+        one answers.
 
-        The first NameServer has the whole configuration; a NameServer that was moved may lack parts.
+        The first NameServer has the whole configuration. A NameServer that was moved to another node may lack parts.
         """
         return self._call_any(
             lambda server, left_s: dict(server.call("list_kv", namespace, timeout_s=left_s)), self._nameservers
         )
 
     def call_all(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of every NameServer, and return the answers. Every NameServer is called, because NameServers do
-        not exchange data.
+        """Call a method of every NameServer, and return the answers. NameServers do not exchange data, so each must be
+        called.
 
-        All NameServers are called even if one fails; the first failure is raised afterwards. The call must be safe to
-        repeat.
+        All NameServers are called even if a call fails; the first failure is raised afterwards. The call must be safe
+        to repeat.
         """
         answers, failures = [], []
         for server in self._nameservers:
@@ -228,7 +234,7 @@ class RouteCache:
         return answers
 
     def _call_any(self, call: Callable[[ActorRef, float], T], in_order: Sequence[ActorRef] = ()) -> T:
-        """Call NameServers one after another, in random order unless an order is given, until one answers.
+        """Call NameServers one after another until one answers. The order is `in_order`, or random by default.
 
         Raises TopicNotExistError only if no NameServer has the topic, because a restarted NameServer may lack brokers.
         """
@@ -245,8 +251,8 @@ class RouteCache:
 def _complete_route(server: ActorRef, topic: str, incomplete: list[TopicRoute], timeout_s: float) -> TopicRoute:
     """Return a topic's route from one NameServer if the route is complete.
 
-    If the route may lack a broker, append it to `incomplete` and raise ServiceNotAvailableError, because another
-    NameServer may have a complete route.
+    If the route may lack a broker, it is appended to `incomplete`, and ServiceNotAvailableError is raised. Another
+    NameServer may then have a complete route.
     """
     route: TopicRoute = server.call("topic_route", topic, timeout_s=timeout_s)
     if not route.complete:
@@ -256,15 +262,16 @@ def _complete_route(server: ActorRef, topic: str, incomplete: list[TopicRoute], 
 
 
 def _complete_routes(topics: list[str], server: ActorRef, timeout_s: float) -> dict[str, TopicRoute]:
-    """Return the routes of topics from one NameServer, without routes that may lack a broker."""
+    """Return the routes of several topics from one NameServer, without the routes that may lack a broker."""
     routes: dict[str, TopicRoute] = server.call("topic_routes", topics, timeout_s=timeout_s)
     return {topic: route for topic, route in routes.items() if route.complete}
 
 
 def _merged(known: TopicRoute, newer: TopicRoute) -> TopicRoute:
-    """Add the brokers that a newer route lacks, from the known route of the same topic.
+    """Return the newer of two routes of a topic, with the brokers added that only the known route has.
 
-    Each broker of a topic has the layout of all the topic's queues, so the newer route's layout is used if it has one.
+    The layout of all the topic's queues is stored at each of its brokers. So the newer route's layout is used if it has
+    one.
     """
     missing = known.brokers.keys() - newer.brokers.keys()
     kept = tuple(data for data in known.queues if data.broker_name in missing)

@@ -1,11 +1,11 @@
-"""A client of a storage actor: the data plane uses lanes (direct socket connections), `control` calls actor methods.
-One client object per actor.
+"""A client of a storage actor. Data calls use lanes (direct socket connections); `control` calls actor methods. A
+process has one client object per actor.
 
-A client keeps its lanes in a pool (raymq.remoting.lane_pool). On the actor's node they are Unix sockets, and the client
-reads messages from the mapped files itself: it only requests the end of a queue from the actor. From other nodes the
-lanes are TCP.
+A client keeps its lanes in a pool (raymq.remoting.lane_pool). On the actor's node the lanes are Unix sockets. There the
+client requests only the end of a queue from the actor, and reads the messages from the mapped files itself. From other
+nodes the lanes use TCP.
 
-Failures are of two kinds. An error that the store raised means that the store refused the call and changed nothing. A
+A call fails in one of two ways. If the store raised the error, the store refused the call and changed nothing.
 ServiceNotAvailableError or RequestTimeoutError means that no answer arrived: the call may have run. Repeating is safe
 for reads, and for appends that carry a producer sequence.
 """
@@ -47,24 +47,25 @@ from raymq.remoting.lane_pool import DESCRIBE_TIMEOUT_S, LANE_NOT_OPENED, LanePo
 from raymq.remoting.storage_lane import EndsWatch, StorageLane
 
 REPORT_READS_S: Final = 1.0
-"""Minimum interval in seconds between two reports of reads in mapped files, by a client that sends no fetches."""
+"""Minimum interval in seconds between two reports of direct reads from mapped files. It applies to a client that sends
+no fetches."""
 REPORT_READS_TIMEOUT_S: Final = 2.0
 LONE_RECORD_MAX_BYTES: Final = 60 << 10
-"""Maximum size in bytes of a record that is sent in the same frame buffer as its header. The server treats a frame of
-this size as a small frame."""
+"""Maximum size in bytes of a single-message record that is sent in one buffer with its frame header. The server treats
+a frame of this size as a small frame."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StorageDescription:
-    """A storage actor's description of itself, the result of its method `describe`.
+    """A storage actor's description of itself, which its method `describe` returns.
 
     `store_host` (IP address and port) is part of every record and message id. The store accepts bodies of up to
     `max_message_size_bytes`. The store's directory is `root`. The files of its log are in `commit_log_directories`, or
     below `root` if that field is empty. File sizes are in bytes. `light_queues`: the store adds messages to the light
-    queues that the messages name. `in_place`: consumers on the store's node may read its files themselves. With consume
-    hooks they may not, because the hooks would miss such reads.
+    queues that the messages name. `in_place`: consumers on the store's node may read its files directly. It is false if
+    the store has consume hooks, because the hooks would miss such reads.
     """
 
     name: str
@@ -84,7 +85,7 @@ class StorageDescription:
 
     @property
     def files(self) -> StoreFiles:
-        """The store's files, for other processes of the node that read its log."""
+        """The paths and sizes of the store's files, for other processes on the node that read its log."""
         return StoreFiles(
             self.root, self.commit_log_file_size, self.consume_queue_file_size, self.commit_log_directories
         )
@@ -95,10 +96,10 @@ _NO_FILES: Final = StoreFiles("", 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class FoundInPlace(FetchResult):
-    """A FetchResult without record bytes. `mapped` locates the records in the log of the store whose files are `files`;
-    `records` is empty.
+    """A FetchResult that locates its records in mapped files. `mapped` locates the records in the log of the store
+    whose files are `files`; `records` is empty.
 
-    The mapped records stay readable as long as this object lives, even if their files are deleted.
+    The mapped records stay readable as long as this object exists, even if their files are deleted.
     """
 
     mapped: tuple[LocatedRecords, ...] = ()
@@ -106,7 +107,8 @@ class FoundInPlace(FetchResult):
 
 
 class _Reads:
-    """Counts reads in the actor's mapped files until they are reported to the actor. Thread-safe."""
+    """Counts a client's direct reads from the storage actor's mapped files, until they are reported to the actor.
+    Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -114,29 +116,30 @@ class _Reads:
         self._taken_s = -math.inf
 
     def add(self, messages: int) -> None:
-        """Count one read of a queue that found `messages` messages."""
+        """Count one direct read from a queue's mapped files that found `messages` messages."""
         with self._lock:
             self._reads = ReadsInPlace(self._reads.found + 1, self._reads.messages + messages)
 
     @property
     def pending(self) -> bool:
-        """True if some reads are not yet reported to the actor."""
+        """True if some direct reads are not yet reported to the storage actor."""
         return self._reads.found > 0
 
     def is_due(self) -> bool:
-        """True if `take` was last called more than REPORT_READS_S ago."""
+        """True if the counts of direct reads were last taken (`take`) more than REPORT_READS_S ago."""
         with self._lock:
             return time.monotonic() - self._taken_s >= REPORT_READS_S
 
     def take(self) -> ReadsInPlace:
-        """Return the reads since the last call of `take`, and reset the count."""
+        """Return the counts of the reads after the last call of `take`, and reset the counts."""
         with self._lock:
             reads, self._reads = self._reads, NO_READS
             self._taken_s = time.monotonic()
             return reads
 
     def put_back(self, reads: ReadsInPlace) -> None:
-        """Add back reads from `take` whose report failed."""
+        """Add the counts `reads`, which `take` returned, back to the counts, because their report to the actor
+        failed."""
         with self._lock:
             self._reads = ReadsInPlace(self._reads.found + reads.found, self._reads.messages + reads.messages)
 
@@ -157,16 +160,16 @@ class StorageClient:
         self._reads = _Reads()
 
     def append(self, batches: Sequence[EncodedBatch], timeout_s: float) -> list[AppendResult]:
-        """Store batches, and return one result per batch, in order.
+        """Store batches of messages, and return one result per batch, in order.
 
         Each batch carries its producer sequence, so that a repetition stores nothing twice. After an error some batches
-        may be stored. Raises MessageIllegalError, and sends nothing of a batch, if a lane cannot carry the batch.
+        may be stored. Raises MessageIllegalError, and does not send the batch, if a frame cannot hold a batch.
         """
         return self._lanes.call("append", lambda lane, left_s: lane.append(batches, left_s), timeout_s)
 
     def append_one(self, record: LoneRecord, timeout_s: float) -> AppendResult:
-        """Store one message, like `append`. Faster if the message is small and an idle lane has a handle for the
-        message's queue."""
+        """Store one message, like `append`. This method is faster if the message is small and an idle lane already has
+        a handle for the message's queue."""
         if record.size <= LONE_RECORD_MAX_BYTES:
             result = self._lanes.call_idle("append", StorageLane.append_one, record, timeout_s)
             if result is not None:
@@ -175,14 +178,14 @@ class StorageClient:
         return result
 
     def end_transaction(self, end: EndTransactionRequest, timeout_s: float) -> EndResult:
-        """Commit or roll back a transaction. Repeating the call changes nothing."""
+        """Commit or roll back a transaction. A repeated call changes nothing."""
         result: EndResult = self._control_call("end_transaction", (end,), EndResult, timeout_s)
         return result
 
     def fetch(
         self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
     ) -> list[FetchResult]:
-        """Read from several queues, about `max_bytes` in total, waiting up to `wait_s` for the first message.
+        """Read messages from several queues, about `max_bytes` in total. Waits up to `wait_s` for the first message.
 
         Returns one result per request, in order. `timeout_s` limits the call itself, in addition to the wait.
         """
@@ -199,8 +202,8 @@ class StorageClient:
     def find(
         self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
     ) -> list[FetchResult]:
-        """Read from several queues, like `fetch`. On the actor's node, records in mapped files are returned as
-        FoundInPlace, without bytes."""
+        """Read messages from several queues, like `fetch`. On the actor's node, records in mapped files are returned as
+        FoundInPlace objects, without bytes."""
         reader = self._local_reader()
         if reader is None or max_bytes <= 0:
             return self.fetch(requests, max_bytes, wait_s, timeout_s)
@@ -224,10 +227,10 @@ class StorageClient:
         timeout_s: float,
         read: Callable[[FetchRequest, FetchResult, int], tuple[FetchResult, int]],
     ) -> list[FetchResult]:
-        """Fetch only the ends of the queues from the store, and read the records in this process.
+        """Request only the ends of the queues from the store, and read the records in this process.
 
-        `read` gets the request, moved to its first matching message, the store's answer, and the remaining bytes. It
-        returns the result and the result's size in bytes.
+        `read` is called with the request, moved to its first matching message, the store's answer to it, and the
+        remaining bytes. It returns the result of the request and the result's size in bytes.
         """
         if max_bytes < 0:  # The store refuses a negative `max_bytes`.
             return self._fetch(requests, max_bytes, wait_s, timeout_s)
@@ -239,10 +242,11 @@ class StorageClient:
                 continue
             by_store = None
             try:
-                # The store has already skipped the non-matching records before this offset.
+                # The store has skipped the non-matching records before `end.next_offset`.
                 result, size_bytes = read(replace(request, queue_offset=end.next_offset), end, max_bytes)
             except DataLossError:
-                # Retention deleted a file after the store's answer. Only the store can return the remaining messages.
+                # Retention deleted a log file after the store's answer. Only the store can now return the remaining
+                # messages.
                 [by_store] = self._fetch([request], max_bytes, 0.0, timeout_s)
                 result = by_store
                 size_bytes = len(result.records)
@@ -253,16 +257,17 @@ class StorageClient:
         return results
 
     def count_read(self, messages: int) -> None:
-        """Count a read in the mapped files that found `messages` messages, for the store's statistics.
+        """Count a direct read from the mapped files that found `messages` messages, for the store's statistics.
 
-        The next fetch reports the count. Without a fetch, an empty fetch reports it, at most once per REPORT_READS_S.
+        The next fetch reports the count to the store. If no fetch follows, an empty fetch reports it, at most once per
+        REPORT_READS_S.
         """
         self._reads.add(messages)
         if self._reads.is_due():
             self.report_reads()
 
     def report_reads(self) -> None:
-        """Report the reads in mapped files to the store. A failure is only logged, because the reads are only
+        """Report the direct reads from mapped files to the store. A failure is only logged, because the counts are only
         statistics."""
         if not self._reads.pending:
             return
@@ -285,12 +290,12 @@ class StorageClient:
         return self._lanes.call("fetch", over_lane, wait_s + timeout_s)
 
     def open_watch(self, *, anywhere: bool = False) -> EndsWatch | None:
-        """Open a watch of this actor's queues, for a consumer on the actor's node that reads the files itself.
+        """Open a watch of this actor's queues, for a consumer on the actor's node that reads the files directly.
 
         Returns None if this client is on another node, or if no lane (direct socket connection) can be opened; a fetch
-        reports the reason. With `anywhere`, the watch may also be on another node, but not over TLS, because `poll`
-        does not report the bytes that a TLS socket has decrypted. Raises ServiceNotAvailableError if the actor does not
-        run.
+        reports the reason. If `anywhere` is true, the watch may also be on another node, but not over TLS: `poll` does
+        not report the bytes that a TLS socket has already decrypted. Raises ServiceNotAvailableError if the actor does
+        not run.
         """
         if not anywhere and self._local_reader() is None:
             return None
@@ -310,14 +315,15 @@ class StorageClient:
         return bounds
 
     def bounds_of_queues(self, queues: Sequence[tuple[str, int]], timeout_s: float) -> list[QueueBounds]:
-        """Return the bounds of queues, in the given order. Queues are given by topic and queue id."""
+        """Return the first offset and the next visible offset of each queue, in the given order. A queue is given by
+        topic and queue id."""
         bounds: list[QueueBounds] = self._control_call("bounds_of_queues", (queues,), list[QueueBounds], timeout_s)
         return bounds
 
     def queue_bounds_many(self, topics: Sequence[tuple[str, int]], timeout_s: float) -> list[list[tuple[int, int]]]:
         """Return the first and the next visible offset of the queues 0, 1, … of several topics.
 
-        Each topic is given with its number of queues. For a queue that does not exist, both offsets are 0.
+        `topics` has each topic with its number of queues. For a queue that does not exist, both offsets are 0.
         """
         bounds: list[list[tuple[int, int]]] = self._control_call(
             "queue_bounds_many", (topics,), list[list[tuple[int, int]]], timeout_s
@@ -331,15 +337,16 @@ class StorageClient:
         return times
 
     def bytes_of_spans(self, spans: Sequence[QueueSpan], timeout_s: float) -> list[list[int]]:
-        """Return the record bytes of each offset range, divided into equal parts of the range
-        (raymq.records.logfiles.own_records)."""
+        """Return the record bytes of several offset ranges. Each range is divided into equal parts; the result has the
+        number of bytes of each part (raymq.records.logfiles.span_bytes)."""
         parts: list[list[int]] = self._control_call("bytes_of_spans", (spans,), list[list[int]], timeout_s)
         return parts
 
     def next_sequences(
         self, producer_id: str, epoch: int, queues: Sequence[tuple[str, int]], timeout_s: float
     ) -> list[int]:
-        """Return the next sequence number of a producer in each queue; 0 if the producer stored nothing in the queue.
+        """Return the next sequence number of a producer in each queue; 0 if the producer has stored nothing in the
+        queue.
 
         Queues are given by topic and queue id. The producer's sequences in `epoch` must have no gaps. Raises
         ClientStateError if a newer epoch of the producer has written.
@@ -350,10 +357,10 @@ class StorageClient:
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp_ms: int, timeout_s: float, boundary: Boundary = Boundary.LOWER
     ) -> int:
-        """Return the first offset of a queue stored at or after a time; with UPPER the last offset stored at or before
-        the time.
+        """Return the first offset of a queue whose message was stored at or after `timestamp_ms`. With
+        `Boundary.UPPER`, return the last offset whose message was stored at or before this time.
 
-        The result is within the queue's bounds.
+        The result is within the queue's first and end offset.
         """
         offset: int = self._control_call("offset_by_time", (topic, queue_id, timestamp_ms, boundary), int, timeout_s)
         return offset
@@ -361,12 +368,13 @@ class StorageClient:
     def query_by_key(
         self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, timeout_s: float
     ) -> QueryResult:
-        """Return the newest messages with a key whose store time is within a range, at most `max_num` messages."""
+        """Return the newest messages that have a key and whose store time is within a range, at most `max_num`
+        messages."""
         result: QueryResult = self.control("query_by_key", topic, key, max_num, begin_ms, end_ms, timeout_s=timeout_s)
         return result
 
     def query_by_unique_id(self, topic: str, message_id: str, timeout_s: float) -> QueryResult:
-        """Return the messages of a topic with a unique message id."""
+        """Return the messages of a topic that have this unique message id."""
         result: QueryResult = self.control("query_by_unique_id", topic, message_id, timeout_s=timeout_s)
         return result
 
@@ -388,11 +396,12 @@ class StorageClient:
         return self._lanes.describe(timeout_s)
 
     def reader(self) -> LogReader | None:
-        """Return the reader of the actor's mapped files; None if the files are on another node or not readable."""
+        """Return the reader of the actor's mapped files. Returns None if the files are on another node or cannot be
+        read by this process."""
         return self._local_reader()
 
     def close(self) -> None:
-        """Close the idle lanes and unmap the files. Running calls finish normally."""
+        """Close the client's idle lanes and unmap the store's files. Running calls finish normally."""
         self._lanes.close()
         with self._lock:
             reader, self._reader = self._reader, None
@@ -424,7 +433,7 @@ class StorageClient:
 
 
 def _may_read(root: str) -> bool:
-    """True if this process may read the files of the store at `root`. Only processes of the store's user may.
+    """True if this process may read the files of the store at `root`. Only processes of the store's user may read them.
 
     Also true if the directory does not exist.
     """

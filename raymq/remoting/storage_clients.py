@@ -48,8 +48,8 @@ def call_master(
     timeout_s: float,
     call: Callable[[StorageClient, float], T],
 ) -> T:
-    """Return `call(client, seconds left)`, where the client is that of the storage actor that leads the queue's broker
-    group.
+    """Return the result of `call(client, seconds_left)`. `client` is the client of the storage actor that is the master
+    of the queue's broker group.
 
     `call` is repeated until it succeeds or `timeout_s` is over, so it must be safe to repeat. After a retryable failure
     the route is fetched again, because another replica may be master now. Raises a failure that is not retryable, or

@@ -1,5 +1,5 @@
-"""The data-plane calls to a storage actor over one lane (direct socket connection), and a consumer's watch over a
-separate lane."""
+"""Data calls to a storage actor over one lane (direct socket connection), and a consumer's watch for new messages over
+a separate lane."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ from raymq.remoting.lane.reads import (
 )
 
 FAREWELL_TIMEOUT_S: Final = 0.1
-"""Timeout in seconds for sending the last count of reads when a watch is closed. The count is only for
+"""Timeout in seconds for sending the last count of direct reads when a watch of queues is closed. The count is only for
 statistics."""
 WATCH_TIMEOUT_S: Final = 5.0
-"""Timeout in seconds for sending a watch's request, and for receiving the rest of an answer that has begun to
-arrive."""
+"""Timeout in seconds for sending the request of a watch of queues. Also the timeout for receiving the rest of an answer
+whose first bytes have arrived."""
 
 
 class StorageLane:
     """One lane (direct socket connection) to a storage actor. Only one thread at a time may use it.
 
-    Each call raises the actor's error; RequestTimeoutError if no answer arrives in time; OSError or EOFError if the
-    connection broke. After the last three errors the lane is closed, and the call may have run.
+    Each call raises the actor's error. It raises RequestTimeoutError if no answer arrives in time, and OSError or
+    EOFError if the connection broke. After one of these three errors, the lane is closed, and the call may have run.
     """
 
     def __init__(self, address: LaneAddress, *, remote: bool, timeout_s: float = OPEN_TIMEOUT_S) -> None:
-        """Open the lane. Raises like `Lane`."""
+        """Open a lane to the storage actor at `address`, over TCP if the actor is `remote`. Raises like `Lane`."""
         self._lane = Lane(address, remote=remote, timeout_s=timeout_s)
         self._handles = ClientHandles()
 
     @property
     def closed(self) -> bool:
-        """True after `close`, and after a call that got no answer."""
+        """True if the lane is closed: after `close`, and after a call that got no answer."""
         return self._lane.closed
 
     def close(self) -> None:
@@ -65,8 +65,8 @@ class StorageLane:
         self._lane.close()
 
     def append(self, batches: Sequence[EncodedBatch], timeout_s: float) -> list[AppendResult]:
-        """Store batches. Many batches are sent in several frames; after an error the batches of the first frames may be
-        stored."""
+        """Store batches of messages. Many batches are sent in several frames. So after an error, the batches of the
+        first frames may be stored."""
         if len(batches) <= HANDLES_MAX:
             return self._append(batches, timeout_s)
         deadline_s = time.monotonic() + timeout_s
@@ -97,7 +97,8 @@ class StorageLane:
         timeout_s: float,
         reads: ReadsInPlace = NO_READS,
     ) -> list[FetchResult]:
-        """Read from several queues. `reads`: the client's reads in mapped files since its last fetch.
+        """Read messages from several queues. `reads`: the counts of the client's direct reads from mapped files after
+        its last fetch.
 
         Requests for more than COUNT_MAX queues are sent in several frames, which share the wait and the byte limit.
         """
@@ -121,43 +122,44 @@ class StorageLane:
         return decode_fetched(answer.payload, answer.count)
 
     def call(self, method: str, arguments: Sequence[Any], result: Any, timeout_s: float) -> Any:
-        """Call a method by name. Returns the method's result, decoded as type `result`."""
+        """Call a method of the storage actor by name. Returns the method's result, decoded as type `result`."""
         answer = self._lane.call(FrameKind.CALL, (encode_call(method, arguments),), timeout_s)
         return decode_call_result(answer.payload, result)
 
 
 class EndsWatch:
-    """A separate lane over which a consumer learns when its queues have new messages. Not shared between threads.
+    """A watch of queues: a separate lane over which a storage actor reports new messages of a consumer's queues. Not
+    shared between threads.
 
-    Each method raises ServiceNotAvailableError if the connection broke; the watch is closed in that case. `receive`
-    also raises errors of the storage actor, such as NotMasterError; the watch stays open after these.
+    Each method raises ServiceNotAvailableError if the connection broke; the watch is then closed. `receive` also raises
+    errors of the storage actor, such as NotMasterError; after these the watch stays open.
     """
 
     def __init__(self, name: str, address: LaneAddress, *, remote: bool = False) -> None:
-        """Open a lane to the storage actor `name`, by TCP if the actor is `remote`. Raises like `Lane`."""
+        """Open a lane to the storage actor `name`, over TCP if the actor is `remote`. Raises like `Lane`."""
         self._name = name
         self._lane = Lane(address, remote=remote)
         self._queues: list[QueueName] = []
-        """The queues that the last call of `ask` requested."""
+        """The queues whose ends the last call of `ask` requested."""
         self._encoded = encode_queues(())
         self._reads = NO_READS
-        """The number of reads in mapped files since the last call of `ask`."""
+        """Counts of direct reads from mapped files after the last call of `ask`."""
 
     def fileno(self) -> int:
-        """Return the socket's file descriptor, which is readable once an answer has arrived."""
+        """Return the file descriptor of the lane's socket, which is readable after an answer has arrived."""
         return self._lane.fileno()
 
     @property
     def closed(self) -> bool:
-        """True after `close`, and after the connection broke."""
+        """True if the watch is closed: after `close`, and after the connection broke."""
         return self._lane.closed
 
     def ask(self, requests: Sequence[FetchRequest], wait_s: float) -> None:
-        """Request the ends of the requests' queues, without waiting for the answer.
+        """Request the end offsets of the queues in `requests`, without waiting for the answer.
 
         The storage actor answers as soon as a queue has messages at or after its requested offset, or no longer has
-        that offset. It answers at the latest after `wait_s`, at most 30 s. An earlier request gets no answer any more.
-        Raises InvalidArgumentError for more than 65,535 queues.
+        that offset. It answers after `wait_s` at the latest, at most 30 s. An earlier request gets no answer after this
+        call. Raises InvalidArgumentError for more than 65,535 queues.
         """
         if len(requests) > COUNT_MAX:
             raise InvalidArgumentError(f"a watch holds {COUNT_MAX} queues; {len(requests)} were asked for")
@@ -173,8 +175,8 @@ class EndsWatch:
             raise self._broken(error) from error
 
     def receive(self) -> list[QueueEnds]:
-        """Receive the answer to the last `ask`: the ends of each requested queue, in order. Call this once the
-        descriptor is readable.
+        """Receive the answer to the last `ask`: the ends of each requested queue, in order. Call this method when the
+        file descriptor is readable.
 
         Returns an empty list for an answer to an earlier `ask`; the caller continues to wait.
         """
@@ -190,12 +192,12 @@ class EndsWatch:
         return [] if answer is None else decode_ends(answer.payload, answer.count)
 
     def count_read(self, messages: int) -> None:
-        """Count a read in mapped files that found `messages` messages. The next `ask` or `close` reports the
+        """Count a direct read from mapped files that found `messages` messages. The next `ask` or `close` reports the
         count."""
         self._reads = ReadsInPlace(self._reads.found + 1, self._reads.messages + messages)
 
     def close(self) -> None:
-        """Report the last reads and close the watch. Idempotent."""
+        """Report the last direct reads to the storage actor and close the watch. Idempotent."""
         if self._reads.found and not self._lane.closed:
             last = encode_wait(encode_queues(()), (), 0.0, self._reads)
             with suppress(OSError):

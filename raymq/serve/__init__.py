@@ -16,7 +16,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-if TYPE_CHECKING:  # only for type checkers, which do not run `__getattr__`
+if TYPE_CHECKING:  # This import is only for type checkers, which do not run `__getattr__`.
     from raymq.serve.adapter import RaymqTaskProcessorAdapter as RaymqTaskProcessorAdapter
     from raymq.serve.config import RaymqAdapterConfig as RaymqAdapterConfig
     from raymq.serve.lag_policy import RaymqLagPolicy as RaymqLagPolicy

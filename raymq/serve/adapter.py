@@ -3,7 +3,7 @@
     Serve: adapter(config) → initialize(concurrency) → register_task_handle … → start_consumer → … → stop_consumer
     programs: instantiate_adapter_from_config(config) → enqueue_task_sync, get_task_status_sync, cancel_task_sync …
 
-As in Celery, the states have Celery's names, and an unknown task is PENDING. Ray Serve wraps errors in RuntimeErrors
+Task states have Celery's names. As in Celery, an unknown task is PENDING. Ray Serve wraps errors in RuntimeErrors
 before users receive them.
 """
 
@@ -32,7 +32,7 @@ from raymq.serve.task import Task, is_task_id
 from raymq.serve.worker import Handler, TaskWorker
 
 CONCURRENCY: Final = 5
-"""Ray Serve's default concurrency, for programs that do not consume tasks."""
+"""Ray Serve's default concurrency. It is used in programs that do not consume tasks."""
 _CONCURRENCY_RANGE: Final = NumberRange(1, 10_000)
 REPLICA_STOP_TIMEOUT_S: Final = 10.0
 OPTIONS: Final = ("delay_s", "deliver_at_ms", "sharding_key")
@@ -45,10 +45,10 @@ T = TypeVar("T")
 class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # Ray has no types
     """Sends and runs tasks of Ray Serve as messages in raymq. Thread-safe after `initialize`.
 
-    A task runs at least once: in one replica, and again in another if the first dies before the task's end is stored.
-    The replicas are the members of a consumer group. Pass the adapter to a TaskProcessorConfig as the class, or as
-    "raymq.serve.RaymqTaskProcessorAdapter". Raises ConfigError if the config is inconsistent, and IllegalNameError if a
-    topic or group name is illegal.
+    A task runs at least once. If the replica that runs it dies before the task's end is stored, another replica runs
+    the task again. The replicas are the members of a consumer group. Pass the adapter to a TaskProcessorConfig as the
+    class, or as "raymq.serve.RaymqTaskProcessorAdapter". Raises ConfigError if the config is inconsistent, and
+    IllegalNameError if a topic or group name is illegal.
     """
 
     def __init__(self, config: TaskProcessorConfig, *args: Any, **kwargs: Any) -> None:
@@ -57,21 +57,21 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
         self._handlers: dict[str, Handler] = {}
         self._concurrency = CONCURRENCY
         self._lock = threading.Lock()
-        """Guards `_connection` and `_worker`."""
+        """Guards the connection to raymq and the worker of this adapter."""
         self._connection: TaskConnection | None = None
         self._worker: TaskWorker | None = None
 
     @checked
     @bounded(consumer_concurrency=_CONCURRENCY_RANGE)
     def initialize(self, consumer_concurrency: int = CONCURRENCY) -> None:
-        """Connect to raymq, and create the topics and the group if they do not exist. `consumer_concurrency`: the
-        maximum number of tasks that run at the same time in this process. Raises ClusterNotFoundError if no raymq
+        """Connect to raymq, and create the task queue's topics and group if they do not exist. `consumer_concurrency`:
+        the maximum number of tasks that run at the same time in this process. Raises ClusterNotFoundError if no raymq
         cluster is running."""
         self._concurrency = consumer_concurrency
         with self._lock:
             if self._connection is None:
                 self._connection = connection = _apart(partial(TaskConnection.open, self._settings))
-                # no finalizer at exit, because the client closes itself
+                # No finalizer at exit, because the client closes itself.
                 weakref.finalize(self, _close_later, connection).atexit = False
 
     def register_task_handle(self, func: Handler, name: str | None = None) -> None:
@@ -81,16 +81,16 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
         if self._handlers.setdefault(task_name, func) != func:
             raise InvalidArgumentError(f"another handler is registered for task {task_name!r}; names must differ")
 
-    # Methods that programs call
+    # Methods that programs call to send tasks and to query them
 
     def enqueue_task_sync(self, task_name: str, args: Any = None, kwargs: Any = None, **options: Any) -> TaskResult:
         """Send a task, which a replica will run. Its arguments must be serializable as JSON. The task is stored durably
-        when the call returns; if the call raises an error after sending, the task may or may not be stored.
+        when the call returns. If the call raises an error after sending, the task may or may not be stored.
 
-        Options: `delay_s`, or `deliver_at_ms` (ms since 1970): the task does not run earlier, up to 40 days ahead.
-        `sharding_key`: tasks with the same key go to one queue. Raises InvalidArgumentError for other options,
-        including `priority`, and for arguments that are not serializable as JSON. Raises ServiceNotAvailableError,
-        RequestTimeoutError or SendUnknownError if the store does not confirm the task.
+        Options: `delay_s` or `deliver_at_ms` (ms since 1970): the time before which the task does not run, at most 40
+        days ahead. `sharding_key`: tasks with the same key are stored in one queue. Raises InvalidArgumentError for
+        other options, including `priority`, and for arguments that are not serializable as JSON. Raises
+        ServiceNotAvailableError, RequestTimeoutError or SendUnknownError if the store does not confirm the task.
         """
         now_s = time.time()
         deliver_at_ms, sharding_key = _destination(now_s, options)
@@ -107,8 +107,9 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
         return _result(task_id, history.told(time.time(), self._settings.options.result_ttl_s))
 
     def cancel_task_sync(self, task_id: str) -> TaskResult:
-        """Cancel a task: no handler starts or retries the task any more. If a handler already runs, it continues, and
-        its result counts. A task that has already ended is not changed. Returns the resulting state of the task."""
+        """Cancel a task: no handler starts or retries it after this call. If a handler already runs the task, it
+        continues, and its result counts. A task that has already ended is not changed. Returns the resulting state of
+        the task."""
         connection = self._connected()
         latest = connection.history(_task_id(task_id)).latest
         if latest is None or latest.state not in ENDS:
@@ -119,9 +120,9 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
         return _result(task_id, latest)
 
     def get_metrics_sync(self) -> dict[str, Any]:
-        """Return metrics of the task queue: lag in tasks and in ms, waiting retries, dead letters. If this process has
-        a worker, the result also has the worker's metrics: the tasks in the worker, its concurrency, and the number of
-        sent states since its start."""
+        """Return metrics of the task queue: lag in tasks and in ms, retries that wait, dead letters. If this process
+        has a worker, the result also has the worker's metrics: the tasks in the worker, its concurrency, and the number
+        of task states that it has sent."""
         summary, worker = self._connected().summary(), self._worker
         return {
             "queue": self._settings.queue,
@@ -147,7 +148,7 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
             return [{connection.name: {"error": "the consumer does not take tasks any more"}}]
         return [{connection.name: {"ok": "pong"}}]
 
-    # Methods that a replica calls
+    # Methods that a Ray Serve replica calls
 
     def start_consumer(self, **kwargs: Any) -> None:
         """Start to receive tasks from the queue and to run them with the registered handlers. Does nothing while the
@@ -175,9 +176,9 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
     @checked
     @bounded(timeout=TIME_S)
     def stop_consumer(self, timeout: float = REPLICA_STOP_TIMEOUT_S) -> None:
-        """Stop receiving tasks, wait up to `timeout` s for running handlers, and leave the group, which takes at most a
-        few seconds more. The tasks of handlers that still run are delivered to other replicas. Idempotent; never
-        raises."""
+        """Stop receiving tasks, wait up to `timeout` s for running handlers, and leave the consumer group, which takes
+        a few seconds more at most. The tasks of handlers that still run are delivered to other replicas. Idempotent;
+        never raises."""
         with self._lock:
             worker, self._worker = self._worker, None
         if worker is not None:
@@ -185,15 +186,16 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
             _apart(partial(worker.stop, timeout))
 
     def close(self) -> None:
-        """Stop the consumer and close the connection. The adapter may be initialized again. Idempotent. Calling `close`
-        is optional: the same happens when the adapter is garbage-collected or the process ends."""
+        """Stop the consumer and close the connection to raymq. The adapter may be initialized again. Idempotent.
+        Calling `close` is optional: the connection is also closed when the adapter is garbage-collected or the process
+        ends."""
         self.stop_consumer()
         with self._lock:
             connection, self._connection = self._connection, None
         if connection is not None:
             _apart(connection.close)
 
-    # Async variants of the methods above
+    # Async variants of the methods that programs call
 
     async def enqueue_task_async(
         self, task_name: str, args: Any = None, kwargs: Any = None, **options: Any
@@ -254,8 +256,8 @@ def _result(task_id: str, state: StateRecord | None) -> TaskResult:
 
 
 def _apart(call: Callable[[], T]) -> T:
-    """Run `call` and return its result. If an event loop runs in this thread, `call` runs in a separate thread, because
-    `call` waits for Ray and Ray warns about blocking calls in an event loop."""
+    """Run `call` and return its result. If an event loop runs in this thread, `call` runs in a separate thread. `call`
+    waits for Ray, and Ray warns about blocking calls in an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -266,7 +268,7 @@ def _apart(call: Callable[[], T]) -> T:
     def run() -> None:
         try:
             ended.append(call())
-        except BaseException as error:  # the caller's thread raises the error again
+        except BaseException as error:  # the calling thread raises this error again
             failed.append(error)
 
     thread = threading.Thread(target=run, name="raymq-serve", daemon=True)
@@ -278,7 +280,7 @@ def _apart(call: Callable[[], T]) -> T:
 
 
 def _close_later(connection: TaskConnection) -> None:
-    """Close the connection of a garbage-collected adapter in a separate thread: the garbage collector may run in any
+    """Close the connection of a garbage-collected adapter in a separate thread. The garbage collector may run in any
     thread, at a point where blocking is not allowed."""
     threading.Thread(target=_close, args=(connection,), name="raymq-serve-close", daemon=True).start()
 

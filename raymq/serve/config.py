@@ -1,5 +1,5 @@
-"""RaymqAdapterConfig is the `adapter_config` of a TaskProcessorConfig. TaskSettings has the settings that follow from
-both."""
+"""Configuration of tasks on raymq. RaymqAdapterConfig is the `adapter_config` of a TaskProcessorConfig. TaskSettings
+has the settings that follow from both configs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class RaymqAdapterConfig(BaseModel):
     default ``serve-QUEUE``. `result_topic`: the topic of the tasks' states and results, by default ``QUEUE-results``.
     `result_ttl_s`: the time in s for which the state of an ended task is returned. `queues`: the number of queues of
     the topics that the adapter creates. It must be at least the number of replicas, because a replica without a queue
-    gets no tasks. `poll_max`: the maximum number of tasks that a replica receives at a time, at most and by default its
-    concurrency. `first_retry_level`: the delay level before the first retry, 1 to 18 for 1 s to 2 h. Each further retry
-    waits one level longer, up to 1 min or the first level. `replica_deaths_max`: an attempt fails if this many replicas
-    have died while they ran it.
+    gets no tasks. `poll_max`: the maximum number of tasks that a replica receives at a time; its default and its limit
+    are the replica's concurrency. `first_retry_level`: the delay level before the first retry, 1 to 18 for 1 s to 2 h.
+    Each further retry waits one level longer, up to 1 min, or up to the first level if that is longer.
+    `replica_deaths_max`: an attempt to run a task counts as failed if this many replicas have died while they ran it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -56,8 +56,8 @@ class ProcessorConfig(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """The topics, the group and the retry rules of one task queue. `max_retries` None: failed tasks are retried without
-    limit."""
+    """The topics, the consumer group and the retry rules of one task queue. If `max_retries` is None, failed tasks are
+    retried without limit."""
 
     queue: str
     group: str
@@ -69,9 +69,9 @@ class TaskSettings:
 
     @classmethod
     def of(cls, config: ProcessorConfig) -> TaskSettings:
-        """Create the settings from a TaskProcessorConfig, whose `adapter_config` is a RaymqAdapterConfig, a mapping of
-        its fields, or None for the defaults. Raises ConfigError if the config is inconsistent, and IllegalNameError if
-        a topic or group name is illegal."""
+        """Create the TaskSettings from a TaskProcessorConfig. Its `adapter_config` is a RaymqAdapterConfig, a mapping
+        of its fields, or None for the defaults. Raises ConfigError if the config is inconsistent, and IllegalNameError
+        if a topic or group name is illegal."""
         options = _options(config.adapter_config)
         retries = config.max_retries
         if retries is not None and retries < 0:
@@ -98,7 +98,7 @@ class TaskSettings:
 
     @property
     def topics(self) -> list[str]:
-        """The names of all topics, starting with the topic of the tasks."""
+        """The names of all topics of the task queue; the topic of the tasks is the first."""
         topics = [self.queue, self.results, self.failed_queue, self.unprocessable_queue]
         return list(dict.fromkeys(topic for topic in topics if topic is not None))
 

@@ -1,5 +1,5 @@
-"""TaskConnection: all raymq calls of a program or replica for one task queue. It sends and reads messages, and creates
-topics and the group.
+"""TaskConnection: all calls to raymq that a program or replica makes for one task queue. It sends and reads messages,
+and creates topics and the group.
 
 Every method waits for brokers and stores, and raises RaymqErrors. The rules for tasks are in raymq.serve.decisions.
 """
@@ -33,13 +33,13 @@ from raymq.serve.states import StateRecord, TaskHistory, TaskState, decode_state
 from raymq.serve.task import Task
 
 STATES_MAX: Final = 64
-"""Maximum number of states of a task that are read, newest first."""
+"""Maximum number of stored states that are read for one task, newest first."""
 TASK_COMMIT_INTERVAL_S: Final = 1.0
-"""Interval in s at which acknowledged tasks are committed. If a replica dies between two commits, the acknowledged
-tasks are delivered again. They do not run again, because their stored state is SUCCESS."""
+"""Interval in s at which a replica commits its acknowledged tasks. If a replica dies between two commits, the
+acknowledged tasks are delivered again. They do not run again, because their stored state is SUCCESS."""
 ABSENT_AFTER_S: Final = 86_400.0
-"""Maximum time in s for which a replica whose handlers are all busy receives no task before it leaves its
-group."""
+"""Maximum time in s for which a replica may receive no task because all its handlers are busy. After this time the
+replica leaves its consumer group."""
 ERROR_PROPERTY: Final = "error"
 TASK_PROPERTY: Final = "task"
 ERROR_PROPERTY_BYTES_MAX: Final = 1000
@@ -57,8 +57,8 @@ class TaskConnection(OfProcess):
 
     @classmethod
     def open(cls, settings: TaskSettings) -> TaskConnection:
-        """Connect, and create the topics and the group if they do not exist. Raises ClusterNotFoundError if no raymq
-        cluster is running."""
+        """Connect to raymq, and create the task queue's topics and group if they do not exist. Raises
+        ClusterNotFoundError if no raymq cluster is running."""
         client = connect(settings.options.address, namespace=settings.options.namespace)
         try:
             _create(client, settings)
@@ -71,11 +71,11 @@ class TaskConnection(OfProcess):
         """Close the connection and all consumers that it created. Idempotent."""
         self._client.close()
 
-    # Methods that programs call
+    # Methods that programs call to send tasks and to query them
 
     def send(self, task: Task, state: StateRecord, *, deliver_at_ms: int | None, sharding_key: str | None) -> None:
         """Store a task and its first state; both are durable when the call returns. Raises SendUnknownError or another
-        send error if the store does not confirm them."""
+        send error if the store does not confirm the task and the state."""
         message = Message(
             self._settings.queue,
             task.encode(),
@@ -89,8 +89,8 @@ class TaskConnection(OfProcess):
         told.result()
 
     def history(self, task_id: str) -> TaskHistory:
-        """Return the history of a task from all of its stored states, including states that were stored just now.
-        Raises ServiceNotAvailableError if the broker group with these states is unavailable."""
+        """Return the history of a task from all of its stored states, including the most recent. Raises
+        ServiceNotAvailableError if the broker group with these states is unavailable."""
         topic = self._settings.results
         route = self._routes.wait(topic, ROUTE_TIMEOUT_S)
         own = select_queue_by_hash(route.require_all_queues(), Message(topic, b"-"), task_id).broker_name
@@ -100,14 +100,14 @@ class TaskConnection(OfProcess):
             )
         states = self._states(task_id, own)
         if not any(state.state is TaskState.PENDING for state in states):
-            # No first state found: the task is unknown, or the state was stored when the topic had other queues. Search
-            # all broker groups.
+            # The task's first state (PENDING) was not found. Either the task is unknown, or the state was stored when
+            # the result topic had other queues. Search all broker groups.
             states = self._states(task_id, None)
         return TaskHistory.of(states)
 
     def _states(self, task_id: str, broker_name: str | None) -> list[StateRecord]:
-        """Return the states of a task from one broker group (None: from all), in the order in which they were
-        stored."""
+        """Return the states of a task in the order in which they were stored. They are read from one broker group, or
+        from all broker groups if `broker_name` is None."""
         found = self._admin.query_by_key(
             self._settings.results, task_id, max_messages=STATES_MAX, broker_name=broker_name
         )
@@ -116,14 +116,15 @@ class TaskConnection(OfProcess):
         return [state for state in states if state is not None and state.task_id == task_id]
 
     def summary(self) -> GroupSummary:
-        """Return a summary of the replicas' consumer group: lag, waiting retries, dead letters."""
+        """Return a summary of the replicas' consumer group: its lag, the number of messages that wait for a retry, and
+        the number of dead letters."""
         return tasks_summary(self._admin, self._settings.group, self._settings.queue)
 
-    # Methods that a replica calls
+    # Methods that a Ray Serve replica calls
 
     def consumer(self) -> PullConsumer:
-        """Create a consumer in this process that is a member of the replicas' group and acknowledges each message
-        separately."""
+        """Create a consumer in this process. The consumer is a member of the replicas' group and acknowledges each
+        message separately."""
         consumer = self._client.pull_consumer(
             self._settings.group,
             consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
@@ -146,8 +147,8 @@ class TaskConnection(OfProcess):
         return self._producer.send_async(message, sharding_key=state.task_id)
 
     def copy(self, message: MessageExt, topic: str, error: str) -> None:
-        """Store a copy of a message in another topic, with the reason as a property; durable when the call returns. If
-        the message's properties leave no space for the reason, the copy has only the body and the reason."""
+        """Store a copy of a message in another topic, with the error as a property. The copy is durable when the call
+        returns. If the message's properties leave no space for the error, the copy has only the body and the error."""
         reason = {ERROR_PROPERTY: _property(error)}
         try:
             self._producer.send(
@@ -158,7 +159,8 @@ class TaskConnection(OfProcess):
 
 
 def _create(client: Client, settings: TaskSettings) -> None:
-    """Create the topics and the group if they do not exist. Existing topics and groups are not changed."""
+    """Create the task queue's topics and group if they do not exist. Existing topics and groups are not
+    changed."""
     admin, brokers = client.admin, 1
     for topic in settings.topics:
         brokers = max(brokers, _create_topic(client, topic, settings.options.queues))
@@ -177,12 +179,12 @@ def _create_topic(client: Client, topic: str, queues: int) -> int:
         try:
             client.admin.create_topic(topic, queues)
         except TopicExistsError:
-            pass  # another replica has just created the topic with another number of queues
+            pass  # another replica has just created the same topic with another number of queues
         return len(client.admin.topic_route(topic).brokers)
 
 
 def _property(text: str) -> str:
     """Convert a text into a valid property value: without control characters, not blank, and at most
-    ERROR_PROPERTY_BYTES_MAX bytes."""
+    ERROR_PROPERTY_BYTES_MAX bytes long."""
     shown = re.sub(r"[\x00-\x1f\x7f\ud800-\udfff]+", " ", text).strip()
     return shown.encode()[:ERROR_PROPERTY_BYTES_MAX].decode(errors="ignore").strip() or "-"

@@ -6,8 +6,8 @@
                                                           └ RETRY, sent back for later
                                                           └ FAILURE, failed queue, dead letters
 
-The rules use no threads, no clock and no calls; callers pass times in s since 1970. A step may be done twice but is
-never left out, because the message is acknowledged after all other steps.
+The rules use no threads, no clock and no calls to raymq. The caller passes times in s since 1970. A step may be
+executed twice but is never left out, because the message is acknowledged after all other steps.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from raymq.serve.states import StateRecord, TaskHistory, TaskState
 from raymq.serve.task import Task, TaskError, decode_task
 
 RETRY_LEVEL_MAX: Final = 5
-"""Delay level of the longest pause between two attempts, 1 min, unless the first pause is longer."""
+"""Delay level of the longest pause between two attempts to run a task, 1 min. If the first pause is longer, the first
+pause's level applies."""
 DEAD: Final = -1
-"""Pseudo delay level that moves the message to the dead-letter topic."""
+"""Value that is used instead of a delay level to move a message to the dead-letter topic."""
 ERROR_CHARACTERS_MAX: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A decision to run a task: send `state`, then call the task's handler."""
+    """A decision to run a task: send the state `state`, then call the task's handler."""
 
     task: Task
     state: StateRecord
@@ -55,7 +56,8 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class HandlerResult:
-    """The outcome of a handler's call: its `result`, or, if it raised, the text of the error."""
+    """The outcome of a call of a task's handler: the `result`, or the text of the error that the handler
+    raised."""
 
     result: Any = None
     error: str | None = None
@@ -63,14 +65,14 @@ class HandlerResult:
 
 @dataclass(frozen=True, slots=True)
 class TaskRules:
-    """The decisions for the tasks of one task queue. `worker` is the name of the replica."""
+    """Makes the decisions about the tasks of one task queue. `worker` is the name of the replica."""
 
     settings: TaskSettings
     worker: str
 
     def receive(self, body: bytes, handlers: Container[str], attempt: int, now_s: float) -> Task | End:
-        """Decode the task of a message. Returns an End that moves the message to the unprocessable queue if the message
-        is not a task or the task has no handler."""
+        """Decode the task in a message. If the message is not a task, or the task has no handler, returns an End that
+        moves the message to the unprocessable queue."""
         try:
             task = decode_task(body)
         except TaskError as error:
@@ -81,7 +83,8 @@ class TaskRules:
         return task
 
     def begin(self, task: Task, attempt: int, history: TaskHistory, now_s: float) -> Run | End:
-        """Decide whether to run a task, according to its history. `attempt` counts from 0."""
+        """Decide, from a task's history, whether to run the task. `attempt` is the number of the attempt, from
+        0."""
         known = history.latest.state if history.latest is not None else None
         if known in (TaskState.SUCCESS, TaskState.REVOKED):
             return End()
@@ -91,13 +94,14 @@ class TaskRules:
         return Run(task, self._state(task, TaskState.STARTED, attempt, now_s))
 
     def end(self, task: Task, attempt: int, outcome: HandlerResult, now_s: float) -> End:
-        """Decide how a task ends or is retried after its handler's call."""
+        """Decide, from the outcome of the handler's call, whether a task ends or is retried."""
         if outcome.error is not None:
             return self._failed(task, attempt, now_s, outcome.error)
         state = self._state(task, TaskState.SUCCESS, attempt, now_s, outcome.result)
         try:
             return End(state, state.encode())
-        except InvalidArgumentError as error:  # the result cannot be stored, so another attempt would not help
+        # the handler's result cannot be stored, so another attempt would not help
+        except InvalidArgumentError as error:
             return self._dead(task, attempt, now_s, str(error))
 
     def _failed(self, task: Task, attempt: int, now_s: float, error: str) -> End:
@@ -114,12 +118,13 @@ class TaskRules:
         return End(state, state.encode(), self.settings.failed_queue, DEAD, error)
 
     def _unprocessable(self, state: StateRecord | None, error: str) -> End:
-        """Move a message to the unprocessable queue if it is configured, or else to the dead letters."""
+        """Return the decision to move a message to the unprocessable queue if one is configured, or else to the dead
+        letters."""
         aside, body = self.settings.unprocessable_queue, b"" if state is None else state.encode()
         return End(state, body, aside, DEAD if aside is None else None, _shortened(error))
 
     def retry_level(self, attempt: int) -> int:
-        """Return the delay level before the attempt that follows `attempt`."""
+        """Return the delay level between the attempt number `attempt` and the next attempt."""
         first = self.settings.options.first_retry_level
         return min(first + attempt, max(first, RETRY_LEVEL_MAX))
 

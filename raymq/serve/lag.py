@@ -1,4 +1,4 @@
-"""The lag of a task queue's replicas. It is also defined before the first replica has started."""
+"""Computes the lag of a task queue's replicas. The lag is also defined before the first replica has started."""
 
 from __future__ import annotations
 

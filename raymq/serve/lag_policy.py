@@ -21,9 +21,10 @@ class RaymqLagPolicy:
     requests. The policy requests as many replicas as are needed for the target number of ongoing requests per replica.
 
     Use it in an AutoscalingConfig: ``policy=AutoscalingPolicy(policy_function=RaymqLagPolicy, policy_kwargs={...})``.
-    `queue_name` and `group` are the deployment's (`group`: by default ``serve-QUEUE``), `address` and `namespace` are
-    as in RaymqAdapterConfig. `poll_interval_s`: the time in s between two queries to raymq. Between two queries, and
-    while raymq does not answer, the policy uses the last known lag.
+    `queue_name` and `group` are the task queue and consumer group of the deployment (default of `group`:
+    ``serve-QUEUE``). `address` and `namespace` have the same meaning as in RaymqAdapterConfig. `poll_interval_s`: the
+    time in s between two queries to raymq. Between two queries, and while raymq does not answer, the policy uses the
+    last known lag.
     """
 
     def __init__(
@@ -47,8 +48,8 @@ class RaymqLagPolicy:
         self._asked_s = float("-inf")
 
     def __call__(self, ctx: Any) -> tuple[int | float, dict[str, Any]]:
-        """Return the desired number of replicas for an AutoscalingContext, before Serve's bounds and delays, and the
-        lag for Serve's log. Does not wait for raymq."""
+        """Return the desired number of replicas for Ray Serve's AutoscalingContext, and the lag for Serve's log. Serve
+        applies its bounds and delays to the number. Does not wait for raymq."""
         now_s = time.monotonic()
         asks = self._asking is not None and self._asking.is_alive()
         if not asks and now_s - self._asked_s >= self._poll_interval_s:
@@ -72,7 +73,7 @@ class RaymqLagPolicy:
             summary = tasks_summary(self._client.admin, self._group, self._queue)
             self._lag = summary.lag + summary.retry_lag
         except GroupNotExistError:
-            self._lag = 0  # the group does not exist: no replica has started, and no task was sent
+            self._lag = 0  # The consumer group does not exist: no replica has started, and no task was sent.
         except RaymqError as error:
             logger.warning("The lag of group %s is not known now, the last one counts: %s", self._group, error)
 
@@ -80,8 +81,9 @@ class RaymqLagPolicy:
         from raymq.client.client import connect
 
         client = connect(self._address, namespace=self._namespace)
-        # Serve drops a policy without calling a close method, so a finalizer closes the client. It starts a thread,
+        # Ray Serve drops a policy without calling a close method, so a finalizer closes the client. It starts a thread,
         # because the garbage collector may run at a point where blocking is not allowed.
         closer = threading.Thread(target=client.close, name="raymq-lag-close", daemon=True)
-        weakref.finalize(self, closer.start).atexit = False  # no finalizer at exit, because the client closes itself
+        # Run no finalizer at exit, because the client closes itself.
+        weakref.finalize(self, closer.start).atexit = False
         return client

@@ -1,5 +1,5 @@
 """The states of a task. Each state is a message in the result topic; a task's current state is computed from all of its
-states.
+stored states.
 
     PENDING → STARTED → SUCCESS            the names are Celery's
                       → RETRY → STARTED …  the task failed, and will be tried again
@@ -22,7 +22,7 @@ from raymq.serve.task import Task, encode_json
 
 
 class TaskState(StrEnum):
-    """The state of a task."""
+    """The state of a task, with Celery's name for it."""
 
     PENDING = "PENDING"
     STARTED = "STARTED"
@@ -38,8 +38,8 @@ ENDS: Final = frozenset({TaskState.SUCCESS, TaskState.FAILURE, TaskState.REVOKED
 
 @dataclass(frozen=True, slots=True)
 class StateRecord:
-    """One state of a task. Times are in s since 1970; `attempt` counts from 0; `worker` is the name of the replica.
-    `result` is the handler's result, or the text of an error."""
+    """One stored state of a task. Times are in s since 1970. `attempt` is the number of the attempt, from 0. `worker`
+    is the name of the replica. `result` is the handler's result, or the text of an error."""
 
     task_id: str
     state: TaskState
@@ -57,8 +57,8 @@ class StateRecord:
         return cls(task.id, state, now_s, task.created_at_s, attempt, result, worker)
 
     def encode(self) -> bytes:
-        """Return the body of the state's message. Raises InvalidArgumentError if the result is not serializable as JSON
-        or is too long."""
+        """Encode the task's state as the body of a message. Raises InvalidArgumentError if the result is not
+        serializable as JSON or is too long."""
         fields = {
             "id": self.task_id,
             "state": self.state.value,
@@ -90,7 +90,7 @@ def decode_state(body: bytes) -> StateRecord | None:
 
 @dataclass(frozen=True, slots=True)
 class TaskHistory:
-    """The latest state of a task (None for an unknown task), and how many times the current attempt was
+    """The latest state of a task (None for an unknown task), and the number of times that its current attempt was
     started."""
 
     latest: StateRecord | None = None
@@ -111,14 +111,15 @@ class TaskHistory:
         return cls(latest, begun)
 
     def told(self, now_s: float, ttl_s: float) -> StateRecord | None:
-        """Return the state that a program receives; None if the task is unknown or ended more than `ttl_s` ago."""
+        """Return the task state to show to a program. Returns None if the task is unknown or ended more than `ttl_s`
+        ago."""
         if self.latest is None or (self.latest.state in ENDS and now_s - self.latest.at_s > ttl_s):
             return None
         return self.latest
 
 
 def _follows(before: TaskState, state: TaskState) -> bool:
-    """True if `state`, stored after `before`, replaces it as the task's state."""
+    """True if `state`, which was stored after `before`, replaces `before` as the task's current state."""
     if state is TaskState.PENDING or before is TaskState.SUCCESS:
         return False
     return before is not TaskState.REVOKED or state in ENDS

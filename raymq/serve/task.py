@@ -1,5 +1,5 @@
-"""Task: a call of a handler, as JSON in a message with the handler's name, args and kwargs. JSON is used instead of
-pickle, so that a message from an unknown sender cannot run code."""
+"""Task: a call of a handler. A task is stored as JSON in a message, with the handler's name, args and kwargs. JSON is
+used instead of pickle, so that a message from an unknown sender cannot run code."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Task:
         return cls(task_id, name, tuple(args or ()), dict(kwargs or {}), now_s)
 
     def encode(self) -> bytes:
-        """Return the body of the task's message. Raises InvalidArgumentError if the arguments are not serializable as
-        JSON or are too long."""
+        """Encode the task as the body of a message. Raises InvalidArgumentError if the arguments are not serializable
+        as JSON or are too long."""
         fields = {
             "id": self.id,
             "task": self.name,
@@ -51,7 +51,7 @@ class Task:
 
 
 class TaskError(InvalidArgumentError):
-    """Error for a message that does not contain a task."""
+    """Raised if a message does not contain a task."""
 
 
 def decode_task(body: bytes) -> Task:
@@ -87,7 +87,7 @@ def is_task_id(value: object) -> TypeGuard[str]:
 
 
 def encode_json(fields: Mapping[str, Any], what: str) -> bytes:
-    """Encode a JSON object as the body of a message. `what` names the object in error texts. Raises
+    """Encode a JSON object as the body of a message. `what`: the object's name in error texts. Raises
     InvalidArgumentError if the object is not serializable as JSON, or exceeds the maximum message size."""
     try:
         body = json.dumps(fields, separators=(",", ":")).encode()

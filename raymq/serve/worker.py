@@ -7,7 +7,7 @@ loop for coroutines.
 
 The worker holds a task from its poll to its acknowledgement, so at most `concurrency` tasks are in memory.
 raymq.serve.decisions.End defines the order of the steps that end a task. Each step is repeated until it succeeds or the
-worker stops. Tasks that the worker holds when the process ends are delivered again. TaskRules makes all decisions.
+worker stops. If the process ends, the tasks that the worker holds are delivered again. TaskRules makes all decisions.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ from raymq.serve.states import StateRecord, TaskHistory
 from raymq.serve.task import Task
 
 TASK_POLL_S: Final = 0.5
-"""Time in s for which a poll waits for tasks. It is also the maximum delay before the polling thread reacts to
-a stop."""
+"""Time in s for which a poll waits for tasks. After `stop`, the polling thread may need this time to end."""
 RETRIES_WITHOUT_END: Final = 2**31 - 1
-"""Maximum number of retries that is sent to the broker. It is practically unlimited, because TaskRules, not the broker,
-decide when a task is dead."""
+"""Maximum number of retries that the worker sends to the broker. The number is practically unlimited, because
+TaskRules, not the broker, decide when a task is moved to the dead letters."""
 LEAVE_MAX_S: Final = 5.0
-"""Maximum time in s for which a stopping worker waits until it has left its group."""
+"""Maximum time in s that a stopping worker waits until it has left its consumer group."""
 CANCEL_S: Final = 1.0
-"""Maximum time in s for which a stopped worker waits for its cancelled coroutines to end."""
+"""Maximum time in s that a stopped worker waits for its cancelled coroutines to end."""
 
 logger = logging.getLogger(__name__)
 
@@ -86,13 +85,13 @@ class TaskWorker:
         self._source, self._store, self._rules, self._handlers = source, store, rules, handlers
         self._concurrency, self._poll_max, self._clock = concurrency, min(poll_max or concurrency, concurrency), clock
         self._changed = threading.Condition()
-        """Guards `_in_hand`, `_counts` and `_stopping`."""
+        """Guards the number of tasks that the worker holds, the counts of sent states, and the stop flag."""
         self._in_hand = 0
         self._counts: Counter[str] = Counter()
         self._stopping = False
         self._closed = False
-        """True after the worker has begun to leave its group; the group then assigns the worker's tasks to other
-        replicas."""
+        """True after the worker has begun to leave its consumer group. The group then assigns the worker's tasks to
+        other replicas."""
         self._delivered: queue.SimpleQueue[MessageExt | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop
         name = rules.settings.queue
@@ -107,7 +106,7 @@ class TaskWorker:
         self._loop_thread = threading.Thread(target=self._run_loop, name=f"loop-{name}", daemon=True)
 
     def start(self) -> None:
-        """Start all threads and begin to receive tasks."""
+        """Start all threads of the worker and begin to receive tasks."""
         self._loop = asyncio.new_event_loop()
         self._loop_thread.start()
         for thread in self._threads:
@@ -115,19 +114,19 @@ class TaskWorker:
 
     @property
     def running(self) -> bool:
-        """True while the worker receives tasks."""
+        """True while the worker receives tasks; False before `start` and after `stop`."""
         return not self._stopping and self._threads[0].is_alive()
 
     def figures(self) -> dict[str, Any]:
-        """Return metrics: the number of tasks that the worker holds, its concurrency, and the number of states sent
-        since its start, by state."""
+        """Return metrics of the worker: the number of tasks that it holds, its concurrency, and the number of task
+        states that it has sent, by state."""
         with self._changed:
             return {"in_hand": self._in_hand, "concurrency": self._concurrency, "told": dict(self._counts)}
 
     def stop(self, timeout_s: float) -> bool:
-        """Stop receiving tasks, wait up to `timeout_s` for running handlers, and leave the group. Tasks of handlers
-        that still run are delivered to other replicas. Returns True if all handlers have ended. Idempotent; never
-        raises."""
+        """Stop receiving tasks, wait up to `timeout_s` for running handlers, and leave the consumer group. Tasks of
+        handlers that still run are delivered to other replicas. Returns True if all handlers have ended. Idempotent;
+        never raises."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             first, self._stopping = not self._stopping, True
@@ -148,17 +147,19 @@ class TaskWorker:
         self._closed = True
         closing = threading.Thread(target=self._leave, name=f"leave-{self._rules.settings.queue}", daemon=True)
         closing.start()
-        closing.join(LEAVE_MAX_S)  # Without brokers, leaving takes longer; the thread then continues in the background.
+        # If no broker answers, leaving the consumer group takes longer; the thread then continues in the background.
+        closing.join(LEAVE_MAX_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _leave(self) -> None:
-        """Commit the acknowledged tasks, and leave the group."""
+        """Commit the acknowledged tasks, and leave the consumer group."""
         try:
             self._source.close()
-        except Exception as error:  # this also happens at the interpreter's exit, when thread pools no longer work
+        # Leaving the group also fails at the interpreter's exit, when thread pools no longer work.
+        except Exception as error:
             logger.warning("%s: its last tasks are delivered again: %s", self._rules.worker, error)
 
-    # Methods of the polling thread
+    # Methods of the thread that polls for tasks
 
     def _take_tasks(self) -> None:
         backoff = Backoff()
@@ -166,7 +167,7 @@ class TaskWorker:
             try:
                 messages = self._source.poll(max_messages=min(count, self._poll_max), timeout_s=TASK_POLL_S)
                 backoff.reset()
-            except ClientStateError:  # the consumer is closed because the whole connection is being closed
+            except ClientStateError:  # the consumer is closed, because the connection to raymq is being closed
                 return
             except Exception as error:  # A store is unavailable or a record is damaged: retry after a pause.
                 unexpected = not isinstance(error, RaymqError)
@@ -176,22 +177,22 @@ class TaskWorker:
             with self._changed:
                 self._in_hand += len(messages)
             for message in messages:
-                # Copy the message, because a slow handler would keep the fetch's memory alive.
+                # Copy the message. Otherwise a slow handler would keep the memory of the whole fetch alive.
                 self._delivered.put(copy(message))
 
     def _free(self) -> int:
-        """Wait until the worker can accept a task. Returns the number of tasks that it can accept, 0 if the worker
+        """Wait until the worker can accept a task. Returns the number of tasks that it can accept; 0 if the worker
         stops."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or self._in_hand < self._concurrency)
             return 0 if self._stopping else self._concurrency - self._in_hand
 
     def _pause(self, pause_s: float) -> bool:
-        """Wait for `pause_s`. Returns True, possibly earlier, if the worker stops."""
+        """Wait for `pause_s`, or until the worker stops. Returns True if the worker stops."""
         with self._changed:
             return self._changed.wait_for(lambda: self._stopping, pause_s)
 
-    # Methods of the handler threads
+    # Methods of the threads that run handlers
 
     def _handle_all(self) -> None:
         while (message := self._delivered.get()) is not None and not self._stopping:
@@ -219,12 +220,12 @@ class TaskWorker:
             self._tell_start(step.state)
             outcome = self._run(task)
             if self._closed:
-                return  # too late: the group has assigned the task to another replica
+                return  # It is too late to run the task: the group has assigned it to another replica.
             step = rules.end(task, attempt, outcome, self._clock())
         self._end(message, step)
 
     def _tell_start(self, state: StateRecord) -> None:
-        """Send the state STARTED without waiting until it is stored. The state is only for users and for counting the
+        """Send the task state STARTED without waiting until it is stored. The state only informs users, and counts the
         replicas that died during an attempt."""
         self._count(state)
         try:
@@ -259,8 +260,8 @@ class TaskWorker:
     # Methods that end the handling of a task
 
     def _end(self, message: MessageExt, end: End) -> None:
-        """Execute all steps of a decision, then acknowledge the message. If the worker stops before all steps are
-        complete, the task is delivered again."""
+        """Execute all steps of the decision `end`, then acknowledge the message. If the worker stops before all steps
+        are complete, the task is delivered again."""
         if end.state is not None:
             self._count(end.state)
         if all(self._done(step) for step in self._steps(message, end)):
@@ -270,7 +271,8 @@ class TaskWorker:
                 logger.info("%s ended a task too late: it is delivered again", self._rules.worker)
 
     def _steps(self, message: MessageExt, end: End) -> Iterator[Callable[[], object]]:
-        """Yield the steps of a decision, in their order. Each step may be repeated."""
+        """Yield the steps of a decision that ends the handling of a task, in their order. Each step may be
+        repeated."""
         if (topic := end.copy_to) is not None:
             yield partial(self._store.copy, message, topic, end.error)
         if (state := end.state) is not None:
@@ -279,13 +281,13 @@ class TaskWorker:
             yield partial(self._source.send_back, message, delay_level=level, max_reconsume_times=RETRIES_WITHOUT_END)
 
     def _done(self, step: Callable[[], object]) -> bool:
-        """Execute one step of a decision, and repeat it while it fails. Returns False if the worker stops
-        first."""
+        """Execute one step that ends the handling of a task, and repeat it while it fails. Returns False if the worker
+        stops before the step succeeds."""
         return self._repeat(lambda: (step(),), "the end of a task") is not None
 
     def _repeat(self, call: Callable[[], T], what: str) -> T | None:
-        """Return `call()`, and repeat the call while it raises RaymqError. Returns None if the worker stops
-        first."""
+        """Return the result of `call()`; repeat the call while it raises RaymqError. Returns None if the worker stops
+        before the call succeeds. `what`: the call's name in log texts."""
         backoff = Backoff()
         while True:
             try:
@@ -301,7 +303,8 @@ class TaskWorker:
 
 
 def _in_words(error: BaseException) -> str:
-    """Return the text of a handler's error. If the error's own `__str__` fails, return only its class name."""
+    """Return the text of an error that a handler raised. If the error's own `__str__` fails, return only its class
+    name."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # the error's `__str__` failed

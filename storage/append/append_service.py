@@ -90,7 +90,7 @@ class AppendService:
     def start_append(
         self, batches: Sequence[EncodedBatch], *, timeout_s: float | None = None, acks: ReplicaAcks | None = None
     ) -> StartedAppend:
-        """Append as `append` does, but do not wait for the disk or for copies on replicas.
+        """Start an append as `append` does, but do not wait for the disk or for copies on replicas.
 
         On return the batches are written. `StartedAppend.settle` returns the results, or raises the errors of the wait.
         This call may wait for the append lock, for at most wait_time_in_send_queue_ms.
@@ -100,7 +100,7 @@ class AppendService:
             timeout_s = gate.timeout_s
         waits = (gate.is_sync or acks is not None) and waits_for(batches, acks)
         written = self.write(batches, timeout_s)
-        # Collect the counts now: the next append of the same lane (direct socket connection) overwrites the records.
+        # Count the messages now: the next append of the same direct socket connection (lane) overwrites the records.
         puts = [(batch.topic, message_count(batch), len(batch.records)) for batch in batches]
         for batch in batches:
             if is_waiting_topic(batch.topic):
@@ -116,7 +116,8 @@ class AppendService:
         return SettledAppend(written[0], now_s)
 
     def _write_checked(self, batches: Sequence[EncodedBatch], timeout_s: float) -> Written:
-        """Check batches and write them. If this fails, count a failed put and raise the error."""
+        """Check batches and write them. If the check or the write fails, count a failed put and raise the
+        error."""
         against = AGAINST_APPENDS
         if self._flags.any_set and all(batch.topic == STATE_TOPIC for batch in batches):
             against = AGAINST_STATE
@@ -127,10 +128,11 @@ class AppendService:
             raise
 
     def _count_puts(self, puts: Sequence[tuple[str, int, int]], start_s: float, end_s: float | None) -> None:
-        """Count an append that began at `start_s` and ended at `end_s`, whether or not it became durable in time.
+        """Update the statistics for an append that began at `start_s` and ended at `end_s`, whether or not it became
+        durable in time.
 
-        The counted time includes the flush, but not the replicas. `end_s` is None if the disk failed. `puts`: topic,
-        message count and byte count of each batch.
+        The counted time includes the flush, but not the wait for replicas. `end_s` is None if the disk failed. `puts`:
+        topic, message count and byte count of each batch.
         """
         if end_s is None:
             self._stats.count_failed_put()
@@ -138,4 +140,4 @@ class AppendService:
         took_s: float | None = end_s - start_s
         for topic, messages, size in puts:
             self._stats.count_put(topic, messages, size, took_s)
-            took_s = None  # Count the duration once per append, not once per batch.
+            took_s = None  # Count the append's duration once per append, not once per batch.

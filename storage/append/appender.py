@@ -1,9 +1,9 @@
 """The append path of a store: writes batches to the log, and queue units to the consume queues, under the append lock.
 
-Before anything is written, every batch of the call has passed its checks. Each message is then known to be new or a
-repeat, and the disk is known to have space. A step that only some settings need is an object that the store chooses
-when it opens (`space_checks`, MultiDispatchAppender, FittedWrite). So an append does not test the settings. An inner
-batch, which is one record of many messages, has its own queues and its own write path: inner_batches.py.
+Before anything is written, every batch of the call has passed its checks. The append then knows which messages are new,
+and that the disk has space. Some steps are needed only with some settings. Each of them is an object that the store
+chooses when it opens (`space_checks`, MultiDispatchAppender, FittedWrite). So an append does not test the settings. An
+inner batch is one record of many messages. It has its own queues and its own write path: inner_batches.py.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ from storage.queue.queue_table import AnyQueue
 from storage.recovery.recovery import Recovered
 
 RECALLS_MAX: Final = 1_000_000
-"""Maximum number of recalls of delayed messages in force at one time: about as many as one day makes
-(storage.schedule.recalls)."""
+"""Maximum number of recalls of delayed messages that are in force at one time: about as many as one day produces
+(storage.schedule.recalls). Limits the scheduler's memory."""
 QUEUE_ID_MAX: Final = 2**31 - 1
 
 
@@ -68,17 +68,17 @@ Q = TypeVar("Q", ConsumeQueue, AnyQueue)
 
 
 class AppendPlan(NamedTuple, Generic[Q]):
-    """The queues and the log spans that one append will write to. Every file that the append needs exists
+    """The queues and the log ranges (spans) that one append will write to. Every file that the append needs exists
     already."""
 
-    # The queue of each batch, or of each due delayed message (delivery).
+    # The destination queue of each batch, or of each due delayed message (delivery).
     queues: list[Q]
-    # The log spans of each batch; empty for a batch without new messages. All due delayed messages (deliveries) count
-    # as one batch.
+    # The log ranges (spans) of each batch; empty for a batch without new messages. All due delayed messages
+    # (deliveries) count as one batch.
     spans: list[list[AppendSpan]]
-    # The queues that get queue units, and the number of units for each. A queue may occur several times.
+    # The consume queues that get queue units, and the number of units for each queue. A queue may occur several times.
     units: list[tuple[Q, int]]
-    # The physical offset after the last span.
+    # The physical offset after the append's last log span.
     log_end: int
 
 
@@ -108,23 +108,24 @@ class Appender:
         self._visibility, self._reader, self._appended = parts.visibility, parts.reader, parts.appended
         self._inner_batches = InnerBatchWriter(parts, store_host)
         self._halves, self._settings = parts.halves, settings
-        # Reserved disk space. It is released if the disk is full and the broker must store its state.
+        # Reserved disk space. The store releases it if the disk is full and the broker must store its state.
         self._space = parts.space
-        # Limits in bytes: one body, one record, and one append of several messages.
+        # Size limits in bytes of one body, of one record, and of one append of several messages.
         self._max_message_size_bytes = settings.max_message_size_bytes
         self.record_max_bytes = min(
             settings.max_message_size_bytes + RECORD_OVERHEAD_MAX_BYTES, parts.log.file_size - BLANK_LENGTH
         )
         self._append_max_bytes = settings.max_append_bytes
-        # The reason why the last append that needed another file got none. Empty after an append gets a file.
+        # The reason why the last append that needed a new file got none. Empty after an append gets a new file.
         self.no_space = ""
-        # The sys flag that marks records whose bodies are decompressed and checked before they are stored. 0: no body
-        # is checked.
+        # The sys flag of records whose bodies the store decompresses and checks before it stores them. 0: the store
+        # checks no body.
         self._checked_flag = SYS_FLAG_COMPRESSED if settings.check_compressed_body else 0
-        # Maximum size in bytes of a record that certainly exceeds neither the record limit nor the body limit.
+        # Size limit in bytes of the fast path: a record of at most this size exceeds neither the record limit nor the
+        # body limit.
         self._plain_max_bytes = min(self.record_max_bytes, self._max_message_size_bytes)
-        # Checks of free space. Each is called with the number of bytes about to be written, and raises to refuse the
-        # write. The settings choose the checks.
+        # Checks of free disk space, chosen by the settings. Each check is called with the number of bytes to write, and
+        # raises to refuse the write.
         self._space_checks = space_checks(settings, parts.log)
         self.store_host = store_host
         # The store-host sys flag of records that this store accepts: the IPv6 bit if this store's host is IPv6, else 0.
@@ -202,8 +203,8 @@ class Appender:
         return refuse_bodies(records, starts, inner=inner, max_message_size_bytes=self._max_message_size_bytes)
 
     def _check_facts(self, batch: EncodedBatch, ends: Ints | None) -> BatchFacts:
-        """Run the put checks of a batch and return its facts. Raises MessageIllegalError if a check fails. `ends`:
-        `record_ends` of the batch's sizes."""
+        """Run the put checks of a batch and return its facts. Raises MessageIllegalError if a check fails. `ends`: the
+        end of each record, as `record_ends` computes it from the batch's sizes."""
         if not 0 <= batch.queue_id <= QUEUE_ID_MAX:
             raise _negative_queue_id(batch.queue_id)
         facts = validate_batch(batch, ends)
@@ -238,9 +239,10 @@ class Appender:
         return self._write_batches(batches, rests, stored, plan)
 
     def _append_record(self, batch: EncodedBatch) -> list[AppendResult]:
-        """Append one plain message (`_is_plain`) on a fast path, or by `append` if the fast path does not apply.
+        """Append one plain message (`_is_plain`) on a fast path. If the fast path does not apply, call `append`.
 
-        The fast path applies if the message is new, and the queue's current file and the log's mapped file have room.
+        The fast path applies if the message is new, and the queue's current file and the log's mapped file have room
+        for it.
         """
         topic, queue_id, producer, record = batch.topic, batch.queue_id, batch.producer, batch.records
         is_repeat = producer is not None and self._dedup.stored_prefix(producer, topic, queue_id, 1)
@@ -259,8 +261,8 @@ class Appender:
         return self.append([CheckedBatch(batch, memoryview(record), record_ends(batch.sizes))])
 
     def deliver(self, source: Source | None, deliveries: Sequence[Delivery]) -> list[Delivered]:
-        """Store messages that were delayed in the queue `source`, in the given order, to any queues. Nothing is
-        flushed.
+        """Store the due delayed messages `deliveries` in their destination queues, in the given order. `source`: the
+        delay queue in which they waited. Nothing is flushed.
 
         Without a `source` the messages are records of transactions. Returns the offsets of the stored records.
 
@@ -278,7 +280,8 @@ class Appender:
         return [self._stored_prefix(checked) for checked in batches]
 
     def _plan(self, rests: Sequence[CheckedBatch]) -> AppendPlan[AnyQueue]:
-        """Plan the log spans and queues of new messages, and run the checks that depend on this plan."""
+        """Plan the log ranges (spans) and the queues of new messages, and run the checks that depend on this
+        plan."""
         queues = [self._queue_of(rest) for rest in rests]
         for queue in queues:
             if queue.topic == TIMER_TOPIC and queue.queue_id == TIMER_RECALL_QUEUE:
@@ -329,8 +332,8 @@ class Appender:
         spans: Sequence[AppendSpan],
         stored: Sequence[int],
     ) -> AppendResult:
-        """Write `rest`, the new messages of a batch. An earlier send stored the batch's other messages, at queue
-        offsets `stored`."""
+        """Write `rest`, the new messages of a batch. `stored`: the queue offsets of the batch's other messages, which
+        an earlier send stored."""
         if isinstance(queue, BatchConsumeQueue):
             return self._write_inner(rest, queue, spans, stored)
         if len(spans) == 1 and not stored and rest.batch.records is checked.batch.records:
@@ -340,8 +343,8 @@ class Appender:
     def _write_inner(
         self, rest: CheckedBatch, queue: BatchConsumeQueue, spans: Sequence[AppendSpan], stored: Sequence[int]
     ) -> AppendResult:
-        """Write an inner batch, or return its earlier result. Its messages are either all new or all stored by an
-        earlier send."""
+        """Write an inner batch and return its result. If an earlier send stored the batch, return the earlier result.
+        An earlier send stored either all messages of the batch or none."""
         if not spans:
             self.duplicates_dropped += len(stored)
             self.commit()
@@ -388,15 +391,16 @@ class Appender:
         return delivered
 
     def _show_with_log(self, queues: Sequence[ConsumeQueue]) -> None:
-        """Let consumers see the new ends of these queues once consumers may see the log up to its current end."""
+        """Register the new ends of these queues with the log's current end. Consumers see the new messages once they
+        may see the log up to this offset."""
         for queue in queues:
             self._visibility.add(self._log.end_offset, queue, queue.next_offset)
 
     def _write_deliveries(
         self, deliveries: Sequence[Delivery], queues: Sequence[ConsumeQueue], physical_offset: int
     ) -> list[Delivered]:
-        """Write due delayed messages back to back in one log file from `physical_offset` on, and write their queue
-        units. Their records first get their queue offsets, physical offsets and store time.
+        """Write due delayed messages back to back into one log file from `physical_offset` on, and write their queue
+        units. Before that, set the queue offset, physical offset and store time in each record.
 
         Returns the offsets of the written records.
         """
@@ -435,10 +439,10 @@ class Appender:
         return now_ms
 
     def appended_elsewhere(self, last_record_offset: int, store_timestamp_ms: int) -> None:
-        """Take over the end of the log after records of another replica were appended.
+        """Update the appender's state after records of another replica were appended to this log.
 
-        The last of these records is at `last_record_offset`, and no store time of them exceeds `store_timestamp_ms`. No
-        later record of this store gets an earlier store time.
+        The last of these records is at `last_record_offset`, and none of their store times exceeds
+        `store_timestamp_ms`. No later record of this store gets an earlier store time.
         """
         self._earliest_ms = max(self._earliest_ms, store_timestamp_ms)
         self.last_store_timestamp_ms = max(self.last_store_timestamp_ms, store_timestamp_ms)
@@ -476,7 +480,8 @@ class Appender:
         return stored
 
     def _reserve(self, units: Sequence[tuple[Q, int]], log_end: int) -> None:
-        """Create every file that `units` new queue units and a log that ends at `log_end` need.
+        """Create every file that the append needs. `units`: the number of new units for each queue. `log_end`: the end
+        of the log after the append.
 
         Raises StoreNotWritableError if the disk has no space, and OSError if the disk failed. After an error nothing
         has changed.
@@ -505,8 +510,8 @@ class Appender:
         self.no_space = ""
 
     def _write(self, checked: CheckedBatch, queue: ConsumeQueue, spans: Sequence[AppendSpan]) -> AppendResult:
-        """Write a batch to its log spans. The result's physical offsets are correct only if there is a single
-        span."""
+        """Write a batch to its log ranges (spans). The physical offsets in the result are correct only if there is a
+        single span."""
         batch, first_queue_offset = checked.batch, queue.next_offset
         for span in spans:
             self._write_part(checked.part(span.first, span.last), queue, span.physical_offset)
@@ -519,8 +524,8 @@ class Appender:
         )
 
     def _write_part(self, checked: CheckedBatch, queue: ConsumeQueue, physical_offset: int) -> None:
-        """Write messages back to back in one log file from `physical_offset` on, and write their queue units. Their
-        records first get their queue offsets, physical offsets and store time."""
+        """Write messages back to back into one log file from `physical_offset` on, and write their queue units. Before
+        that, set the queue offset, physical offset and store time in each record."""
         batch, records, store_ms = checked.batch, checked.records, self.last_store_timestamp_ms
         values = (queue.next_offset, physical_offset, store_ms, self.store_host)
         sealed = is_sealed(records)
@@ -551,8 +556,8 @@ class Appender:
         spans: Sequence[AppendSpan],
         stored: Sequence[int],
     ) -> AppendResult:
-        """Write `rest`, the new messages of `batch`. An earlier send stored its other messages at the queue offsets
-        `stored`."""
+        """Write `rest`, the new messages of `batch`. `stored`: the queue offsets of the batch's other messages, which
+        an earlier send stored."""
         self.duplicates_dropped += len(stored)
         if not spans:
             return self._result(batch, queue, stored, duplicate=True)
@@ -562,8 +567,8 @@ class Appender:
     def _result(
         self, batch: EncodedBatch, queue: ConsumeQueue, queue_offsets: Sequence[int], *, duplicate: bool
     ) -> AppendResult:
-        """Build the result of a batch whose messages are not back to back in the log, or that an earlier send
-        stored."""
+        """Build the result of a batch whose messages are not back to back in the log, or of a batch that an earlier
+        send stored."""
         pieces = [units for offset in queue_offsets if len(units := queue.units(offset, 1))]
         physical_offsets = [int(units[0]["physical_offset"]) for units in pieces]
         if len(physical_offsets) < len(queue_offsets):
@@ -583,8 +588,8 @@ class Appender:
         )
 
     def _store_time_of(self, units: NDArray[np.void]) -> int:
-        """Return the store time of the record of the first queue unit, or of the newest record if that record is
-        damaged."""
+        """Return the store time of the record to which the first queue unit points. If this record is damaged, return
+        the store time of the log's newest record."""
         try:
             return store_timestamp_at(self._reader.views(units)[0], 0)
         except (DataLossError, RecordError):

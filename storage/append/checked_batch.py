@@ -1,7 +1,7 @@
-"""A batch that has passed the checks of an append (appender.py) and is about to be written to the files.
+"""A batch that has passed the checks of an append (appender.py) and will be written to the files.
 
-Code that divides a checked batch belongs here. A batch is divided because some of its messages are stored already, or
-because a file is full.
+Code that divides a checked batch belongs here. An append divides a batch if some of its messages are already stored, or
+if a file is full.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from raymq.records.format.encode import EncodedBatch
 class CheckedBatch(NamedTuple):
     """A batch that has passed all checks and may be stored."""
 
-    # The batch. In a part of a batch, only the sizes, tag codes, ids and producer describe the part; the other fields
-    # describe the whole batch.
+    # The batch. If this object is a part of a batch, only the sizes, tag codes, ids and producer describe the part. The
+    # other fields describe the whole batch.
     batch: EncodedBatch
     # The bytes of the records, back to back. These bytes no longer change.
     records: memoryview
     # The end offset of each message's record in `records`.
     ends: NDArray[np.int64]
-    # The size of each record in bytes if all records are known to have equal field lengths (BatchFacts); else 0.
+    # The size of each record in bytes if all records of the batch are known to have equal field lengths (BatchFacts);
+    # else 0.
     stride: int = 0
     # The number of messages in an inner batch, which is one record; 0 for records of one message each.
     inner: int = 0

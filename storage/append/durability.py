@@ -5,9 +5,9 @@ then waits until the replicas have the batches (`ReplicaAcks`). A batch that doe
 acknowledged once it is written. If one append contains both kinds of batches, all of them return together, and the
 batches that do not wait never get a timeout status.
 
-No thread has to block for an append. A `StartedAppend` is already written. Its owner calls `settle` each time the disk
-or the replicas advance (`AppendProgress`), and at the append's deadline. A thread with nothing else to do waits in
-`AppendProgress.wait_settled`.
+No thread has to block for an append. A `StartedAppend` is already written. The thread that owns it calls `settle` each
+time the disk or the replicas advance (`AppendProgress`), and at the append's deadline. A thread with nothing else to do
+waits in `AppendProgress.wait_settled`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from raymq.common.protocol.store import AppendResult
 from raymq.records.format.encode import EncodedBatch
 
 Written = tuple[list[AppendResult], int]
-"""The outcome of writing batches: one result with SEND_OK for each batch, and the physical offset after the
-last batch."""
+"""The result of writing batches: one AppendResult with SEND_OK for each batch, and the physical offset after the last
+batch."""
 
 
 class WriteBatches(Protocol):
@@ -50,8 +50,8 @@ class DiskState(Protocol):
     def is_durable(self, end_offset: int, *, late: bool) -> bool:
         """Return True if everything before `end_offset` is as durable as the flush setting promises.
 
-        Raises StoreFailedError if the disk failed, so that the bytes cannot become durable any more. `late`: this is
-        the caller's last check before it reports a timeout.
+        Raises StoreFailedError if the disk failed, so that the bytes can no longer become durable. `late`: True if the
+        caller reports a timeout after this check.
         """
 
 
@@ -60,13 +60,13 @@ class ReplicaAcks:
     """The copies on replicas that an append on a master waits for, after the append is on the master's own
     disk."""
 
-    # The error to raise before an append that waits is written, because too few replicas are in sync. None if enough
-    # are in sync.
+    # The error to raise before anything is written, if a batch of the append waits but too few replicas are in sync.
+    # None if enough replicas are in sync.
     not_enough: InSyncReplicasError | None
-    # Returns True if enough replicas have the log up to a given offset. Does not block. Raises if the replicas can
-    # never get that far.
+    # Returns True if enough replicas have the log up to a given offset. Does not block. Raises an error if the replicas
+    # can never reach this offset.
     has_copies: Callable[[int], bool]
-    # The longest wait for the copies on replicas, in seconds.
+    # The longest time in seconds to wait for the copies on replicas.
     timeout_s: float
 
 
@@ -74,8 +74,8 @@ class StartedAppend:
     """Written batches whose results may have to wait for the disk or for replicas. Only one thread at a time may use
     this object.
 
-    `on_disk` is called once, when a wait for the disk ends: with the time (time.monotonic), or with None if the disk
-    has failed.
+    `on_disk` is called once, when the wait for the disk ends. Its argument is the time (time.monotonic), or None if the
+    disk has failed.
     """
 
     __slots__ = ("_acks", "_batches", "_disk", "_end_offset", "_on_disk", "_results", "deadline_s")
@@ -90,19 +90,20 @@ class StartedAppend:
         deadline_s: float,
         on_disk: Callable[[float | None], None] | None = None,
     ) -> None:
-        """`disk` and `acks` report what the batches wait for; each is None if the batches do not wait for it.
-        `deadline_s`: the first deadline, for the disk if there is one to wait for."""
+        """`disk` reports whether the batches are durable on disk; `acks` reports whether enough replicas have them.
+        Each is None if the batches do not wait for it. `deadline_s`: the deadline of the first wait, which is for the
+        disk if `disk` is set."""
         self._results, self._end_offset = written
         self._batches, self._disk, self._acks, self._on_disk = batches, disk, acks, on_disk
         self.deadline_s = deadline_s
-        """The latest time (time.monotonic) of the next call of `settle`.
+        """Time (time.monotonic) at which `settle` must be called at the latest.
 
         The deadline changes once: when the wait for the disk ends and the wait for the replicas begins.
         """
 
     def settle(self, now_s: float) -> list[AppendResult] | None:
-        """Return one result for each batch if all are durable enough or the deadline has passed; else None. Does not
-        block.
+        """Return one result for each batch if all batches are durable enough or the deadline has passed; else None.
+        Does not block.
 
         A batch that waits gets the status FLUSH_DISK_TIMEOUT if the disk was too slow, and FLUSH_SLAVE_TIMEOUT if the
         replicas were too slow. Raises StoreFailedError if the disk failed: it is unknown what is stored. Also raises
@@ -135,7 +136,8 @@ class StartedAppend:
             self._on_disk(now_s)
 
     def _degrade(self, status: SendStatus) -> None:
-        """Set this timeout status in the results of the batches that wait (wait_store_msg_ok)."""
+        """Set the given timeout status in the results of the batches that wait to become durable
+        (wait_store_msg_ok)."""
         self._results = [
             replace(result, status=status) if batch.wait_store_msg_ok else result
             for result, batch in zip(self._results, self._batches, strict=True)
@@ -143,7 +145,7 @@ class StartedAppend:
 
 
 class SettledAppend(StartedAppend):
-    """A StartedAppend whose results are final, so that nobody has to wait."""
+    """A StartedAppend whose results are already final, so that no thread has to wait for them."""
 
     __slots__ = ()
 
@@ -171,7 +173,7 @@ class AppendProgress:
 
     def __init__(self) -> None:
         self._moved = threading.Condition()
-        # The number of `notify` calls so far.
+        # The number of calls of `notify` since this object was created.
         self._moves = 0
         self._listeners: tuple[Callable[[], None], ...] = ()
 

@@ -31,20 +31,20 @@ from storage.append.durability import WriteBatches, Written
 
 
 class FittedWrite:
-    """Adds this store's bytes to batches before `write` gets the batches, and completes the results with physical
-    offsets."""
+    """Adds this store's bytes to batches, passes the batches to `write`, and adds the physical offsets to the
+    results."""
 
     def __init__(
         self, write: WriteBatches, *, property_crc: bool, ipv6_store_host: bool, on_refused: Callable[[], None]
     ) -> None:
-        """Choose what is added to each batch: the property CRC, room for an IPv6 store host, or both. `on_refused` is
-        called if a batch is refused."""
+        """Choose which bytes are added to each batch: the property CRC, room for an IPv6 store host, or both.
+        `on_refused` is called if a batch is refused."""
         self._write, self._on_refused = write, on_refused
         self._property_crc, self._ipv6_store_host = property_crc, ipv6_store_host
 
     def __call__(self, batches: Sequence[EncodedBatch], timeout_s: float) -> Written:
-        """Add the needed bytes to `batches` and write them. Raises MessageIllegalError as `fit_batch` does, before
-        anything is written."""
+        """Add the store's bytes to `batches` and write the batches. Raises MessageIllegalError as `fit_batch` does,
+        before anything is written."""
         try:
             fitted = [
                 fit_batch(batch, property_crc=self._property_crc, ipv6_store_host=self._ipv6_store_host)
@@ -70,8 +70,8 @@ def fit_batch(batch: EncodedBatch, *, property_crc: bool, ipv6_store_host: bool)
 
 
 def name_offsets(result: AppendResult, sent: EncodedBatch, stored: EncodedBatch) -> AppendResult:
-    """Return `result` with each message's physical offset, if the offsets follow from the record sizes of `stored` but
-    not of `sent`."""
+    """Return `result` with each message's physical offset, if the sizes of the records in `stored` and in `sent` lead
+    to different offsets."""
     if stored is sent or len(sent) == 1 or result.physical_offsets is not None or result.physical_offset < 0:
         return result
     starts = result.physical_offset + np.cumsum(stored.sizes, dtype=np.int64) - stored.sizes
@@ -91,7 +91,7 @@ def with_ipv6_store_host(batch: EncodedBatch) -> EncodedBatch:
     starts = np.cumsum(batch.sizes, dtype=np.int64) - batch.sizes
     # Insert 12 zeros before each 4-byte store host, which makes it 16 bytes long.
     records = np.insert(np.frombuffer(batch.records, np.uint8), np.repeat(starts + host_offset, IPV6_EXTRA), 0)
-    # Record i moves by the bytes that were inserted into the i records before it.
+    # Move the start of record i by the number of bytes that were inserted into the i records before it.
     starts += np.arange(len(starts)) * IPV6_EXTRA
     sizes = batch.sizes + np.int32(IPV6_EXTRA)
     # Update two fields of each record: the size, which comes first, and the IPv6 flag in the last byte of the sys

@@ -91,7 +91,7 @@ def _stamp(
     store_host: bytes,
     record: bytearray | memoryview,
 ) -> None:
-    """Write into an inner batch's record the fields that only the store can set. The property CRC is last, because it
-    covers the other fields."""
+    """Write into an inner batch's record the fields that only the store can set. The property CRC is written last,
+    because it covers the other fields."""
     put_base(record, position, base_offset)
     stamp_one(base_offset, physical_offset, store_timestamp_ms, store_host, record)

@@ -1,10 +1,10 @@
-"""The appender of a store with multi-dispatch: it also puts messages into the other queues that the messages name.
+"""The appender of a store with multi-dispatch. It also puts a message into further queues that the message names.
 
 A store has this appender if enable_lmq and enable_multi_dispatch are on (`open_appender`).
 storage.dispatch.multi_dispatch describes the records. Queue offsets are fixed only under the append lock, and a
 multi-dispatch record contains its queue offsets as text. So each multi-dispatch record gets its last property, and its
-final size, under the lock, before anything is written. Queue units for the other queues are written after the units of
-the messages' own queues. Recovery rebuilds the units that a crash loses.
+final size, under the lock, before anything is written. Units of the further queues are written after the units of the
+messages' own queues. Recovery rebuilds the units that a crash loses.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ logger = logging.getLogger(__name__)
 def open_appender(
     parts: StoreParts, recovered: Recovered, *, store_host: bytes, clock_ms: Callable[[], int]
 ) -> Appender:
-    """Open the kind of appender that the store's settings need."""
+    """Create the appender of a store: a MultiDispatchAppender if the settings enable multi-dispatch, else an
+    Appender."""
     settings = parts.settings
     multi_dispatch = settings.enable_lmq and settings.enable_multi_dispatch
     kind = MultiDispatchAppender if multi_dispatch else Appender
@@ -65,8 +66,8 @@ class MultiDispatchAppender(Appender):
         self._new_multi_append = partial(MultiAppend, parts.settings, parts.queues, parts.log, self.record_max_bytes)
 
     def prepare(self, batches: Sequence[EncodedBatch]) -> Callable[[], list[AppendResult]]:
-        """Prepare an append as `Appender.prepare` does. A single message that names other queues does not take the fast
-        path."""
+        """Prepare an append as `Appender.prepare` does. A single message that names further queues does not take the
+        fast path."""
         return partial(self.append, self.check(batches))
 
     def append(self, batches: Sequence[CheckedBatch]) -> list[AppendResult]:
@@ -84,8 +85,8 @@ class MultiDispatchAppender(Appender):
         return results
 
     def deliver(self, source: Source | None, deliveries: Sequence[Delivery]) -> list[Delivered]:
-        """Deliver due messages as `Appender.deliver` does. A message that cannot enter the queues it names is put into
-        its own queue only."""
+        """Deliver due messages as `Appender.deliver` does. If a message cannot enter the further queues that it names,
+        it is put only into its own queue."""
         multi = self._new_multi_append()
         deliveries = [_dispatched_delivery(multi, item) for item in deliveries]
         plan, ends = self._plan_deliveries(deliveries)
@@ -97,8 +98,8 @@ class MultiDispatchAppender(Appender):
 
 
 def _dispatched(multi: MultiAppend, checked: CheckedBatch) -> CheckedBatch:
-    """Return the batch with its messages' offsets in other queues added, or the batch itself if no message names
-    another queue."""
+    """Return the batch with the offsets that its messages have in further queues. Return the batch itself if no message
+    names a further queue."""
     sent = replace(checked.batch, records=checked.records)
     batch = multi.dispatch(sent)
     if batch is sent:
@@ -107,8 +108,8 @@ def _dispatched(multi: MultiAppend, checked: CheckedBatch) -> CheckedBatch:
 
 
 def _dispatched_delivery(multi: MultiAppend, item: Delivery) -> Delivery:
-    """Return the delivery with its offsets in other queues added, or the delivery itself if it names no other
-    queue."""
+    """Return the delivery with the offsets that its message has in further queues. Return the delivery itself if its
+    message names no further queue."""
     columns = np.array([len(item.record)], np.int32), np.array([item.tags_code], np.int64)
     sent = EncodedBatch(item.topic, item.queue_id, item.record, *columns, None, ())
     batch = multi.dispatch(sent, must=False)
@@ -116,7 +117,8 @@ def _dispatched_delivery(multi: MultiAppend, item: Delivery) -> Delivery:
 
 
 class MultiAppend:
-    """The queue units that one append adds to queues other than the messages' own. The caller holds the append lock.
+    """The queue units that one append adds to further queues, in addition to the messages' own queues. The caller holds
+    the append lock.
 
     Call `dispatch` for each batch in write order, then `count_units`, then `write_units`.
     """
@@ -127,22 +129,23 @@ class MultiAppend:
         self._record_max_bytes = min(record_max_bytes, settings.max_message_size_bytes)
         # Maximum number of light queues (RocketMQ's LMQ) in the store.
         self._max_queues = settings.max_lmq_consume_queue_num
-        # The batches of this append, with their messages' offsets in other queues.
+        # The batches of this append. Their records contain the messages' offsets in further queues.
         self._batches: list[EncodedBatch] = []
-        # For each other queue, the messages that this append adds, in order: index of the batch, and row in the batch.
+        # For each further queue, the messages that this append adds to it, in order. Each message is given by the index
+        # of its batch and its row in the batch.
         self._rows: dict[QueueKey, list[tuple[int, int]]] = {}
-        # For each other queue that a message names: the queue's next offset before this append.
+        # For each further queue that a message of this append names: the queue's next offset before the append.
         self._firsts: dict[QueueKey, int] = {}
 
     def dispatch(self, batch: EncodedBatch, *, must: bool = True) -> EncodedBatch:
-        """Return `batch` with its messages' offsets in other queues added to the records.
+        """Return `batch` with the offsets that its messages have in further queues added to the records.
 
-        Returns `batch` itself if no message names another queue, and for an inner batch, whose messages are in no other
-        queue.
+        Returns `batch` itself if no message names a further queue. An inner batch is returned as it is, because its
+        messages are in no further queue.
 
         Raises MessageIllegalError if a light queue cannot have a given name, if there are too many queues, or if a
         record becomes too long. After this error the caller must abandon the append. With `must=False` nothing is
-        raised: an error is logged, and the batch is put into its own queue only.
+        raised: an error is logged, and the batch is put only into its own queue.
         """
         data = bytes(batch.records)
         rows: dict[QueueKey, list[int]] = {}
@@ -165,10 +168,10 @@ class MultiAppend:
         return batch
 
     def count_units(self) -> list[tuple[ConsumeQueue, int]]:
-        """Return the other queues that get units, with the number of units. Raises MessageIllegalError if the append
-        also sends to one of these queues directly.
+        """Return the further queues that get units, each with the number of units. Raises MessageIllegalError if the
+        append also sends messages directly to one of these queues.
 
-        The units of a queue that gets both kinds of messages would be out of order.
+        In a queue that gets both kinds of messages, the units would be out of order.
         """
         for batch in self._batches:
             if len(batch) and (batch.topic, batch.queue_id) in self._rows:
@@ -179,7 +182,7 @@ class MultiAppend:
         return [(self._queue(key), len(rows)) for key, rows in self._rows.items()]
 
     def write_units(self, spans: Sequence[Sequence[AppendSpan]]) -> list[ConsumeQueue]:
-        """Write the queue units for the other queues, after the batches were written to `spans` of the log. Returns the
+        """Write the units of the further queues, after the batches were written to `spans` of the log. Returns the
         queues that got units."""
         queues = []
         # For each batch: the physical offset of each of its records.
@@ -198,15 +201,16 @@ class MultiAppend:
         return queues
 
     def _queue(self, key: QueueKey) -> ConsumeQueue:
-        """Return the queue with the key `key`. A new queue begins at the offset that `_end_of` returned."""
+        """Return the queue with the key `key`. If the queue does not exist, create it with the start offset that
+        `_end_of` returned."""
         queue = self._queues.get_or_create(*key)
         if not queue.exists and self._firsts[key]:
             queue.start_at(self._firsts[key])
         return queue
 
     def _with_offsets(self, batch: EncodedBatch, data: bytes, rows: dict[QueueKey, list[int]]) -> EncodedBatch:
-        """Return `batch`, whose records are `data`, with its messages' offsets in other queues. Adds the rows that each
-        queue gets to `rows`."""
+        """Return a copy of `batch` with the offsets that its messages have in further queues. `data`: the batch's
+        records. For each further queue, adds the rows of its messages to `rows`."""
         ends = record_ends(batch.sizes)
         fields = find_fields(np.frombuffer(data, np.uint8), ends - batch.sizes)
         records: list[bytes] = []
@@ -262,8 +266,8 @@ class MultiAppend:
         return self._queues.first_light_offset(self._log.min_offset, self._log.end_offset)
 
     def _record(self, head: bytes, properties: bytes) -> bytes:
-        """Build a record from `head`, the bytes before its properties, and new properties. Raises MessageIllegalError
-        if the record is too long."""
+        """Build a record from `head`, the record's bytes before the properties, and new properties. Raises
+        MessageIllegalError if the record is too long."""
         size = len(head) + len(properties)
         if len(properties) > MAX_PROPERTIES_BYTES or size > self._record_max_bytes:
             raise MessageIllegalError(
@@ -286,7 +290,8 @@ def starts_of(spans: Sequence[AppendSpan], sizes: Ints) -> Ints:
 
 
 def _put_in(properties: bytes, offsets: str) -> bytes:
-    """Append the property with these queue offsets to the properties, but before the bytes of a property CRC."""
+    """Add the property with the text of queue offsets `offsets` at the end of a record's properties, but before the
+    bytes of a property CRC."""
     end = len(properties) - PROPERTY_CRC_LENGTH if is_sealed(properties) else len(properties)
     pieces = [*filter(None, properties[:end].split(b"\x02")), _OFFSETS_MARK + offsets.encode(), properties[end:]]
     return b"\x02".join(pieces)

@@ -1,8 +1,9 @@
-"""RocketMQ's put checks, in RocketMQ's order (spec/storage.md §1). They refuse messages before anything is written.
+"""RocketMQ's put checks, in RocketMQ's order (spec/storage.md §1). The checks refuse messages before anything is
+written.
 
 `refuse_store` checks the store, and `refuse_batch` checks the messages. The first check that fails decides the status.
-Some of RocketMQ's checks are left out because the messages they refuse never reach the store. A topic or body that a
-Message cannot have is refused by raymq.records.format.encode. A producer puts delayed messages, also in batches, into
+Some of RocketMQ's checks are left out, because the messages that they refuse never reach the store.
+raymq.records.format.encode refuses invalid topics and bodies. A producer puts delayed messages, also in batches, into
 their own queue before it sends them (raymq.common.delay).
 """
 
@@ -56,7 +57,7 @@ from storage.log.commit_log import CommitLog
 RECORD_OVERHEAD_MAX_BYTES: Final = 64 * 1024
 """Maximum number of bytes that a record may have in addition to its body."""
 BUSY_MAX_MS: Final = 10_000_000
-"""RocketMQ's upper bound: an append that already takes longer than this many ms does not count as a sign of a busy
+"""RocketMQ's upper bound in ms: an append that already takes longer than this time is not a sign of a busy
 disk."""
 _INNER: Final = b"INNER_"
 """The common prefix of the property names INNER_NUM, INNER_BASE and INNER_MULTI_DISPATCH."""
@@ -87,7 +88,7 @@ class PutMessageStatus(Enum):
 
     @property
     def send_status(self) -> SendStatus | None:
-        """The status that a producer receives if the messages are stored; None if this status means that the messages
+        """The send status that a producer receives for this put status. None if this put status means that the messages
         are not stored."""
         return _SEND_STATUS.get(self)
 
@@ -116,14 +117,14 @@ class Refusal:
 
     # The status that RocketMQ returns for the refused put.
     status: PutMessageStatus
-    # The reason of the refusal, and what to do.
+    # The reason why the put is refused, and what the user should do.
     text: str
     # The error that raymq raises for the refused put.
     error: RaymqError
 
 
 def refusal(status: PutMessageStatus, text: str, kind: type[RaymqError] | None = None) -> Refusal:
-    """Build a refusal with the error type that belongs to `status`, or with an error of type `kind`."""
+    """Build the refusal of a put. Its error has the type `kind`, or else the type that belongs to `status`."""
     return Refusal(status, text, (kind or _ERRORS[status])(text))
 
 
@@ -131,15 +132,15 @@ def refusal(status: PutMessageStatus, text: str, kind: type[RaymqError] | None =
 class StoreState:
     """The state of a store that decides whether it accepts puts."""
 
-    # The store's directory, used in error texts.
+    # The directory of the store, for error texts.
     root: str
     closed: bool
-    # The reason why the store must not be written (spec §9); empty if the store is writable.
+    # The reason why nothing may be written to the store (spec §9); empty if the store is writable.
     not_writable_reason: str
-    # How long the current append has held the append lock, in ms; 0 if no append holds the lock.
+    # Time in ms for which the current append has held the append lock; 0 if no append holds the lock.
     append_ms: int
-    # How long an append may hold the append lock, in ms, before other appends are refused
-    # (os_page_cache_busy_timeout_ms).
+    # Maximum time in ms for which an append may hold the append lock. If an append holds it longer, other appends are
+    # refused (os_page_cache_busy_timeout_ms).
     busy_timeout_ms: int
 
 
@@ -187,7 +188,8 @@ def refuse_batch(facts: BatchFacts, *, max_message_size_bytes: int, record_max_b
 
 
 def may_be_special(sys_flags: int, first_properties: bytes) -> bool:
-    """Return False if the batch needs none of the checks for transactions, inner batches and multi-dispatch.
+    """Return True if a batch may need the checks for transactions, inner batches and multi-dispatch. False means that
+    it certainly needs none of these checks.
 
     `sys_flags` are the batch's sys flags. `first_properties` are the properties of its first record.
     """
@@ -195,8 +197,8 @@ def may_be_special(sys_flags: int, first_properties: bytes) -> bool:
 
 
 def _refuse_special(messages: int, sys_flags: int, first_properties: bytes) -> Refusal | None:
-    """Check, for `refuse_batch`, transaction records, inner batches, and records that contain offsets in other
-    queues."""
+    """Run the checks for transaction records, inner batches, and records with offsets in further queues. Return the
+    refusal of the batch; None if it passes. Helper of `refuse_batch`."""
     if sys_flags & SYS_FLAG_INNER_BATCH and (messages > 1 or sys_flags & SYS_FLAG_TRANSACTION_MASK):
         return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "an inner batch is sent alone, and in no transaction")
     if sys_flags & SYS_FLAG_INNER_BATCH and not count_messages(first_properties):
@@ -220,10 +222,10 @@ def _refuse_special(messages: int, sys_flags: int, first_properties: bytes) -> R
 
 
 def refuse_bodies(records: Buffer, starts: Sequence[int], *, inner: int, max_message_size_bytes: int) -> Refusal | None:
-    """Return the refusal of records if one of the bodies cannot be read; None if all bodies can be read.
+    """Return a refusal if the body of one of the records cannot be read; None if all bodies can be read.
 
-    The records have passed the other checks and begin at `starts`. A body that is not compressed can always be read.
-    `inner`: the number of messages in an inner batch, which is one record and must contain that many items; 0 for
+    The records have passed the other checks. `starts`: the offset of each record in `records`. A body that is not
+    compressed can always be read. `inner`: the number of messages that an inner batch (one record) must contain; 0 for
     records of one message each.
     """
     view = memoryview(records)
@@ -237,8 +239,8 @@ def refuse_bodies(records: Buffer, starts: Sequence[int], *, inner: int, max_mes
             if not inner:
                 check_compressed(view[body_at:body_end], sys_flag, max_bytes=max_message_size_bytes)
             else:
-                # Allow at least 4 MiB: a producer joins messages up to this size, even if the store's limit for a
-                # single message is lower.
+                # Allow at least 4 MiB for the body of an inner batch: a producer joins messages up to this size, even
+                # if the store's limit for a single message is lower.
                 most = max(max_message_size_bytes, MAX_MESSAGE_SIZE_BYTES) + RECORD_OVERHEAD_MAX_BYTES
                 _check_items(decompress(view[body_at:body_end], sys_flag, max_bytes=most), inner)
         except RecordError as error:
@@ -268,8 +270,8 @@ class HalfFacts(NamedTuple):
 def refuse_transactional(topic: str, halves: Sequence[HalfFacts], *, waiting: int, settings: StoreSettings) -> None:
     """Check that messages for a transaction topic (names.py) are all half messages that this store accepts.
 
-    Raises MessageIllegalError or NoPermissionError if a message is refused. Raises SystemBusyError if too many half
-    messages are still neither committed nor rolled back (`waiting`).
+    Raises MessageIllegalError or NoPermissionError if a message is refused. `waiting`: the number of half messages that
+    are neither committed nor rolled back. Raises SystemBusyError if this number is too large.
     """
     if topic != HALF_TOPIC:
         raise MessageIllegalError(f"only the store itself writes to {topic}; nothing was stored")
@@ -287,7 +289,8 @@ def refuse_transactional(topic: str, halves: Sequence[HalfFacts], *, waiting: in
 
 
 def _check_half(properties: Mapping[str, str], queue_id: int) -> None:
-    """Raise MessageIllegalError or IllegalNameError if these are not the properties of a valid half message."""
+    """Raise MessageIllegalError or IllegalNameError if a valid half message cannot have these properties and this queue
+    id."""
     group, topic = properties.get(PROPERTY_PRODUCER_GROUP), properties.get(PROPERTY_REAL_TOPIC)
     real_queue_id = properties.get(PROPERTY_REAL_QUEUE_ID, "")
     complete = properties.get(PROPERTY_TRANSACTION_PREPARED) == "true" and group and topic
@@ -301,8 +304,8 @@ def _check_half(properties: Mapping[str, str], queue_id: int) -> None:
 
 
 SpaceCheck = Callable[[int], None]
-"""A check that raises if the given number of bytes must not be written now. Called under the append lock, before
-anything is written."""
+"""A check of disk space. It is called with the number of bytes to write, under the append lock, before anything is
+written. Raises if these bytes must not be written now."""
 
 
 def space_checks(settings: StoreSettings, log: CommitLog) -> list[SpaceCheck]:

@@ -35,19 +35,19 @@ class WriteGate:
     ) -> None:
         """Start the flush and commit threads.
 
-        `on_stored` is called with the log offset up to which all data is as durable as the settings promise. It decides
-        what consumers see (`show`). Without `on_stored` consumers see all of that data at once. The flush thread calls
-        `on_stored`. With ASYNC_FLUSH the writer calls it under the append lock; with a transient store pool, the commit
-        thread calls it.
+        `on_stored` is called with the log offset up to which all data is as durable as the settings promise. This
+        function decides what consumers see (`show`). Without `on_stored`, consumers see all of that data at once. The
+        flush thread calls `on_stored`. With ASYNC_FLUSH the writer calls it under the append lock; with a transient
+        store pool, the commit thread calls it.
         """
         settings = parts.settings
         self._root = settings.store_path_root_dir
         self._log, self._visibility, self._append_lock = parts.log, parts.visibility, parts.append_lock
-        # The flags that forbid writing, and the long polls that wait for messages.
+        # The running flags that forbid writing to the store, and the long polls that wait for messages.
         self._flags, self._polls = flags, polls
         # True if a write counts as durable after a flush; False if a write counts as durable once it is in the files.
         self.is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        # Settings may change while the store is open, so they are read at each use.
+        # Read the settings at each use, because they may change while the store is open.
         self._settings = settings
         # With ASYNC_FLUSH and without a transient store pool, consumers may see everything that is written.
         written_is_stored = not self.is_sync and not parts.log.has_pool
@@ -58,11 +58,12 @@ class WriteGate:
         self.closed = False
         # Error text of the disk failure, which is final; empty if the disk has not failed.
         self.failure = ""
-        # Called once, by the thread that detects a disk failure, after `failure` is set. It must not block.
+        # Called once after the disk failed, by the thread that detected the failure, when `failure` is set. The
+        # function must not block.
         self.on_failure: Callable[[], None] | None = None
-        # Called by each writer after it wrote something and released the append lock. It must not block.
+        # Called by each writer after it wrote something and released the append lock. The function must not block.
         self.on_written: Callable[[], None] | None = None
-        # Notified after each flush that appends may wait for, and after a disk failure.
+        # Notifies waiting appends after each flush that they may wait for, and after a disk failure.
         self.progress = AppendProgress()
         self._flush = FlushService(
             parts.log,
@@ -91,7 +92,7 @@ class WriteGate:
 
     @property
     def is_disk_critical(self) -> bool:
-        """True if the disk is too full to store log chunks that contain messages."""
+        """True if the disk is too full for log chunks from the master that contain messages."""
         return self._flags.any_set and bool(self._flags.bits & RunningFlag.DISK_CRITICAL)
 
     @property
@@ -108,9 +109,9 @@ class WriteGate:
         `timeout_s` (default: sync_flush_timeout_ms) limits the wait for the lock. `against`: the flags that forbid this
         write.
 
-        Raises, before anything is written: SystemBusyError if the lock takes too long, ServiceNotAvailableError if the
-        store is closed, StoreNotWritableError if the store must not be written. Raises StoreFailedError if the disk
-        failed during the write: it is unknown what is stored.
+        Errors raised before anything is written: SystemBusyError if the lock takes too long, ServiceNotAvailableError
+        if the store is closed, and StoreNotWritableError if the store must not be written. Raises StoreFailedError if
+        the disk failed during the write: it is unknown what is stored.
         """
         if not self._append_lock.acquire(blocking=False):
             self._wait_for_turn(timeout_s, against)
@@ -140,10 +141,10 @@ class WriteGate:
         return result, end_offset
 
     def _wait_for_turn(self, timeout_s: float | None, against: RunningFlag) -> None:
-        """Wait for the append lock while another writer holds it, and take it.
+        """Wait while another writer holds the append lock, and then take the lock.
 
-        Raises SystemBusyError if the wait takes too long, or would take too long. Raises the other errors of
-        `require_writable` at once.
+        Raises SystemBusyError if the wait takes too long, or if the other writer already held the lock for too long.
+        Raises the other errors of `require_writable` at once.
         """
         self.require_writable(against)
         queue_wait_ms = self._settings.wait_time_in_send_queue_ms
@@ -155,8 +156,8 @@ class WriteGate:
             )
 
     def is_durable(self, end_offset: int, *, late: bool) -> bool:
-        """Return True if everything before `end_offset` is as durable as promised (`DiskState`). With ASYNC_FLUSH,
-        written data counts as durable."""
+        """Return True if everything before `end_offset` is as durable as the flush setting promises (see `DiskState`).
+        With ASYNC_FLUSH, written data counts as durable."""
         if not self.is_sync or self._flush.is_flushed(end_offset):
             return True
         if self._flush.failed or (late and self.failure):
@@ -174,7 +175,7 @@ class WriteGate:
 
     def require_writable(self, against: RunningFlag = AGAINST_APPENDS) -> None:
         """Raise the error of RocketMQ's put checks (put_check.py) if the store accepts no writes now. `against`: the
-        flags that forbid this write."""
+        running flags that forbid this write."""
         if not (self.closed or self.failure or self._entered_s or self._flags.any_set):
             return
         reason = self._flags.reason_against(against)
@@ -182,7 +183,7 @@ class WriteGate:
             reason = f"{self.failure}; the store takes no more appends until it is opened again"
         entered_s = self._entered_s
         append_ms = int((time.monotonic() - entered_s) * 1000) if entered_s else 0
-        # If a writer holds the lock for longer than this limit, other writers are refused.
+        # If one writer holds the append lock for longer than this limit, other writers are refused.
         busy_ms = self._settings.os_page_cache_busy_timeout_ms
         refused = refuse_store(StoreState(str(self._root), self.closed, reason, append_ms, busy_ms))
         if refused is not None:
@@ -194,7 +195,8 @@ class WriteGate:
             raise ServiceNotAvailableError(f"the store {self._root} is closed")
 
     def require_readable(self) -> None:
-        """Raise ServiceNotAvailableError if the store is closed, or if a flag forbids reading."""
+        """Raise ServiceNotAvailableError if the store is closed, or if a running flag forbids reading the
+        store."""
         self.require_open()
         if not self._flags.readable:
             raise ServiceNotAvailableError(f"the store {self._root} must not be read now")
@@ -214,8 +216,8 @@ class WriteGate:
         return end_offset
 
     def call_on_failure(self, callback: Callable[[], None]) -> None:
-        """Register `callback`, which any thread may call once the disk has failed. If the disk has failed already, call
-        it now.
+        """Register `callback`, which is called once the disk has failed, from any thread. If the disk has failed
+        already, call it now.
 
         The callback must not block.
         """
@@ -224,12 +226,12 @@ class WriteGate:
             callback()
 
     def fail(self, error: OSError | StoreError) -> None:
-        """Close the gate permanently because the disk failed: nothing may be acknowledged after that."""
+        """Close the write gate permanently because the disk failed. After that, no write may be acknowledged."""
         self._fail_quietly(error)
         self.progress.notify()
 
     def _fail_quietly(self, error: OSError | StoreError) -> None:
-        """Close the gate as `fail` does, but do not notify `progress`: the flush thread notifies it."""
+        """Close the write gate as `fail` does, but do not notify `progress`: the flush thread does that."""
         if not self.failure:
             self.failure = f"the disk of {self._root} failed: {error}"
             logger.error("%s; the store refuses appends until it is reopened", self.failure)
@@ -237,7 +239,8 @@ class WriteGate:
                 self.on_failure()
 
     def close(self) -> None:
-        """Commit and flush for the last time, unless the disk has failed, and stop the threads. Idempotent."""
+        """Commit and flush the log for the last time, unless the disk has failed, and stop the flush and commit
+        threads. Idempotent."""
         if self._commit is not None:
             self._commit.close()
         self._flush.close()

@@ -1,10 +1,10 @@
 """Compacts the queues of topics whose cleanup.policy is COMPACTION, periodically, in its own thread.
 
 Each replica compacts its own queues. Retention keeps a message in the commit log until the message is in its queue's
-compacted log. In a broker group of several replicas, retention also keeps the log from the first message that is still
-the newest of its key, because a replica that is added is filled from the log alone. If the disk is nearly full,
-retention may delete these log files; the messages stay in the compacted logs that already contain them. No compacted
-log contains a damaged record: retention keeps the log from that record on in the same way, until the record is
+compacted log. In a broker group of several replicas, retention keeps more of the log, because a new replica is filled
+from the log alone. It keeps the log from the first message that is still the newest of its key. If the disk is nearly
+full, retention may delete these log files. The messages stay in the compacted logs that already contain them. No
+compacted log contains a damaged record. Retention keeps the log from the damaged record on until the record is
 repaired.
 """
 
@@ -24,7 +24,7 @@ from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.topic_attributes import StoredAttributes
 
 BUSY_SHARE: Final = 0.2
-"""Share of the time in which the thread works during a compaction."""
+"""Maximum share of the time during a compaction in which the compaction thread works. It sleeps for the rest."""
 PAUSE_MAX_S: Final = 1.0
 COMPACTION_STOP_TIMEOUT_S: Final = 30.0
 
@@ -35,18 +35,18 @@ class CompactionService:
     """Maintains the compacted logs of one store. Thread-safe."""
 
     def __init__(self, parts: StoreParts, *, clock_ms: Callable[[], int], replicated: bool) -> None:
-        """Open the compacted logs, and start the thread.
+        """Open the compacted logs, and start the compaction thread.
 
         `replicated`: True if other replicas are filled from this store's log. Raises StoreCorruptError if a compacted
         log is damaged.
         """
         self._parts, self._clock_ms, self._replicated = parts, clock_ms, replicated
         self._attributes, self._attributes_lock = StoredAttributes(parts.config), threading.Lock()
-        # Held for a whole run over the queues, so that compaction runs happen one at a time.
+        # Lock that is held during a whole compaction of all queues, so that only one compaction runs at a time.
         self._run_lock = threading.Lock()
         self._stop = threading.Event()
-        # Physical offset up to which consumers have been shown messages since the store was opened. Without replicas
-        # all messages count as shown.
+        # Physical offset up to which consumers could see messages since the store was opened. Without replicas, all
+        # messages count as visible.
         self._shown_offset = 0 if replicated else sys.maxsize
         self._worked_from_s = time.monotonic()
         self._compactor = Compactor(parts, self.settled_offset, self._pause)
@@ -56,7 +56,8 @@ class CompactionService:
         self._thread.start()
 
     def run_once(self, now_ms: int) -> int:
-        """Compact each queue as far as possible. Returns the number of passes. Raises OSError or RaymqError."""
+        """Compact each queue as far as possible. Returns the number of compaction passes. Raises OSError or RaymqError
+        if a pass fails."""
         passes = 0
         with self._run_lock:
             self._worked_from_s = time.monotonic()
@@ -66,21 +67,21 @@ class CompactionService:
         return passes
 
     def blank_again(self) -> None:
-        """Blank the units of compacted-away messages again, after recovery has rebuilt the units from the log. Raises
-        OSError."""
+        """Blank again the consume-queue units of messages that compaction removed, after recovery has rebuilt these
+        units from the log. Raises OSError if the disk fails."""
         with self._run_lock:
             for queue in self._parts.queues.plain:
                 if queue.compacted is not None:
                     self._compactor.blank(queue, queue.compacted)
 
     def note_shown(self, physical_offset: int) -> None:
-        """Record that consumers may see all messages before a physical offset, so every later master has them in its
-        log."""
+        """Record that consumers may see all messages before a physical offset. Every later master has these messages in
+        its log."""
         self._shown_offset = max(self._shown_offset, physical_offset)
 
     def settled_offset(self) -> int:
-        """Return the physical offset up to which the log is on disk and no change of the master can cut the
-        log."""
+        """Return the physical offset up to which the log is final: it is on disk, and no change of the master can cut
+        it."""
         return min(self._parts.log.flushed_offset, self._shown_offset)
 
     def held_from(self) -> int:
@@ -91,9 +92,10 @@ class CompactionService:
         return self._first_physical(lambda queue: 0 if queue.compacted is None else queue.compacted.end_offset)
 
     def reserved_from(self) -> int:
-        """Return the physical offset from which other replicas, or readers of damaged records, need the log.
+        """Return the physical offset from which the log must be kept for new replicas, or for readers of damaged
+        records.
 
-        Returns the log's end if no replica and no reader needs the log, or no topic is compacted.
+        Returns the log's end if no part of the log is needed for this, or if no topic is compacted.
         """
         if self._replicated:
             return self._first_physical(lambda queue: 0)
@@ -106,7 +108,7 @@ class CompactionService:
         return start
 
     def close(self) -> None:
-        """Stop the thread, and abort a pass in progress. Idempotent."""
+        """Stop the compaction thread, and abort a compaction pass in progress. Idempotent."""
         self._stop.set()
         self._thread.join(COMPACTION_STOP_TIMEOUT_S)
 
@@ -123,7 +125,8 @@ class CompactionService:
         return start
 
     def _pause(self) -> bool:
-        """Sleep, so that compaction uses only BUSY_SHARE of the time. Returns False once the store closes."""
+        """Sleep, so that the compaction thread works for at most BUSY_SHARE of the time. Returns False once the store
+        closes."""
         worked_s = time.monotonic() - self._worked_from_s
         stopped = self._stop.wait(min(worked_s * (1 / BUSY_SHARE - 1), PAUSE_MAX_S))
         self._worked_from_s = time.monotonic()

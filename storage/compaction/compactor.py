@@ -51,18 +51,18 @@ from storage.queue.topic_attributes import SETTLED_MS
 logger = logging.getLogger(__name__)
 
 TOMBSTONE_KEPT_MS: Final = 86_400_000
-"""Time in ms for which a tombstone stays. A reader that lags by no more than this time learns that the key was
-deleted."""
+"""Time in ms for which a tombstone (the record of a deleted key) is kept. A reader that lags by no more than this time
+still receives the tombstone."""
 
 
 def survivors(units: NDArray[np.void], now_ms: int) -> NDArray[np.bool_]:
-    """Return a mask of the messages that stay, shape (n,).
+    """Return a mask of the messages that stay after compaction, shape (n,).
 
     `units` (COMPACTED_UNIT) belong to one queue, ascending by queue offset. Of the messages with the same key the last
     stays, unless it is a tombstone older than TOMBSTONE_KEPT_MS.
     """
     high, low = units["key_high"], units["key_low"]
-    order = np.lexsort((low, high))  # lexsort is stable: within a key, units stay ordered by offset
+    order = np.lexsort((low, high))  # lexsort is stable: the units of one key stay ordered by offset.
     is_last = np.ones(len(units), np.bool_)
     is_last[:-1] = (high[order][1:] != high[order][:-1]) | (low[order][1:] != low[order][:-1])
     newest = np.empty(len(units), np.bool_)
@@ -74,20 +74,22 @@ def survivors(units: NDArray[np.void], now_ms: int) -> NDArray[np.bool_]:
 
 
 PASS_MESSAGES: Final = 200_000
-"""Maximum number of commit log messages that one pass compacts."""
+"""Maximum number of messages of the commit log that one compaction pass reads."""
 CHUNK_UNITS: Final = 512
 CHUNK_BYTES: Final = 1 << 20
 BLANKED_AT_ONCE: Final = 1000
-"""Maximum number of units that are blanked while the append lock is held once."""
+"""Maximum number of consume-queue units that are blanked in one hold of the append lock, so that appends do not wait
+long."""
 PROPERTY_TOMBSTONE: Final = "TOMBSTONE"
-"""Name of a user property: "true" means that the key is deleted. RocketMQ uses an empty body instead."""
+"""Name of a user property. The value "true" means that the message's key is deleted. RocketMQ marks a deleted key by an
+empty body instead."""
 
 
 class Compactor:
     """Compacts queues of one store, one at a time.
 
     `settled_offset` returns the physical offset up to which no change of the master can cut the log. `pause` is called
-    between chunks of work, may wait, and returns False if the work must stop.
+    between chunks of work. It may wait, and returns False if the work must stop.
     """
 
     def __init__(self, parts: StoreParts, settled_offset: Callable[[], int], pause: Callable[[], bool]) -> None:
@@ -96,8 +98,8 @@ class Compactor:
         self._root = parts.settings.store_path_root_dir
 
     def load(self, queue: ConsumeQueue) -> None:
-        """Open the queue's compacted log, if it exists, and leave out messages that are not, or no longer, in the
-        queue.
+        """Open the queue's compacted log, if it exists. Ignore messages in it that the queue does not contain, or no
+        longer contains.
 
         Called while the store opens. Raises StoreCorruptError if the compacted log is damaged.
         """
@@ -106,16 +108,16 @@ class Compactor:
         if found is None:
             return
         if len(found.units) and self._queues.was_deleted_after(queue.key, int(found.units[-1]["physical_offset"])):
-            disk.remove_tree(directory)  # a deleted topic of the same name left this directory
+            disk.remove_tree(directory)  # A deleted topic of the same name left this directory.
             return
         if found.end_offset > queue.next_offset:
             found = self._cut(found, queue.next_offset)
         queue.compacted = found
 
     def compact(self, queue: ConsumeQueue, now_ms: int) -> bool:
-        """Compact the next messages of a queue that are old enough and before the settled offset.
+        """Compact the next messages of a queue. They must be old enough, and lie before the settled offset.
 
-        Returns False if no such messages exist, or if the work was aborted. Raises OSError.
+        Returns False if no such messages exist, or if the work was aborted. Raises OSError if the disk fails.
         """
         before = queue.compacted
         start = max(0 if before is None else before.end_offset, queue.min_offset)
@@ -146,8 +148,8 @@ class Compactor:
         return self._root / COMPACTION_DIR / queue.topic / str(queue.queue_id)
 
     def _cut(self, log: CompactedLog, end_offset: int) -> CompactedLog:
-        """Return the compacted log without the messages from `end_offset` on, which the queue of a replica has
-        lost."""
+        """Return the compacted log without the messages from queue offset `end_offset` on. The queue of a replica has
+        lost these messages."""
         logger.warning(
             "compacted log %s now ends at %d: its queue has lost the later messages", log.directory, end_offset
         )
@@ -165,8 +167,8 @@ class Compactor:
         return after
 
     def _read_units(self, queue: ConsumeQueue, start: int, end: int) -> NDArray[np.void] | None:
-        """Read the units of the records in [start, end) of a queue, with their keys. Returns None if the work was
-        aborted."""
+        """Read the units of the records at the offsets [start, end) of a queue, with their keys. Returns None if the
+        work was aborted."""
         found: list[NDArray[np.void]] = []
         offset = start
         while offset < end:
@@ -182,11 +184,11 @@ class Compactor:
         return np.concatenate(found) if found else np.zeros(0, COMPACTED_UNIT)
 
     def _old(self, queue: ConsumeQueue, before: CompactedLog) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
-        """Return the units of the previous generation, and a mask of the units whose records must be read from the
-        commit log.
+        """Return the units of the previous generation of the compacted log, and a mask of the units whose records must
+        be read from the commit log.
 
-        The mask selects records that were damaged and are repaired now. Damaged records that left the commit log are
-        omitted.
+        The mask selects records that were damaged and are repaired now. Damaged records that are no longer in the
+        commit log are omitted.
         """
         units = before.units.copy()
         in_log = np.zeros(len(units), np.bool_)
@@ -199,9 +201,10 @@ class Compactor:
         return units[~left], in_log[~left]
 
     def _read_unit(self, queue: ConsumeQueue, offset: int, *, is_known: bool = False) -> np.void:
-        """Return the unit of the record at an offset of a queue, with the record's key.
+        """Return the compacted log's unit for the record at an offset of a queue. The unit includes the record's key.
 
-        Logs a damaged record, unless `is_known` states that the caller already knows of the damage.
+        If the record is damaged, log this. `is_known`: True if the caller already knows of the damage, so that nothing
+        is logged.
         """
         found = np.zeros(1, COMPACTED_UNIT)
         unit, record = self._record_of(queue, offset)
@@ -225,7 +228,8 @@ class Compactor:
         return row
 
     def _record_of(self, queue: ConsumeQueue, offset: int) -> tuple[np.void, bytes | None]:
-        """Return the unit at an offset of a queue, and the unit's record; the record is None if it is damaged."""
+        """Return the consume-queue unit at an offset of a queue, and the bytes of the unit's record. The bytes are None
+        if the record is damaged."""
         [unit] = units = queue.units(offset, 1)
         try:
             record = bytes(self._parts.reader.views(units)[0])
@@ -243,10 +247,10 @@ class Compactor:
         in_log: NDArray[np.bool_],
         end: int,
     ) -> CompactedLog | None:
-        """Write the units that stay as the next generation, and switch readers to that generation.
+        """Write the units that stay as the next generation of the compacted log, and switch readers to that generation.
 
         Returns None if the work was aborted, or the topic is deleted. `in_log`: a mask of the units whose records are
-        in the commit log; the records of the remaining units are in the generation `before`.
+        in the commit log. The records of all other units are in the generation `before`.
         """
         rows = np.flatnonzero(stays)
         writer = NewGeneration(self._directory(queue), 1 if before is None else before.generation + 1)
@@ -277,12 +281,12 @@ class Compactor:
         return after
 
     def _is_present(self, queue: ConsumeQueue, end: int) -> bool:
-        """True if the queue was neither deleted nor cut since the pass read the queue."""
+        """True if the queue was neither deleted nor cut since the compaction pass read it."""
         return self._queues.get(queue.topic, queue.queue_id) is queue and queue.next_offset >= end
 
     def blank(self, queue: ConsumeQueue, log: CompactedLog) -> bool:
-        """Blank the units of messages that the compacted log does not contain. Returns False if the work was
-        aborted."""
+        """Blank the consume-queue units of messages that the compacted log does not contain. Returns False if the work
+        was aborted."""
         kept = log.units["queue_offset"]
         offset = queue.min_offset
         while offset < log.end_offset:
@@ -302,7 +306,7 @@ class Compactor:
 
 
 def _key_of(record: bytes) -> tuple[int, int, int, int]:
-    """Return a record's flags, store time, and the two halves of the hash of its key.
+    """Return a record's compaction flags, its store time, and the two halves of the hash of its key.
 
     An unreadable record counts as a record without a key.
     """
@@ -320,7 +324,7 @@ def _key_of(record: bytes) -> tuple[int, int, int, int]:
 
 
 def _chunks(rows: NDArray[np.int64], sizes: NDArray[np.int32]) -> Iterator[NDArray[np.int64]]:
-    """Split row indices into chunks whose records have about CHUNK_BYTES together."""
+    """Split row indices into chunks. The records of one chunk have about CHUNK_BYTES together."""
     if not len(rows):
         return
     parts = np.cumsum(sizes[rows], dtype=np.int64) // CHUNK_BYTES

@@ -1,7 +1,7 @@
 """Puts inner-batch records into the batch consume queue of their topic and queue id.
 
-Recovery, and the append of another replica's log chunks, use this module for records that this store did not append
-itself.
+This module is for records that this store did not append itself. Recovery uses it, and so does a replica that appends
+another replica's log chunks.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ logger = logging.getLogger(__name__)
 
 
 class QueueGapError(Exception):
-    """A queue lacks units of records that lie before the start of the log scan."""
+    """Raised if a queue lacks the units of earlier records that are not in the scanned part of the log."""
 
 
 def is_good_batch(view: DispatchView) -> bool:
-    """True if the record is an inner batch whose properties give its base offset and number of messages."""
+    """True if the record is an inner batch whose properties contain its base offset and its number of messages."""
     try:
         return bool(view.sys_flag & SYS_FLAG_INNER_BATCH and inner_batch(view))
     except RecordError:
@@ -30,17 +30,17 @@ def is_good_batch(view: DispatchView) -> bool:
 
 
 def belongs_to_batches(queues: QueueTable, view: DispatchView) -> bool:
-    """True if the record is a good inner batch, and its queue is a batch consume queue."""
+    """True if the record is an inner batch with valid properties, and its queue is a batch consume queue."""
     return queues.holds_batches(view.topic, view.queue_id) and is_good_batch(view)
 
 
 def put_batch(queues: QueueTable, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> bool:
-    """Put a record at `physical_offset` into its batch queue, if the queue lacks the record. Returns True if it was
+    """Put the record at `physical_offset` into its batch queue, if the queue lacks it. Returns True if the record was
     put.
 
-    Raises QueueGapError if earlier records are missing in the queue and `may_fill_gaps` is False; if it is True, the
-    missing records are logged as lost. A record that does not belong into a batch queue (RocketMQ would not put it
-    there either) is logged and put into no queue.
+    Raises QueueGapError if earlier records are missing in the queue and `may_fill_gaps` is False. If `may_fill_gaps` is
+    True, the missing records are logged as lost. If a record does not belong into a batch queue, it is logged and put
+    into no queue; RocketMQ would not put it there either.
     """
     name = f"{view.topic}:{view.queue_id}"
     try:

@@ -1,8 +1,8 @@
-"""Finds the producers of a block's records, and adds their sequences to the dedup table and the delivery progress.
+"""Finds the producers of a block of log records, and adds their sequences to the dedup table and the delivery progress.
 
 The result is the same as if the records were added one by one. A delayed message that RocketMQ's scheduler delivered
-still carries the sequence that its producer assigned in the queue where the message waited. That sequence means nothing
-in the message's new queue, and is ignored.
+still carries the sequence that its producer assigned in the delay queue. That sequence means nothing in the message's
+new queue, and is ignored.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from storage.dispatch.record_blocks import Block, was_moved
 
 
 class ProducerRange(NamedTuple):
-    """Messages of one producer in one queue, with consecutive sequences at consecutive offsets."""
+    """A range of messages of one producer in one queue, with consecutive sequences at consecutive offsets."""
 
-    # Row of the range's last message in the block. It is the first field, so that ranges sort by it.
+    # Row of the range's last message in the block. This field is the first, so that ranges sort by it.
     last_row: int
     # The producer, with the sequence of the range's first message.
     producer: ProducerSequence
@@ -41,7 +41,7 @@ class ProducerRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockProducers:
-    """The producers of a block's records: ranges that producers sent, and messages that the scheduler
+    """The producers of a block of log records: ranges of messages that producers sent, and messages that the scheduler
     delivered."""
 
     # Ranges of messages that producers sent, ordered by each range's last message.
@@ -56,14 +56,15 @@ class BlockProducers:
         return {sent.topic for sent in self.ranges}
 
     def fits_into(self, dedup: DedupTable) -> bool:
-        """True if the table can add all producers without evicting a producer; an eviction would depend on the
-        producers' order."""
+        """True if the dedup table can add all these producers without evicting a producer. With an eviction, the result
+        would depend on the producers' order."""
         return dedup.can_take(len({(sent.producer.producer_id, sent.topic, sent.queue_id) for sent in self.ranges}))
 
     def remember_in(self, dedup: DedupTable, deliveries: DeliveryProgress) -> None:
-        """Add the producers' messages to the dedup table, and the scheduler's messages to the delivery
-        progress."""
-        # Ranges are ordered by their last messages, so that the table evicts the producer that has been idle longest.
+        """Add the messages that producers sent to the dedup table, and the messages that the scheduler delivered to the
+        delivery progress."""
+        # Add the ranges in the order of their last messages, so that the table evicts the producer that has been idle
+        # longest.
         for sent in self.ranges:
             dedup.record_messages(sent.producer, sent.topic, sent.queue_id, sent.messages, sent.queue_offset)
         for source, epoch, next_offset in self.delivered:
@@ -73,11 +74,12 @@ class BlockProducers:
 def producers_of(block: Block, counted: NDArray[np.bool_]) -> BlockProducers:
     """Find the producers of the records for which `counted` is true."""
     rows, codes, sequences, instances = block.producers
-    # Per instance: the delay queue that the instance delivers from, or None if the instance is not the scheduler.
+    # For each producer instance: the delay queue from which the scheduler delivers under this id, or None if the
+    # instance is not the scheduler.
     sources = [delivery_source(producer_id) for producer_id, _ in instances]
     of_scheduler = np.array([source is not None for source in sources], bool)
     delivered = []
-    # Indices into `rows` of the counted records that the scheduler stored.
+    # For each counted record that the scheduler stored: its index in `rows`.
     for index in np.flatnonzero(of_scheduler[codes] & counted[rows]).tolist():
         code = int(codes[index])
         source = sources[code]
@@ -87,8 +89,8 @@ def producers_of(block: Block, counted: NDArray[np.bool_]) -> BlockProducers:
 
 
 def remember_producer(view: DispatchView, dedup: DedupTable | None, deliveries: DeliveryProgress) -> None:
-    """Record the producer of a record; for an inner batch, the producer of all its messages. Without `dedup`, only a
-    record that the scheduler delivered is recorded."""
+    """Record the producer of a log record in the dedup table or the delivery progress; for an inner batch, the producer
+    of all its messages. Without `dedup`, record only deliveries of the scheduler."""
     producer = view.producer
     source = None if producer is None else delivery_source(producer.producer_id)
     if producer is not None and source is not None:
@@ -99,10 +101,10 @@ def remember_producer(view: DispatchView, dedup: DedupTable | None, deliveries: 
 
 
 def _ranges(block: Block, counted: NDArray[np.bool_], of_producer: NDArray[np.bool_]) -> Iterator[ProducerRange]:
-    """Yield the counted messages of producers as ranges. `of_producer` is true for instances that are not the
-    scheduler."""
+    """Yield the producers' messages for which `counted` is true, as ranges. `of_producer` is true for producer
+    instances that are not the scheduler."""
     rows, codes, sequences, instances = block.producers
-    # Keep only the counted records of producers.
+    # Keep only the counted records that producers sent, without the scheduler's records.
     chosen = np.flatnonzero(of_producer[codes] & counted[rows])
     rows, codes, sequences = rows[chosen], codes[chosen], sequences[chosen]
     if not len(rows):
@@ -111,7 +113,7 @@ def _ranges(block: Block, counted: NDArray[np.bool_], of_producer: NDArray[np.bo
     # Sort by queue, then producer, then row, so that the records of one range are adjacent.
     order = np.lexsort((rows, codes, queues))
     rows, codes, sequences, queues, offsets = (column[order] for column in (rows, codes, sequences, queues, offsets))
-    # True if a record continues the range of the previous record; False at the start of a range.
+    # True for each record that continues the range of the previous record; False at the start of a range.
     goes_on = (np.diff(queues) == 0) & (np.diff(codes) == 0) & (np.diff(sequences) == 1) & (np.diff(offsets) == 1)
     firsts = np.concatenate(([0], np.flatnonzero(~goes_on) + 1))
     lasts = np.concatenate((firsts[1:], [len(rows)])) - 1

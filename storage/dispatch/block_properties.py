@@ -1,9 +1,9 @@
 """Reads the properties that recovery needs (tags, producers, earlier queues) from thousands of records at a time.
 
 If enough records share the same property layouts, the values are read per layout
-(raymq.records.kernels.property_shapes). Otherwise they are read from one text that joins all properties. Both ways give
-the same result. If anything is doubtful (a property that occurs twice, a number with characters other than digits), the
-result is None, and the caller has to read the records one by one.
+(raymq.records.kernels.property_shapes). Otherwise they are read from one text that joins all properties. Both methods
+give the same result. The result is None if anything is doubtful: a property that occurs twice, or a number with
+characters other than digits. The caller must then read the records one by one.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _PRODUCER_NAMES: Final = (PROPERTY_PRODUCER_ID, PROPERTY_PRODUCER_EPOCH, PROPERT
 class Producers(NamedTuple):
     """The producers of a block's records. Each array has one element per record that has a producer."""
 
-    # The row in the block of each record that has a producer, ascending.
+    # For each record that has a producer: its row in the block, ascending.
     rows: Ints
     # The index of the record's producer in `instances`.
     codes: Ints
-    # The sequence that the producer gave the record.
+    # The sequence that the producer assigned to the record.
     sequences: Ints
     # The distinct producer instances: (producer id, epoch).
     instances: list[tuple[str, int]]
@@ -50,20 +50,20 @@ _NOBODY: Final = Producers(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zero
 
 
 class FoundProperties(NamedTuple):
-    """The properties of n records that recovery needs."""
+    """The properties of a block of n records, as far as recovery needs them."""
 
-    # The code of each record's tags, 0 for a record without tags; shape (n,).
+    # The hash code of each record's tags, 0 for a record without tags; shape (n,).
     tags_codes: Ints
     producers: Producers
-    # True for each record that waited in another queue before, or still waits in a delay queue.
+    # True for each record that was in a delay queue before, or is still in a delay queue.
     was_moved: NDArray[np.bool_]
-    # True if any record may name further queues (multi_dispatch.py).
+    # True if any record of the block may name further queues (multi_dispatch.py).
     has_light_queue_units: bool
 
 
 def read_properties(data: Bytes, fields: FieldOffsets) -> FoundProperties | None:
-    """Read the properties of the records with these fields. Returns None if the records have to be read one by
-    one."""
+    """Read the properties of the records that have the field offsets `fields`. Returns None if the caller must read the
+    records one by one."""
     shapes = find_property_shapes(data, fields.properties_at, fields.properties_size)
     if shapes is None:
         return _found_in_texts(_PropertyTexts(data, fields), len(fields.starts))
@@ -86,9 +86,10 @@ def _found_in_shapes(shapes: list[PropertyShape], count: int) -> FoundProperties
 
 
 def _producers_in_shapes(shapes: list[PropertyShape]) -> Producers | None:
-    """Find the producers of records that are grouped by property layout (`PropertyShape`). None if the records have to
-    be read one by one."""
-    # `numbers`: the number of each instance. `columns`, per shape: the rows, the instances' numbers, the sequences.
+    """Find the producers of records that are grouped by property layout (`PropertyShape`). Return None if the caller
+    must read the records one by one."""
+    # `numbers`: the number of each producer instance. `columns`: for each property layout, the rows, the numbers of
+    # their producer instances, and their sequences.
     numbers: dict[tuple[str, int], int] = {}
     columns: list[tuple[Ints, Ints, Ints]] = []
     for shape in shapes:
@@ -135,55 +136,59 @@ def _found_in_texts(properties: _PropertyTexts, count: int) -> FoundProperties |
 
 
 class _PropertyTexts:
-    """The properties of many records, joined in one text of pieces (name, 0x01, value), each followed by a
-    separator."""
+    """The properties of many records, joined in one text. A piece of the text is one property (name, 0x01, value); a
+    separator follows each piece."""
 
     def __init__(self, data: Bytes, fields: FieldOffsets) -> None:
-        # The joined text, and for each record the position in the text at which its properties end.
+        # The joined text of all properties. For each record, the position in this text at which the record's properties
+        # end.
         self.text, self._row_ends = _join(data, fields.properties_at, fields.properties_size)
         self.bytes = np.frombuffer(self.text, np.uint8)
-        # The end of each piece (a separator), and its start (after the previous separator).
+        # The end of each property in the joined text (the position of its separator), and its start (after the previous
+        # separator).
         self._ends = np.flatnonzero(self.bytes == _SEPARATOR)
         self._starts = np.empty_like(self._ends)
         self._starts[0] = 0
         self._starts[1:] = self._ends[:-1] + 1
-        # The first four bytes of each piece as a number: comparing these numbers tells most pieces apart.
+        # The first four bytes of each property as a number. Comparing these numbers is enough to distinguish most
+        # property names.
         self._beginnings = windows(self.bytes, 4)[self._starts].view(np.uint32)
 
     def has(self, name: str) -> bool:
-        """True if a record may have the property `name`. May be a false positive: `name` may occur inside
-        another text."""
+        """True if one of the records may have the property `name`. The result may be a false positive, because `name`
+        may occur inside another text."""
         return f"{name}\x01".encode() in self.text
 
     def values(self, name: str) -> tuple[Ints, Ints, Ints] | None:
         """Return the rows of the records that have the property `name`, and the start and end of each value in `text`.
 
-        An empty value counts as no value. Returns None if a record has the property twice: the last occurrence counts,
-        and the caller has to read the records one by one.
+        An empty value counts as no value. Returns None if a record has the property twice. In such a record the last
+        occurrence counts, so the caller must read the records one by one.
         """
         mark = f"{name}\x01".encode()
-        # Find the pieces that begin with the name's first bytes. Of these pieces, keep those with the whole name and a
-        # value.
+        # Find the properties that begin with the first four bytes of the name. Keep the properties that have the whole
+        # name and a value.
         pieces = np.flatnonzero(self._beginnings == np.frombuffer(mark, np.uint32, 1)[0])
         at, end = self._starts[pieces] + len(mark), self._ends[pieces]
         filled = at < end
         at, end = at[filled], end[filled]
         same = windows(self.bytes, len(mark))[at - len(mark)] == np.void(mark)
         at, end = at[same], end[same]
-        # The record of each value is the first record whose properties end after the value.
+        # A value belongs to the first record whose properties end after the value.
         rows = np.searchsorted(self._row_ends, at, "right")
         return None if (rows[1:] == rows[:-1]).any() else (rows, at, end)
 
 
 def distinct_texts(data: Bytes, at: Ints, end: Ints) -> tuple[list[bytes], Ints]:
-    """Return the distinct texts among the ranges `at` to `end` (at least one range), and for each range the index of
-    its text."""
+    """Return the distinct texts in `data` among the ranges `at` to `end` (at least one range), and for each range the
+    index of its text."""
     sizes, width = end - at, int((end - at).max())
-    # Indices of the texts that differ from the previous text. If the texts cannot be compared quickly, all indices.
+    # Indices of the texts that differ from the previous text. If the texts cannot be compared quickly, the indices of
+    # all texts.
     firsts = np.arange(len(at))
     if 0 < width <= _COMPARED_MAX_BYTES and int(at.max()) + width <= len(data):
-        # Adjacent texts are mostly equal: only a text that differs from the previous one is copied. Each row is a text,
-        # padded with zeros.
+        # Each row is a text, padded with zeros. Adjacent texts are mostly equal, so copy only a text that differs from
+        # the previous text.
         texts = windows(data, width)[at].view(np.uint8).reshape(-1, width)
         if int(sizes.min()) < width:
             texts[np.arange(width) >= sizes[:, None]] = 0
@@ -198,13 +203,15 @@ def distinct_texts(data: Bytes, at: Ints, end: Ints) -> tuple[list[bytes], Ints]
 
 
 def _join(data: Bytes, at: Ints, sizes: Ints) -> tuple[bytes, Ints]:
-    """Join the texts of `sizes` bytes at the positions `at`, each followed by at least one separator. Returns the
-    joined text, and for each text its end in the joined text. The result has 16 more bytes for windows that reach
-    beyond the end."""
+    """Join the texts of `sizes` bytes at the positions `at`, each followed by at least one separator.
+
+    Returns the joined text, and for each text its end in the joined text. The joined text has 16 extra bytes, so that
+    fixed-width reads near its end stay inside it.
+    """
     ends, width = at + sizes, int(sizes.max()) + 1
     if width * len(at) <= 2 * (int(sizes.sum()) + len(at)) and int(ends.min()) >= width:
-        # Copy rows of equal width in one operation, if the rows are not much longer than the texts. Each row begins
-        # with separators and ends with the text.
+        # If the rows are not much longer than the texts, copy all texts in one operation, as rows of equal width. Each
+        # row begins with separators and ends with the text.
         rows = windows(data, width)[ends - width].view(np.uint8).reshape(-1, width)
         rows[np.arange(width) < (width - sizes)[:, None]] = _SEPARATOR
         return rows.tobytes() + b"\x02" + bytes(16), np.arange(width, width * len(at) + 1, width)
@@ -213,7 +220,7 @@ def _join(data: Bytes, at: Ints, sizes: Ints) -> tuple[bytes, Ints]:
 
 
 def _tags_codes(properties: _PropertyTexts, count: int) -> Ints | None:
-    """Return the code of each record's tags, 0 for a record without tags. None if a record has the tags
+    """Return the hash code of each record's tags, 0 for a record without tags. Return None if a record has the tags
     property twice."""
     found = properties.values(PROPERTY_TAGS)
     if found is None:
@@ -227,8 +234,11 @@ def _tags_codes(properties: _PropertyTexts, count: int) -> Ints | None:
 
 
 def _producers(properties: _PropertyTexts) -> Producers | None:
-    """Find the producers of the records. Returns None if a record has only some of the three producer properties, has
-    one of them twice, or has a number with characters other than digits."""
+    """Find the producers of the records.
+
+    Returns None if a record has only some of the three producer properties, or has one of them twice. Also returns None
+    if a number has characters other than digits.
+    """
     found = [properties.values(name) for name in _PRODUCER_NAMES]
     if any(values is None for values in found):
         return None
@@ -250,8 +260,8 @@ def _producers(properties: _PropertyTexts) -> Producers | None:
 
 
 def _numbers(text: Bytes, at: Ints, end: Ints) -> Ints | None:
-    """Parse the decimal numbers at the ranges `at` to `end` of the text. None if a number is too long or has characters
-    other than digits."""
+    """Parse the decimal numbers at the ranges `at` to `end` of the text. Return None if a number is too long or has
+    characters other than digits."""
     sizes = end - at
     numbers = np.zeros(len(at), np.int64)
     if sizes.max() > _DIGITS_MAX:

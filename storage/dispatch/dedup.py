@@ -1,9 +1,10 @@
 """The dedup table recognises a message that was sent twice, by the sequence that its producer assigned.
 
-A producer numbers the messages that it sends to a queue. The numbers only grow, with gaps for sends that the producer
-gave up. Each record carries the three properties RMQ_PID, RMQ_EPOCH and RMQ_SEQ, so recovery can rebuild the table from
-the log; a snapshot (snapshot.py) makes a long scan unnecessary. The table is bounded: it evicts the producer that has
-been idle longest, and a very late resend of that producer's last batch would be stored again.
+A producer numbers the messages that it sends to a queue. The numbers only grow; there are gaps for sends that the
+producer gave up. Each record carries the three properties RMQ_PID, RMQ_EPOCH and RMQ_SEQ, so recovery can rebuild the
+table from the log. With a snapshot (snapshot.py), recovery need not scan the whole log. The table is bounded: it evicts
+the producer that has been idle longest. If that producer later resends its last batch, the store stores the batch
+again.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from raymq.common.errors import ClientStateError, MessageIllegalError
 from raymq.records.format.encode import ProducerSequence
 
 SEQUENCE_RANGES_KEPT: Final = 5
-"""Number of newest sequence ranges that the table keeps per producer and queue."""
+"""Number of sequence ranges that the dedup table keeps for each producer and queue; older ranges are dropped."""
 
 Key = tuple[str, str, int]
-"""Key of the table: a producer id, a topic and a queue id."""
+"""Key of the dedup table: a producer id, a topic and a queue id."""
 
 
 class ProducerRow(NamedTuple):
-    """The sequences of one producer in one queue, as plain values."""
+    """One row of the dedup table: the sequences of one producer in one queue, as plain values."""
 
     producer_id: str
     topic: str
@@ -35,7 +36,7 @@ class ProducerRow(NamedTuple):
 
 @dataclass(slots=True)
 class _SequenceRange:
-    """Messages with consecutive sequences at consecutive queue offsets."""
+    """A range of messages of one producer, with consecutive sequences at consecutive queue offsets."""
 
     first_sequence: int
     next_sequence: int
@@ -51,26 +52,28 @@ class _Producer:
 
 
 class DedupTable:
-    """The newest sequences that each producer has stored in each queue. Callers hold the store's append lock."""
+    """The dedup table of a store: the newest sequences that each producer has stored in each queue. Callers hold the
+    store's append lock."""
 
     def __init__(self, max_producers: int) -> None:
         self._max_producers = max_producers
-        # The producer that has been idle longest is first.
+        # The producers, ordered by their last send; the producer that has been idle longest is first.
         self._producers: OrderedDict[Key, _Producer] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._producers)
 
     def can_take(self, count: int) -> bool:
-        """True if the table can add `count` more producers without evicting a producer."""
+        """True if the dedup table can add `count` more producers without evicting a producer."""
         return len(self._producers) + count <= self._max_producers
 
     def stored_prefix(self, sequence: ProducerSequence, topic: str, queue_id: int, count: int) -> list[int]:
-        """Return the queue offsets of a batch's first messages if they are stored already; empty for a new batch.
+        """Return the queue offsets of a batch's first messages if these messages are stored already; empty for a new
+        batch.
 
-        Raises ClientStateError if a newer instance of the producer has written since (the batch has an older epoch).
-        Raises MessageIllegalError if the sequences are older than the table's ranges, so the store cannot tell whether
-        the messages are stored.
+        Raises ClientStateError if the batch has an older epoch: a newer instance of the producer has written. Raises
+        MessageIllegalError if the sequences are older than the table's ranges. It is then unknown whether the messages
+        are stored.
         """
         producer = self._producers.get((sequence.producer_id, topic, queue_id))
         if producer is None or sequence.epoch > producer.epoch:
@@ -97,11 +100,11 @@ class DedupTable:
         return offsets
 
     def next_sequence(self, producer_id: str, epoch: int, topic: str, queue_id: int, end_offset: int) -> int:
-        """Return the sequence after the last one that a producer has stored before `end_offset` of a queue. Returns 0
-        if the table does not know the producer, with this epoch, in the queue.
+        """Return the sequence after the last sequence that a producer has stored before `end_offset` of a queue.
+        Returns 0 if the dedup table does not contain the producer with this epoch and queue.
 
         The producer's sequences must have no gaps. Raises ClientStateError if a newer instance of the producer has
-        written since. Messages at or after `end_offset` are excluded only if the newest ranges still contain them.
+        written. Messages at or after `end_offset` are excluded only if the newest ranges still contain them.
         """
         producer = self._producers.get((producer_id, topic, queue_id))
         if producer is None or epoch > producer.epoch:
@@ -118,9 +121,11 @@ class DedupTable:
     def record_messages(
         self, sequence: ProducerSequence, topic: str, queue_id: int, count: int, queue_offset: int
     ) -> None:
-        """Record that `count` messages were stored from `queue_offset` on; `sequence` is the first message's.
+        """Record that `count` messages of a producer were stored from `queue_offset` on. `sequence` is the sequence of
+        the first message.
 
-        Sequences that are recorded already, or have an older epoch, change nothing: recovery may scan records twice.
+        Sequences that are already recorded, or have an older epoch, change nothing, because recovery may scan records
+        twice.
         """
         key = (sequence.producer_id, topic, queue_id)
         producer = self._producers.get(key)
@@ -145,7 +150,7 @@ class DedupTable:
         del ranges[:-SEQUENCE_RANGES_KEPT]
 
     def rows(self) -> list[ProducerRow]:
-        """Return the whole table; the producer that has been idle longest is first."""
+        """Return all rows of the dedup table. The producer that has been idle longest is first."""
         return [
             ProducerRow(
                 *key, value.epoch, [(one.first_sequence, one.next_sequence, one.queue_offset) for one in value.ranges]
@@ -154,11 +159,12 @@ class DedupTable:
         ]
 
     def clear(self) -> None:
-        """Remove all producers from the table."""
+        """Remove all producers from the dedup table."""
         self._producers.clear()
 
     def load_row(self, row: ProducerRow) -> None:
-        """Add a row that `rows` returned. The row's producer then counts as the most recent sender."""
+        """Add a row, as `rows` returns it, to the dedup table. The row's producer then counts as the most recent
+        sender."""
         ranges = [_SequenceRange(*one) for one in row.ranges]
         self._producers[row.producer_id, row.topic, row.queue_id] = _Producer(row.epoch, ranges)
 

@@ -7,12 +7,12 @@ On disk
                                 timer queue 5 is delivered up to the unit with this time and offset 17 - 1, in the
                                 order of (time, offset); no unit before offset 12 waits any more
 
-The files are a shortcut; the log has newer progress. A record that the scheduler delivered has delivery data in its
-producer properties. The producer is the queue in which the message waited, the sequence is the message's offset in that
-queue, and the epoch (from a timer queue) is the unit's time. Each queue is delivered in the order of (epoch, sequence),
-and the log keeps that order. So the last delivered record in the log proves that everything before it is delivered too,
-even if the files are older. The files are written only after the deliveries that they count are on disk, and before the
-checkpoint moves past these deliveries. Hence each message is delivered once.
+The files may be older than the log. A record that the scheduler delivered has delivery data in its producer properties.
+The producer is the queue in which the message waited, and the sequence is the message's offset in that queue. The epoch
+(from a timer queue) is the unit's time. Each queue is delivered in the order of (epoch, sequence), and the log keeps
+that order. So the last delivered record in the log proves that everything before it is delivered too, even if the files
+are older. The files are written only after the deliveries that they count are on disk, and before the checkpoint moves
+past these deliveries. Hence each message is delivered once.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ Source = tuple[str, int]
 class Delivery:
     """A due message, to be stored in its destination queue."""
 
-    # The destination queue.
+    # The topic and queue id of the message's destination queue.
     topic: str
     queue_id: int
-    # The record in the destination queue, before its offsets and store time are set. Its producer property names the
-    # queue in which the message waited.
+    # The record for the destination queue, before its offsets and store time are set. Its producer property names the
+    # delay queue in which the message waited.
     record: bytearray
-    # The code of the message's unit in the destination queue.
+    # The code (tags code or delivery time) of the message's unit in the destination queue.
     tags_code: int
     # The message's epoch and offset in the queue in which the message waited (`SourceProgress`).
     epoch: int
@@ -64,10 +64,10 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class SourceProgress:
-    """The progress of one delay queue: in the order of (time, offset), all units are delivered up to and including the
+    """The progress of one delay queue. In the order of (time, offset), all units are delivered up to and including the
     unit with time `epoch` and offset `next_offset` - 1."""
 
-    # Time in ms of the last delivered unit; 0 in a queue that is delivered in the order of its offsets.
+    # Delivery time in ms of the last delivered unit; 0 for a queue that is delivered in the order of its offsets.
     epoch: int = 0
     next_offset: int = 0
     # The queue offset before which no unit waits for delivery.
@@ -75,27 +75,28 @@ class SourceProgress:
 
 
 class DeliveryProgress:
-    """The progress of all delay queues. Callers hold the store's append lock to change or read it."""
+    """The delivery progress of all delay queues. Callers hold the store's append lock to change or read it."""
 
     def __init__(self) -> None:
-        # The current progress, and the progress that the files hold.
+        # The current delivery progress of each delay queue, and the progress in the files.
         self._table: dict[Source, SourceProgress] = {}
         self._saved: dict[Source, SourceProgress] = {}
 
     def get(self, source: Source) -> SourceProgress:
-        """Return the progress of a queue; the progress of a new queue if none is recorded."""
+        """Return the delivery progress of a delay queue. If no progress is recorded, return the progress of a new
+        queue."""
         return self._table.get(source, SourceProgress())
 
     def advance(self, source: Source, epoch: int, next_offset: int) -> None:
-        """Record that the unit before `next_offset`, whose time is `epoch`, was delivered or given up. The progress
-        never moves backwards."""
+        """Record that the scheduler delivered or gave up the unit before `next_offset` of a delay queue. `epoch` is the
+        unit's time. The progress never moves backwards."""
         now = self.get(source)
         if (epoch, next_offset) > (now.epoch, now.next_offset):
             low = now.low if epoch else next_offset
             self._table[source] = SourceProgress(epoch, next_offset, low)
 
     def raise_low(self, source: Source, low: int) -> None:
-        """Record that no unit of a timer queue before `low` waits any more."""
+        """Record that no unit before offset `low` of a timer queue waits for delivery."""
         now = self.get(source)
         if low > now.low:
             self._table[source] = replace(now, low=low)
@@ -109,20 +110,20 @@ class DeliveryProgress:
         self._saved = dict(self._table)
 
     def clamp_to_queues(self, queues: Iterable[ConsumeQueue]) -> None:
-        """After recovery, lower offsets that lie beyond their queue's end to that end (spec §12: out of range → min or
-        max)."""
+        """After recovery, lower each delivery offset that lies beyond its queue's end to that end (spec §12: out of
+        range → min or max)."""
         ends = {(queue.topic, queue.queue_id): queue.next_offset for queue in queues}
         for source, known in list(self._table.items()):
             end = ends.get(source, 0)
             self._table[source] = SourceProgress(known.epoch, min(known.next_offset, end), min(known.low, end))
 
     def unsaved(self) -> dict[Source, SourceProgress] | None:
-        """Return a copy of the table, which `save` may write once the log up to its present end is on disk. Returns
-        None if nothing changed."""
+        """Return a copy of the progress table for `save`. Call `save` only after the log, up to its present end, is on
+        disk. Returns None if nothing changed since the last save."""
         return dict(self._table) if self._table != self._saved else None
 
     def save(self, table: dict[Source, SourceProgress], config: ConfigFiles) -> None:
-        """Write the progress to the files; on return it is on disk."""
+        """Write the delivery progress to the files. The progress is on disk on return."""
         for name, topic in ((DELAY_OFFSETS, SCHEDULE_TOPIC), (TIMER_OFFSETS, TIMER_TOPIC)):
             rows = {queue_id: value for (row_topic, queue_id), value in sorted(table.items()) if row_topic == topic}
             if rows == {queue_id: value for (row_topic, queue_id), value in self._saved.items() if row_topic == topic}:
@@ -136,8 +137,8 @@ class DeliveryProgress:
         self._saved = table
 
     def pinned_physical_offset(self, queues: Iterable[ConsumeQueue]) -> int | None:
-        """Return the physical offset of the first waiting record, by the progress on disk; None if no record
-        waits."""
+        """Return the physical offset of the first record that waits for delivery, according to the progress on disk.
+        Return None if no record waits."""
         first = None
         for queue in queues:
             if is_waiting_topic(queue.topic):
@@ -173,10 +174,9 @@ def _damaged(name: str) -> StoreCorruptError:
 def waiting_codes(
     source: Source, deliver_at_ms: NDArray[np.int64], store_timestamp_ms: int, levels_ms: tuple[int, ...]
 ) -> NDArray[np.int64]:
-    """Return the codes of units whose records are stored now in the delay queue `source`.
+    """Return the unit codes of records that are stored now in the delay queue `source`.
 
-    `deliver_at_ms` matters in the timer queues only. raymq.common.delay.waiting_code computes the code of a single
-    record.
+    `deliver_at_ms` is used only for timer queues. raymq.common.delay.waiting_code computes the code of a single record.
     """
     topic, queue_id = source
     if topic == TIMER_TOPIC and queue_id not in (TIMER_ROLL_QUEUE, TIMER_RECALL_QUEUE):

@@ -8,12 +8,12 @@ One more record ends the transaction, and that record's kind gives the outcome:
     a record of TRANS_CHECK_MAX_TIME_TOPIC                          given up
 
 So one append ends a transaction, and the end can never be half done. A check appends the half message again, with a
-raised TRANSACTION_CHECK_TIMES; the copy has the same transaction id and replaces the original in this table.
+raised TRANSACTION_CHECK_TIMES. The copy has the same transaction id and replaces the original in this table.
 
 The table is derived from the log alone, so recovery and replicas build the same table. RocketMQ also expects an op
-record for each finished half message, and would check the half message again without it. `unwritten_ops` holds the
-offsets that have no op record so far. The store writes these op records many at a time (storage.transactions.service),
-and losing some loses no data.
+record for each finished half message, and would check the half message again without it. `unwritten_ops` contains the
+offsets that have no op record so far. The store writes these op records many at a time (storage.transactions.service).
+If some of them are lost, no data is lost.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ from raymq.records.format.layout import (
 )
 
 ENDED_REMEMBERED_MAX: Final = 32_768
-"""Maximum number of outcomes kept, to recognise a repeated request to end a transaction."""
+"""Maximum number of outcomes of transactions that the table keeps. They serve to recognise a repeated request to end a
+transaction."""
 OP_TAG: Final = "d"
-"""Tag of op records."""
+"""Tag of op records, which list finished half messages."""
 HALF_QUEUE_ID: Final = 0
 
 
@@ -59,7 +60,7 @@ class Outcome(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class HalfMessage:
-    """A half message without an outcome: its newest record, and the queue offsets of its earlier records, in
+    """A half message without an outcome: its newest record, and the queue offsets of its earlier copies, in
     order."""
 
     transaction_id: str
@@ -71,7 +72,7 @@ class HalfMessage:
     born_ms: int
     stored_ms: int
     check_times: int
-    # Value of CHECK_IMMUNITY_TIME_IN_SECONDS as text, if the message has this property.
+    # Text value of the half message's property CHECK_IMMUNITY_TIME_IN_SECONDS; None if it has no such property.
     immunity: str | None
     earlier: tuple[int, ...]
 
@@ -99,33 +100,34 @@ class EndedTransaction:
 
 
 class HalfMessages:
-    """The half messages of one store. Callers hold the store's append lock to change or read the table."""
+    """The table of half messages of one store. Callers hold the store's append lock to change or read the
+    table."""
 
     def __init__(self) -> None:
         # Half messages without an outcome, by transaction id, in the order of their newest records.
         self.open: dict[str, HalfMessage] = {}
         # Transaction ids of open half messages, by the queue offset of each of their records.
         self._by_offset: dict[int, str] = {}
-        # The most recent outcomes by transaction id, the oldest first.
+        # The most recent outcomes of transactions by transaction id, the oldest first.
         self._ended: dict[str, EndedTransaction] = {}
-        # Queue offsets of finished half messages that no op record names.
+        # Queue offsets of finished half messages that have no op record yet.
         self.unwritten_ops: dict[int, None] = {}
-        # Number of outcomes recorded since the store was opened.
+        # Number of transactions with each outcome that were recorded since the store was opened.
         self.counts = dict.fromkeys(Outcome, 0)
 
     def ended(self, transaction_id: str) -> EndedTransaction | None:
-        """Return the outcome of a transaction; None if it has no outcome, or the table no longer keeps the
-        outcome."""
+        """Return the outcome of a transaction. Return None if the transaction has no outcome, or the table no longer
+        keeps it."""
         return self._ended.get(transaction_id)
 
     def clear(self) -> None:
-        """Empty the table, because the log is read again from its start."""
+        """Empty the table of half messages, because the log is read again from its start."""
         for table in (self.open, self._by_offset, self._ended, self.unwritten_ops):
             table.clear()
         self.counts = dict.fromkeys(Outcome, 0)
 
     def note(self, view: DispatchView, record: Buffer) -> None:
-        """Update the table from a record of the log, whose bytes are `record`. Records must be passed in log
+        """Update the table of half messages from a log record, whose bytes are `record`. Records must be passed in log
         order."""
         if not is_of_transaction(view):
             return
@@ -138,18 +140,18 @@ class HalfMessages:
             self._end(transaction_id(view), Outcome.GIVEN_UP if given_up else Outcome.COMMITTED, view)
 
     def drop(self, transaction_id: str) -> None:
-        """Remove a half message whose record no longer exists."""
+        """Remove a half message from the table, because its record no longer exists."""
         half = self.open.pop(transaction_id, None)
         if half is not None:
             self._forget_offsets(half)
 
     def pinned_physical_offset(self) -> int | None:
-        """Return the physical offset of the first record that retention has to keep; None if there is no open half
-        message."""
+        """Return the physical offset of the first half-message record that retention must keep. Return None if no half
+        message is open."""
         return min((half.physical_offset for half in self.open.values()), default=None)
 
     def rows(self) -> dict[str, Any]:
-        """Return the whole table as JSON values."""
+        """Return the whole table of half messages as JSON values."""
         return {
             "open": [[*list(asdict(half).values())[:-1], list(half.earlier)] for half in self.open.values()],
             "ended": [[key, *asdict(ended).values()] for key, ended in self._ended.items()],
@@ -157,8 +159,8 @@ class HalfMessages:
         }
 
     def load(self, rows: dict[str, Any]) -> None:
-        """Replace the table by what `rows` returned. Raises KeyError, TypeError or ValueError if `rows` has another
-        form."""
+        """Replace the table of half messages by values that `rows` returned. Raises KeyError, TypeError or ValueError
+        if the values have another form."""
         self.clear()
         for *fields, earlier in rows["open"]:
             values: list[Any] = [*fields, tuple(earlier)]
@@ -171,8 +173,8 @@ class HalfMessages:
         properties, key = view.properties, transaction_id(view)
         group, topic = properties.get(PROPERTY_PRODUCER_GROUP), properties.get(PROPERTY_REAL_TOPIC)
         if group is None or topic is None:
-            # without a producer group no producer can be asked for the outcome; without a topic the message has no
-            # destination
+            # Ignore an incomplete half message. Without a producer group, no producer can be asked for the outcome.
+            # Without a topic, the message has no destination.
             return
         if key in self._ended:
             self.unwritten_ops[view.queue_offset] = None
@@ -204,7 +206,7 @@ class HalfMessages:
             self._forget_offsets(half)
             self.unwritten_ops |= dict.fromkeys(half.queue_offsets)
         elif key in self._ended:
-            return  # the outcome is recorded already: recovery may scan records twice
+            return  # The transaction's outcome is recorded already: recovery may scan records twice.
         self.counts[outcome] += 1
         place = view.topic, view.queue_id, view.queue_offset, view.physical_offset, view.store_timestamp_ms
         self._ended[key] = EndedTransaction(outcome, *place)
@@ -221,21 +223,22 @@ class HalfMessages:
 
 
 def is_of_transaction(view: DispatchView) -> bool:
-    """True if the table of half messages must be updated from the record."""
+    """True if the record belongs to a transaction, so that the table of half messages must be updated from it."""
     committed = view.sys_flag & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_COMMIT
     return committed or view.topic in TRANSACTION_TOPICS
 
 
 def transaction_id(view: DispatchView) -> str:
-    """Return the id of the transaction that a record belongs to. Copies of the half message and the final message keep
-    this id."""
+    """Return the id of the transaction to which a record belongs. Copies of the half message and the final message have
+    the same id."""
     properties = view.properties
     known = properties.get(PROPERTY_TRANSACTION_ID) or properties.get(PROPERTY_UNIQ_KEY)
     return known or f"@{view.queue_offset}"
 
 
 def op_body(queue_offsets: list[int]) -> bytes:
-    """Return the body of an op record: each offset in decimal, followed by a comma."""
+    """Return the body of an op record: the decimal queue offset of each finished half message, followed by a
+    comma."""
     return "".join([f"{offset}," for offset in queue_offsets]).encode()
 
 

@@ -1,8 +1,8 @@
 """Holds back queue units while their records are only in the transient store pool, not yet in the log's files.
 
-If the process is killed, the records in the pool are lost (transient_store_pool.py). Units that reached the disk before
-their records would then point to nothing, or, once RocketMQ has appended at these positions, to other messages. So the
-units are held back, and written after each commit of the log.
+If the process is killed, the records in the pool are lost (transient_store_pool.py). If units reached the disk before
+their records, they would then point to nothing. After RocketMQ has appended at these positions, they would point to
+other messages. So the units are held back, and written after each commit of the log.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from storage.log.commit_log import CommitLog
 
 
 class _Held(NamedTuple):
-    """Bytes that are written to a queue file once the log is committed up to `end_offset`."""
+    """Bytes that are held back in memory, and written to a queue file once the log is committed up to
+    `end_offset`."""
 
     end_offset: int
     path: Path
@@ -28,10 +29,10 @@ class _Held(NamedTuple):
 
 
 class HeldUnits(WriteHandles):
-    """The write handles of a store with a transient store pool: bytes reach the files when the log is committed.
-    Thread-safe.
+    """The write handles of the queue files in a store with a transient store pool. Bytes reach the queue files only
+    when the log is committed. Thread-safe.
 
-    If a commit fails, the bytes that are still held are never written.
+    If a commit fails, the bytes that are still held back are never written.
     """
 
     def __init__(self, max_open: int, *, log: CommitLog) -> None:
@@ -65,7 +66,7 @@ class HeldUnits(WriteHandles):
     def _write_committed(self, end_offset: int) -> None:
         with self._lock:
             while self._held and self._held[0].end_offset <= end_offset:
-                # Remove an entry only after it is written: until then another thread still sees it, and waits for the
-                # lock.
+                # Remove the entry only after its bytes are written. Until then, another thread still finds the entry
+                # and waits for the lock.
                 super().write(*self._held[0][1:])
                 self._held.popleft()

@@ -6,10 +6,11 @@ the further queues (names `%LMQ%…`, each with its queue 0). INNER_MULTI_QUEUE_
 queues. The producer sets the first property, the store sets the second. Each of the queues is an ordinary consume
 queue, whose units point to the same record.
 
-This module reads the properties, for recovery and for another replica's chunks, whatever the settings of this store
-are; storage.append.multi_dispatch_appender writes them. RocketMQ 4.9 also dispatches delayed messages, retried messages
-and its own messages this way. RocketMQ 5 and this store do not. But a retried message of RocketMQ 5 may carry stale
-offsets of the original message: such a record may continue a queue, but never starts a queue at a new offset.
+This module reads the properties, for recovery and for another replica's chunks, regardless of this store's settings.
+storage.append.multi_dispatch_appender writes the properties. RocketMQ 4.9 also dispatches delayed messages, retried
+messages and its own messages to further queues. RocketMQ 5 and this store do not. But a retried message of RocketMQ 5
+may carry stale offsets of the original message: such a record may continue a queue, but never starts a queue at a new
+offset.
 """
 
 from __future__ import annotations
@@ -52,18 +53,20 @@ class QueueUnit(NamedTuple):
 
 
 def is_dispatched(topic: str) -> bool:
-    """True if this store puts messages of `topic` into further queues too. As in RocketMQ 5, a message is dispatched
-    only when it is due and its transaction is committed. Retried messages and dead letters are not dispatched: they
-    would return to consumers that failed to process them."""
+    """True if this store also puts messages of `topic` into the further queues that they name.
+
+    As in RocketMQ 5, this happens only when a message is due and its transaction is committed. Retried messages and
+    dead letters stay out of further queues: they would return to consumers that failed to process them.
+    """
     waits = topic == SCHEDULE_TOPIC or topic in TRANSACTION_TOPICS
     return not waits and not topic.startswith((RETRY_PREFIX, DLQ_PREFIX, SYSTEM_PREFIX))
 
 
 def light_queue_units(view: DispatchView, physical_offset: int) -> list[QueueUnit]:
-    """Return the units in further queues of the record at `physical_offset`. Omits implausible units: no CRC covers
-    them.
+    """Return the units that the record at `physical_offset` has in further queues. Omits implausible units, because no
+    CRC covers them.
 
-    RocketMQ 4.9 also puts records into queues whose names lack the `%LMQ%` prefix; the queue id is then the record's
+    RocketMQ 4.9 also puts records into queues whose names lack the `%LMQ%` prefix. The queue id is then the record's
     own.
     """
     names, offsets = (
@@ -89,8 +92,8 @@ def light_queue_units(view: DispatchView, physical_offset: int) -> list[QueueUni
 
 
 def put_elsewhere(queues: QueueTable, view: DispatchView, physical_offset: int) -> list[QueueKey]:
-    """Put another replica's record into the further queues that it names. Returns the queues in which the record was
-    missing."""
+    """Put a record of another replica into the further queues that the record names. Returns the queues in which the
+    record was missing."""
     put = []
     for key, queue_offset in light_queue_units(view, physical_offset):
         if queues.holds_batches(*key):

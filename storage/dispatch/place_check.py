@@ -25,28 +25,30 @@ from storage.queue.queue_table import QueueTable
 
 
 class PlaceCheck:
-    """Finds the misfits among the records of one recovery. It changes nothing."""
+    """Finds the misfits among the records of one recovery: records that do not match the queue that they name. Changes
+    nothing."""
 
     def __init__(self, queues: QueueTable, ends: RecoveredEnds, reader: LogReader | None) -> None:
-        """`reader` reads the records that units point to. If it is None, a unit that does not point to the checked
-        record counts as wrong."""
+        """`reader` reads the records to which queue units point. If it is None, a unit that does not point to the
+        checked record counts as wrong."""
         self._queues, self._ends, self._reader = queues, ends, reader
-        # Topics that count as deleted: their records are no misfits although the topics have no queues.
+        # Topics that count as deleted. Their records are no misfits (damaged records) although the topics have no
+        # queues.
         self._deleted: set[str] = set()
 
     def believe_deleted(self, topics: Iterable[str]) -> None:
-        """Treat topics as deleted by RocketMQ, which keeps no trace of a deletion. Their records are then no misfits
-        although their queues are missing."""
+        """Treat these topics as deleted by RocketMQ, which keeps no trace of a deletion. Their records are then no
+        misfits although their queues are missing."""
         self._deleted.update(topics)
 
     def is_believed_deleted(self, key: QueueKey, physical_offset: int) -> bool:
-        """True if a missing queue counts as deleted after its message at a physical offset, so that its absence is no
-        damage."""
+        """True if a missing queue counts as deleted after its message at a physical offset was stored. The missing
+        queue is then no damage."""
         return key[0] in self._deleted or self._queues.was_deleted_after(key, physical_offset)
 
     def is_misfit(self, view: DispatchView, physical_offset: int) -> bool:
-        """True if a good record is neither the next record of the queue that it names, nor the record that the queue
-        has at its offset. A disk may have changed the record's queue offset, queue id or topic."""
+        """True if a good record does not match its place: it is not the next record of the queue that it names, nor the
+        record at its offset in that queue. A disk may have changed the record's queue offset, queue id or topic."""
         if not is_queued(view.sys_flag) or view.sys_flag & SYS_FLAG_INNER_BATCH:
             return False
         key = view.topic, view.queue_id
@@ -69,8 +71,8 @@ class PlaceCheck:
         )
 
     def all_fit(self, block: Block, known: Ints, missing: Ints, queue: ConsumeQueue, physical_offset: int) -> bool:
-        """True if no row of a block is a misfit. The rows belong to one queue and are in its order: the queue has units
-        for the `known` rows, and the `missing` rows are the next ones."""
+        """True if all given rows of a block match their places in their queue (no misfit). The rows belong to one
+        queue, in its order. The queue has units for the `known` rows, and the `missing` rows come next."""
         if len(missing) and self._ends.is_complete_at(physical_offset + int(block.starts[missing[0]])):
             return False
         if not len(known):
@@ -98,7 +100,7 @@ class PlaceCheck:
         return True
 
     def _leads_elsewhere(self, queue: ConsumeQueue, queue_offset: int, begins: Ints) -> bool:
-        """True if any unit of a queue, from an offset on, points to another record than expected. `begins`: the
+        """True if a unit of a queue, from `queue_offset` on, points to another record than expected. `begins`: the
         physical offsets of the expected records, in queue order."""
         done = 0
         while done < len(begins):

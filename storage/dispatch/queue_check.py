@@ -1,8 +1,8 @@
-"""Checks that the files and the units of a consume queue belong to the queue: an operator may have moved files by hand,
+"""Checks that the files and the units of a consume queue belong to the queue. An operator may have moved files by hand,
 and a disk may have changed bytes.
 
-A unit points to its record, and the record names its queue and its queue offset. Recovery reads the newest part of the
-log only, so recovery alone would not notice files that were swapped within a queue or with another queue. Consumers
+A unit points to its record, and the record names its queue and its queue offset. Recovery reads only the newest part of
+the log, so recovery alone would not detect files that were swapped within a queue or with another queue. Consumers
 would get wrong messages. This check reads one record per file, which is enough because files are moved as a whole.
 """
 
@@ -22,7 +22,7 @@ from storage.queue.consume_queue import ConsumeQueue
 
 
 def misplaced_file(queue: ConsumeQueue, reader: LogReader) -> str:
-    """Return the reason why the files of `queue`, whose end is known, cannot be its own; empty if they can be.
+    """Return the reason why the files of `queue` cannot belong to it; empty if they can. The queue's end must be known.
 
     The last units of the files must ascend in the log. Their records, if the log still has them, must belong to the
     queue. If a record belongs to another queue, two more records of the file are read, because the first record may be
@@ -45,8 +45,11 @@ def misplaced_file(queue: ConsumeQueue, reader: LogReader) -> str:
 
 
 def wrong_rows(units: NDArray[np.void], begins: Ints, sizes: Ints, codes: Ints) -> list[int]:
-    """Return the rows of a queue's `units` that contradict the log, which has a record of each size and tags code at
-    each physical offset. A unit without a record counts as right, and so does a unit whose code is in an extension."""
+    """Return the rows of a queue's `units` that contradict the log. `begins`, `sizes` and `codes` are the physical
+    offset, size and tags code of each record in the log.
+
+    A unit without a record counts as right. So does a unit whose code is in a consume-queue extension.
+    """
     wrong = (units["physical_offset"] != begins) | (units["size"] != sizes)
     wrong |= (units["tags_code"] != codes) & (units["tags_code"] > EXT_ADDRESS_MAX)
     found: list[int] = np.flatnonzero(wrong & (units["size"] != PRE_BLANK_SIZE)).tolist()
@@ -54,8 +57,8 @@ def wrong_rows(units: NDArray[np.void], begins: Ints, sizes: Ints, codes: Ints) 
 
 
 def leads_to_own(queue: ConsumeQueue, queue_offset: int, reader: LogReader) -> bool:
-    """True if the unit at an offset of a queue points to a record that names this queue and this offset, and has the
-    unit's tags code."""
+    """True if the unit at an offset of a queue points to its own record. This record names the queue and the offset,
+    and has the unit's tags code."""
     [unit] = queue.units(queue_offset, 1)
     start, size, code = (int(value) for value in unit.item())
     try:
@@ -69,7 +72,7 @@ def leads_to_own(queue: ConsumeQueue, queue_offset: int, reader: LogReader) -> b
 
 
 def _may_lead_to_own(queue: ConsumeQueue, queue_offset: int, reader: LogReader) -> bool:
-    """False if the unit at `queue_offset` points to a record of another queue."""
+    """False if the unit at `queue_offset` of a queue points to a record of another queue."""
     [unit] = queue.units(queue_offset, 1)
     start = int(unit["physical_offset"])
     try:

@@ -1,4 +1,4 @@
-"""The ends of the queues during a recovery, and the missing units that the log scan finds at these ends."""
+"""The ends of the queues during a recovery, and the units that the log scan finds missing at these ends."""
 
 from __future__ import annotations
 
@@ -15,36 +15,37 @@ from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.queue_table import QueueTable
 
 _UNITS_HELD: Final = 4096
-"""Number of missing units of a queue that are kept in memory before they are written."""
+"""Maximum number of missing units of a queue that recovery keeps in memory before it writes them."""
 
 
 class MissingUnits:
-    """Missing units at the end of one queue, in order, not yet written."""
+    """The missing units at the end of one consume queue, in order. They are not yet written to the queue's
+    files."""
 
     def __init__(self, queue: ConsumeQueue) -> None:
         self.queue = queue
-        # Physical offset at which the queue's last record ends; includes the units that are not yet written.
+        # Physical offset at which the queue's last record ends. Counts the missing units that are not yet written.
         self.reach = queue.max_physical_offset
         self._count = 0
-        # Groups of units as columns: physical offsets, sizes, tags codes.
+        # Groups of missing queue units, each as columns: physical offsets, sizes, tags codes.
         self._pieces: list[tuple[Ints, Ints, Ints]] = []
-        # Units after these groups, which were added one at a time.
+        # The missing units after these groups, which were added one at a time.
         self._rows: list[tuple[int, int, int]] = []
 
     @property
     def next_offset(self) -> int:
-        """The queue's next offset after these units are written."""
+        """The queue's next offset after its missing units are written."""
         return self.queue.next_offset + self._count
 
     def add(self, physical_offset: int, size: int, tags_code: int) -> None:
-        """Add one missing unit."""
+        """Add one missing unit to the end of the queue, in memory."""
         self._rows.append((physical_offset, size, tags_code))
         self.reach = physical_offset + size
         self._count += 1
         self._write_if_many()
 
     def add_many(self, physical_offsets: Ints, sizes: NDArray[np.int32], tags_codes: Ints) -> None:
-        """Add missing units, given as columns."""
+        """Add missing units, given as columns, to the end of the queue, in memory."""
         if len(sizes):
             self._join_rows()
             self._pieces.append((physical_offsets, sizes.astype(np.int64), tags_codes))
@@ -63,7 +64,7 @@ class MissingUnits:
             self._pieces.clear()
 
     def _join_rows(self) -> None:
-        """Convert the units that were added one at a time into a group of columns."""
+        """Convert the queue units that were added one at a time into a group of columns."""
         if self._rows:
             columns = np.array(self._rows, np.int64)
             self._pieces.append((columns[:, 0], columns[:, 1], columns[:, 2]))
@@ -79,28 +80,28 @@ class RecoveredEnds:
 
     def __init__(self, queues: QueueTable, *, after_crash: bool) -> None:
         self._queues, self._after_crash = queues, after_crash
-        # The missing units of each queue that a scanned record named; only queues of single messages.
+        # The missing units of each consume queue that a scanned record named. Contains only queues of single messages.
         self._missing: dict[QueueKey, MissingUnits] = {}
-        # Physical offset at which the last record that a queue points to ends; unknown after a crash.
+        # Physical offset at which the last record with a queue unit ends; unknown after a crash.
         self.dispatched_end = -1
-        # Recovery sets this flag if a queue has fewer units than the snapshot says: all queues are then rebuilt.
+        # True if a queue has fewer units than the snapshot says. Recovery sets this flag and then rebuilds all queues.
         self.queues_were_lost = False
 
     def queues_reach(self, physical_offset: int) -> None:
-        """Record that a queue points to records up to `physical_offset`."""
+        """Record that the units of some queue point to records up to `physical_offset`."""
         self.dispatched_end = max(self.dispatched_end, physical_offset)
 
     def forget(self) -> None:
-        """Discard the missing units that are not yet written."""
+        """Discard the missing queue units that are not yet written."""
         self._missing.clear()
 
     def write(self) -> None:
-        """Write the missing units that are still in memory."""
+        """Write the missing queue units that are still in memory to the queues' files."""
         for missing in self._missing.values():
             missing.write()
 
     def find(self, key: QueueKey) -> MissingUnits | None:
-        """Return the missing units of a queue; None if no scanned record has named the queue yet."""
+        """Return the missing units of a queue. Return None if no scanned record has named the queue yet."""
         return self._missing.get(key)
 
     def missing_in(self, topic: str, queue_id: int) -> MissingUnits:
@@ -111,24 +112,27 @@ class RecoveredEnds:
         return missing
 
     def was_deleted(self, key: QueueKey, physical_offset: int) -> bool:
-        """True if this store or RocketMQ has deleted the queue of a record at `physical_offset` since."""
+        """True if this store or RocketMQ deleted the queue after the record at `physical_offset` was stored in
+        it."""
         if self._queues.was_deleted_after(key, physical_offset):
             return True
         if self._after_crash or self.queues_were_lost or physical_offset >= self.dispatched_end:
             return False
-        # After a clean stop the other queues are complete. If this topic has no queue, RocketMQ deleted the topic,
-        # which leaves no other trace.
+        # After a clean stop, queues that still exist are complete. If this topic has no queue, RocketMQ deleted the
+        # topic; a deletion by RocketMQ leaves no other trace.
         return not self._queues.has_topic(key[0])
 
     def is_complete_at(self, physical_offset: int) -> bool:
-        """True if every record at a physical offset must have its unit, because the store stopped cleanly after that
-        offset."""
+        """True if the record at a physical offset must have its queue unit, because the store stopped cleanly after
+        this record was stored."""
         return not (self._after_crash or self.queues_were_lost) and physical_offset < self.dispatched_end
 
     def units_behind(self, last: Mapping[QueueKey, int], start: int, end_offset: int) -> list[int]:
-        """Return the physical offsets in [`start`, `end_offset`) of records whose units a crash left beyond a queue's
-        end, and for which the scan has put no unit. Only the first such record of each queue is returned. `last`:
-        offsets of queues that count as put."""
+        """Return the physical offsets of records whose queue units a crash left beyond a queue's end.
+
+        Only records in [`start`, `end_offset`) count, and only if the log scan has put no unit for them. Only the first
+        such record of each queue is returned. `last`: for each queue, the last queue offset that counts as put.
+        """
         found = []
         for queue in self._queues.plain:
             missing = self._missing.get(queue.key)

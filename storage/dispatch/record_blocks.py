@@ -1,9 +1,9 @@
 """Reads thousands of log records at a time into columns, checks them, and extracts the fields that recovery needs.
 
-A block holds the same results as `raymq.records.format.check.check_record` and `dispatch_view`, as one column per
-field. Only ordinary records form a block. If anything is doubtful (damage, an implausible record, a property that
-occurs twice, a number with characters other than digits), no block is returned, and the caller has to read these
-records one by one.
+A block contains the same results as `raymq.records.format.check.check_record` and `dispatch_view`, as one column per
+field. Only ordinary records form a block. No block is returned if anything is doubtful: damage, an implausible record,
+a property that occurs twice, or a number with characters other than digits. The caller must then read these records one
+by one.
 """
 
 from __future__ import annotations
@@ -42,38 +42,40 @@ _NOT_QUEUED: Final = (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBA
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Good records back to back, as columns. Each array has one element per record, in log order."""
+    """A block of good log records, back to back, as columns. Each array has one element per record, in log
+    order."""
 
-    # The end of the last record, relative to the start of the first record, as in `starts`.
+    # The end of the block's last record, counted from the start of its first record, like the offsets in `starts`.
     length: int
     starts: Ints
     sizes: NDArray[np.int32]
-    # The physical offsets that the records' own headers contain.
+    # The physical offsets that the headers of the records contain.
     physical_offsets: Ints
     sys_flags: Ints
-    # The distinct topics, and for each record the index of its topic.
+    # The distinct topics of the block, and for each record the index of its topic.
     topics: list[str]
     topic_codes: Ints
     queue_ids: Ints
     queue_offsets: Ints
-    # The codes of the records' units: tags codes, or times for records in delay queues.
+    # The codes for the records' queue units: tags codes, or delivery times for records in delay queues.
     tags_codes: Ints
     # The newest store time of all records in the block, in ms.
     last_store_timestamp_ms: int
     producers: Producers
-    # True if any record may name further queues (multi_dispatch.py).
+    # True if any record of the block may name further queues (multi_dispatch.py).
     has_light_queue_units: bool
     # True for each record that a scheduler stored after the message had waited in another queue.
     was_moved: NDArray[np.bool_]
 
     @property
     def queue_keys(self) -> Ints:
-        """Return a number per record that identifies the record's queue within the block."""
+        """Return a number for each record. Records of the block have equal numbers if they belong to the same
+        queue."""
         return (self.topic_codes << 32) + self.queue_ids
 
     @property
     def is_ordinary(self) -> bool:
-        """True if no record is an inner batch, names further queues, or is part of a transaction."""
+        """True if no record of the block is an inner batch, names further queues, or is part of a transaction."""
         if self.has_light_queue_units or (self.sys_flags & SYS_FLAG_INNER_BATCH).any():
             return False
         return not self.of_transactions().any()
@@ -92,19 +94,19 @@ class Block:
         return queued
 
     def by_queue(self, chosen: NDArray[np.bool_]) -> Iterator[Ints]:
-        """Yield the rows for which `chosen` is true, grouped by queue and in order; the queue of the first row is
-        first."""
+        """Yield the rows of the block for which `chosen` is true, one array of rows per queue. Rows of a queue keep
+        their order. The queue of the first row comes first."""
         rows = np.flatnonzero(chosen)
         keys = self.queue_keys[rows]
         if not len(rows) or (keys == keys[0]).all():
             return iter([rows] if len(rows) else [])
-        # Sort the rows by queue, keeping the order within each queue; then split wherever the queue changes.
+        # Sort the rows by queue, keeping the order within each queue. Then split the rows into one group per queue.
         order = np.argsort(keys, kind="stable")
         groups = np.split(rows[order], np.flatnonzero(np.diff(keys[order])) + 1)
         return iter(sorted(groups, key=lambda group: int(group[0])))
 
     def queue_of(self, rows: Ints) -> tuple[str, int]:
-        """Return the topic and queue id of `rows`, which all belong to one queue."""
+        """Return the topic and queue id of the given rows of the block, which all belong to one queue."""
         return self.topics[int(self.topic_codes[rows[0]])], int(self.queue_ids[rows[0]])
 
 
@@ -127,16 +129,17 @@ def read_block(
     delay_levels_ms: tuple[int, ...],
     may_be_torn: bool = False,
 ) -> Block | None:
-    """Read about 4 MiB of records from `position` of a log file on. Returns None if they have to be read one by one.
+    """Read a block of about 4 MiB of records from `position` of a log file on. Returns None if the caller must read the
+    records one by one.
 
     `physical_offset` is the physical offset of the first record. The block ends before the first bytes that are not a
-    record. With `may_be_torn` (after a crash) the last record is checked for a torn end too; earlier records cannot be
-    torn, because a good record follows each.
+    record. With `may_be_torn` (after a crash), the function also checks whether the end of the last record is torn.
+    Earlier records cannot be torn, because a good record follows each of them.
     """
     starts = walk_records(data, position, position + BLOCK_BYTES).starts
     if not len(starts):
         return None
-    # From this point on, positions are relative to the start of the first record.
+    # From here on, positions are counted from the start of the block's first record.
     rest = data[position:]
     bytes_of = np.frombuffer(rest, np.uint8)
     try:
@@ -156,7 +159,7 @@ def read_block(
     found = read_properties(bytes_of, fields)
     if found is None:
         return None
-    # Units of records in delay queues hold a time instead of a tags code.
+    # Queue units of records in delay queues contain a delivery time instead of a tags code.
     waits = np.array([is_waiting_topic(topic) for topic in topics])[topic_codes]
     codes = found.tags_codes
     for row in np.flatnonzero(waits).tolist():
@@ -180,19 +183,20 @@ def read_block(
 
 
 def _crcs_hold(data: memoryview, fields: FieldOffsets) -> bool:
-    """True if each record's body matches the CRC in the record's header. A record without a body has no CRC."""
+    """True if the body of each record matches the CRC in the record's header. A record without a body has no
+    CRC."""
     found = body_crcs(data, fields.body_at, fields.body_at + fields.body_size)
     return bool(((found == fields.head["body_crc"]) | (fields.body_size == 0)).all())
 
 
 def _seals_hold(data: Bytes, fields: FieldOffsets) -> bool:
-    """True if each record that has a property CRC matches this CRC."""
+    """True if each record that has a property CRC matches its property CRC."""
     return not len(wrong_seals(data, fields.starts, fields.starts + fields.head["total_size"]))
 
 
 def _topics(data: Bytes, fields: FieldOffsets) -> tuple[list[str], Ints] | None:
-    """Return the distinct topics, and for each record the index of its topic. None if a name is not valid text or
-    cannot be a topic."""
+    """Return the distinct topics, and for each record the index of its topic. Return None if a topic's name is not
+    valid text or cannot be a topic."""
     names, codes = distinct_texts(data, fields.topic_at, fields.topic_at + fields.topic_size)
     try:
         topics = [name.decode() for name in names]
@@ -202,8 +206,8 @@ def _topics(data: Bytes, fields: FieldOffsets) -> tuple[list[str], Ints] | None:
 
 
 def _is_plausible(fields: FieldOffsets, physical_offset: int) -> bool:
-    """True if every record is plausible (as in `record_check.is_implausible`, except that topics are not
-    checked)."""
+    """True if every record of a block is plausible, by the rules of `record_check.is_implausible`. Topics are not
+    checked here."""
     queue_offsets = fields.head["queue_offset"]
     offsets_max = (fields.starts + physical_offset) // MIN_RECORD_SIZE
     holds = (queue_offsets >= 0) & (queue_offsets <= offsets_max) & (fields.head["queue_id"] >= 0)

@@ -1,7 +1,7 @@
 """Checks records beyond their own fields and CRC (which `raymq.records.format.check.check_record` covers).
 
-A record's CRC covers its body only. Recovery also ends the log before a record that is implausible or torn. A replica
-refuses an implausible record; only the store that crashed can detect a torn one.
+A record's CRC covers only its body. Recovery also ends the log before a record that is implausible or torn (cut off by
+a crash). A replica refuses an implausible record. Only the store that crashed can detect a torn record.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def is_implausible(view: DispatchView, physical_offset: int) -> bool:
 
 
 def is_torn(data: memoryview, position: int, size: int, *, file_start: int, **checks: bool) -> bool:
-    """True if a crash cut off the end of the record at `position` of a log file's `data`. The record's fields must be
-    good.
+    """True if the record at `position` of a log file's `data` is torn: a crash cut off its end. The record's fields
+    must be good.
 
     A torn record ends in zeros. But a whole record can end in zeros too: RocketMQ 4.9 leaves out the last separator, so
     a last property that ends in NUL looks the same. A record is whole if a good record or a BLANK follows. The last
-    record of the log is torn if all its bytes in its last sector are zero, or if the bytes before the zeros are not a
-    property. `file_start` is the file's physical offset; `checks` are the arguments of `check_record` for the next
-    record.
+    record of the log is torn if all its bytes in its last sector are zero. It is also torn if the bytes before the
+    zeros are not a property. `file_start` is the file's physical offset; `checks` are the arguments of `check_record`
+    for the next record.
     """
     end = position + size
     if data[end - 1]:
@@ -56,7 +56,8 @@ def is_torn(data: memoryview, position: int, size: int, *, file_start: int, **ch
 
 
 def _good_one_follows(data: memoryview, position: int, file_start: int, checks: dict[str, bool]) -> bool:
-    """True if `position` of a file's `data` holds a good record, or a BLANK that fills the rest of the file."""
+    """True if `position` of a log file's `data` has a good record, or a BLANK (end-of-file marker) that fills the rest
+    of the file."""
     size, good = check_record(data, position, **checks)
     if size == 0:
         return int.from_bytes(data[position : position + 4]) == len(data) - position

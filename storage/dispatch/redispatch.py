@@ -1,10 +1,10 @@
-"""Dispatches the records of a recovery again: adds missing units to the queues, and producers to the dedup table.
+"""Dispatches log records again during a recovery: adds missing units to the queues, and producers to the dedup table.
 
-Records are dispatched one at a time, or as a block (record_blocks.py) with the same result. A block with anything out
-of the ordinary (a gap, a topic deleted in the middle of the block, offsets out of order, an inner batch, a record in
-several queues) is refused before anything is changed. The records of a refused block must be dispatched one at a time.
-How a record is dispatched depends on the record itself, not on this store's settings, because RocketMQ may have written
-the record.
+Records are dispatched one at a time, or as a block (record_blocks.py) with the same result. A block is refused if
+anything in it is out of the ordinary: a gap, offsets out of order, an inner batch, a record in several queues, or a
+topic deleted in the middle of the block. A block is refused before anything is changed, and its records must be
+dispatched one at a time. How a record is dispatched depends on the record itself, not on this store's settings, because
+RocketMQ may have written the record.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ logger = logging.getLogger(__name__)
 
 
 class _Addition(NamedTuple):
-    """The rows of a block whose units are missing in one queue."""
+    """The rows of a block whose units are missing in one queue, and the rows whose units the queue already has."""
 
     missing: MissingUnits
     rows: Ints
-    # The earlier rows of the block, whose units the queue already has.
+    # The rows of the block, before the missing ones, whose units the queue already has.
     known: Ints
 
 
 class _Unit(NamedTuple):
-    """A queue unit that points to damaged bytes of the log."""
+    """A queue unit that points to a damaged range of the log (a hole)."""
 
     place: QueueUnit
     physical_offset: int
@@ -56,7 +56,8 @@ class _Unit(NamedTuple):
 
 
 class Redispatch:
-    """The dispatch of one recovery to the queues, the dedup table and the delivery progress. Not thread-safe."""
+    """Dispatches the log records of one recovery to the queues, the dedup table and the delivery progress. Not
+    thread-safe."""
 
     def __init__(
         self,
@@ -67,21 +68,22 @@ class Redispatch:
         after_crash: bool,
         reader: LogReader | None = None,
     ) -> None:
-        """`reader` reads the records that units point to. If it is None, units are not compared with the log."""
+        """`reader` reads the log records to which queue units point. If it is None, queue units are not compared with
+        the log."""
         self._queues, self._dedup, self._deliveries, self._reader = queues, dedup, deliveries, reader
         self.ends = RecoveredEnds(queues, after_crash=after_crash)
         self.places = PlaceCheck(queues, self.ends, reader)
-        # Number of units that were put into queues.
+        # Number of units that this recovery added to queues.
         self.queued = 0
-        # Number of units that did not point to their records, and were rewritten.
+        # Number of queue units that did not point to their records, and that this recovery rewrote.
         self.mended = 0
-        # Damaged records that have no unit yet. Each of them may be the record that a queue lacks.
+        # Damaged records (holes) that have no queue unit yet. Each of them may be a record that a queue lacks.
         self._unplaced: list[Hole] = []
-        # True if no record before the start of the log scan can lack a unit.
+        # True if every record before the start of the log scan is known to have its queue unit.
         self.knows_ends = False
 
     def start_again(self) -> None:
-        """Discard the units that are not yet written, so that the recovery can scan the log again."""
+        """Discard the queue units that are not yet written, so that the recovery can scan the log again."""
         self.ends.forget()
         self._unplaced.clear()
         self.queued = 0
@@ -94,7 +96,7 @@ class Redispatch:
         """Put a good record into each of its queues that lacks the record, and record its producer.
 
         Raises QueueGapError if units of earlier records are missing, unless `may_fill_gaps`. Gaps may be filled if the
-        scan started at the log's first record, so that the records of the missing units are lost.
+        scan started at the log's first record: the records of the missing units are then certainly lost.
         """
         if not is_queued(view.sys_flag):
             return
@@ -113,17 +115,18 @@ class Redispatch:
             self._put_unit(unit, view, physical_offset, may_fill_gaps=may_fill_gaps)
 
     def put_hole(self, hole: Hole, view: DispatchView | None, place: QueueUnit | None = None) -> None:
-        """Dispatch a damaged record, with its `view` if its header can be trusted. The record's unit stays, or is
-        created if it is the next unit of its queue. So the queue's offsets have no gap, and readers find what is left
-        of the record.
+        """Dispatch a damaged record (a hole). `view` is its header, if the header can be trusted.
 
-        With a `place`, which may belong to another damaged record, the unit at that place points to fewer bytes than a
-        message needs.
+        The record's queue unit stays, or is created if it is the next unit of its queue. So the queue's offsets have no
+        gap, and readers find the remains of the record.
+
+        `place`: a queue and an offset whose record may be this record or another damaged record. The unit at that place
+        points to fewer bytes than a message needs.
         """
         if view is None and place is not None:
             units = [_Unit(place, hole.offset, MIN_RECORD_SIZE, 0)]
         elif view is None:
-            # After a crash: the units that pointed into the hole before the crash.
+            # After a crash: the queue units that pointed into the damaged range (hole) before the crash.
             units = self._lost_units(hole)
         elif self.ends.was_deleted((view.topic, view.queue_id), hole.offset) or not is_queued(view.sys_flag):
             return
@@ -143,7 +146,7 @@ class Redispatch:
 
     def _put_if_next(self, unit: _Unit) -> bool:
         """Put a unit that points to damaged bytes into its queue, if it is the queue's next unit. Returns False if the
-        queue ends before the unit's offset."""
+        queue ends before the unit's queue offset."""
         topic, queue_id = unit.place.key
         if self._queues.holds_batches(topic, queue_id) or self.ends.was_deleted(unit.place.key, unit.physical_offset):
             return False
@@ -154,8 +157,8 @@ class Redispatch:
         return unit.place.queue_offset < missing.next_offset
 
     def _lost_units(self, hole: Hole) -> list[_Unit]:
-        """Return the units that pointed into a hole before the crash, in log order. (`BaseConsumeQueue.recover_until`
-        has removed these units, because their content was not trustworthy.)"""
+        """Return the queue units that pointed into a damaged range of the log (a hole) before the crash, in log order.
+        `BaseConsumeQueue.recover_until` has removed these units, because their content was not trustworthy."""
         found: list[_Unit] = []
         for queue in self._queues.plain:
             begins, sizes = (queue.lost_units[name].astype(np.int64) for name in ("physical_offset", "size"))
@@ -166,14 +169,14 @@ class Redispatch:
         return sorted(found, key=lambda unit: unit.physical_offset)
 
     def _may_be_stale(self, unit: QueueUnit, view: DispatchView) -> bool:
-        """True if a queue offset before its queue's first offset may belong to another message
+        """True if the unit's queue offset lies before its queue's first offset and may belong to another message
         (storage.dispatch.multi_dispatch)."""
         queue = self._queues.get_plain(*unit.key)
         return not is_dispatched(view.topic) and queue is not None and unit.queue_offset < queue.first_offset
 
     def _put_unit(self, unit: QueueUnit, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> bool:
-        """Put one unit of a record into a queue that lacks the unit. Returns False if the queue was deleted
-        since."""
+        """Put one unit of a record into a queue that lacks the unit. Returns False if the queue was deleted after the
+        record was stored."""
         (topic, queue_id), queue_offset = unit
         missing = self.ends.find(unit.key)
         if missing is None:
@@ -194,8 +197,8 @@ class Redispatch:
         return True
 
     def _mend_units(self, queue: ConsumeQueue, queue_offset: int, begins: Ints, sizes: Ints, codes: Ints) -> None:
-        """Compare a queue's units, from an offset on, with their records in the log. Rewrite the units that point to
-        other records, because the disk has changed these units."""
+        """Compare the units of a queue, from `queue_offset` on, with their records in the log. Rewrite the units that
+        point to other records, because the disk has changed these units."""
         if self._reader is None:
             return
         first = max(queue_offset, queue.first_offset)
@@ -219,12 +222,14 @@ class Redispatch:
     def put_block(
         self, block: Block, physical_offset: int, *, may_fill_gaps: bool, believes_places: bool = True
     ) -> bool:
-        """Do `put_record` for the records of a block; the first record is at `physical_offset`. Returns False if
-        nothing was done: the records must then be put one at a time. Without `believes_places`, a block with misfits
-        (`PlaceCheck`) returns False too."""
+        """Do `put_record` for all records of a block, whose first record is at `physical_offset`.
+
+        Returns False if nothing was done: the caller must then put the records one at a time. Without
+        `believes_places`, a block with misfits (`PlaceCheck`) also returns False.
+        """
         if not block.is_ordinary:
             return False
-        # True for each record whose queue was not deleted since, and that has a unit.
+        # True for each record that has a queue unit and whose queue was not deleted later.
         counted = block.is_queued()
         # Check that the rows of every queue are in order before anything is changed.
         additions: list[_Addition] = []
@@ -254,54 +259,55 @@ class Redispatch:
         return self._remember_rows(block, np.ones(len(block.starts), bool), physical_offset)
 
     def _were_deleted(self, block: Block, rows: Ints, physical_offset: int) -> bool:
-        """True if all of `rows`, which belong to one queue, were stored before that queue was deleted."""
+        """True if all of these `rows` of a block were stored before their queue was deleted. The rows belong to one
+        queue."""
         key = block.queue_of(rows)
         last = physical_offset + int(block.starts[rows[-1]])
         return self.ends.find(key) is None and self.ends.was_deleted(key, last)
 
     def _addition(self, block: Block, rows: Ints, physical_offset: int, *, may_fill_gaps: bool) -> _Addition | None:
-        """Return the units missing from the queue of `rows` (all of one queue), if they can be appended. Returns None
-        if the rows must be put one by one."""
+        """Return the rows whose units are missing in their queue, if these units can be appended. All `rows` belong to
+        one queue. Returns None if the caller must put the rows one by one."""
         topic, queue_id = block.queue_of(rows)
         # Single messages are not appended to a queue of inner batches.
         if self._queues.holds_batches(topic, queue_id):
             return None
-        # The topic was deleted between the first and the last row: the rows belong to two queues of the same name.
+        # If the topic was deleted between the first and the last row, the rows belong to two queues of the same name.
         if self.ends.was_deleted((topic, queue_id), physical_offset + int(block.starts[rows[0]])):
             return None
         missing = self.ends.missing_in(topic, queue_id)
         offsets = block.queue_offsets[rows]
-        # Number of rows that the queue already has; negative if units before the first row are missing.
+        # Number of rows whose units the queue already has; negative if units before the first row are missing.
         known = missing.next_offset - int(offsets[0])
-        # True if each offset is one more than the previous offset.
+        # True if each row's queue offset is one more than the queue offset of the previous row.
         in_order = offsets[-1] - offsets[0] == len(offsets) - 1 and bool((offsets[1:] > offsets[:-1]).all())
-        # True if the queue has lost units at its beginning.
+        # True if the queue has lost units at its beginning, so that it begins after these rows.
         lost = not may_fill_gaps and offsets.min() < missing.queue.first_offset
-        # Rows out of order can be skipped only if the queue has all of them.
+        # Rows that are out of order can be skipped, but only if the queue has the units of all of them.
         if lost or known < 0 or not (in_order or offsets.max() < missing.next_offset):
             return None
         known = min(known, len(rows))
         return _Addition(missing, rows[known:], rows[:known]) if in_order else _Addition(missing, rows[:0], rows[:0])
 
     def _all_fit(self, block: Block, rows: Ints, addition: _Addition, physical_offset: int) -> bool:
-        """True if none of the rows of one queue is a misfit (a record whose place in its queue may have been changed by
-        the disk)."""
+        """True if none of these rows of one queue is a misfit. A misfit is a record whose queue, or whose offset in the
+        queue, may have been changed by the disk."""
         missing, new, known = addition
-        if len(known) + len(new) < len(rows):  # the rows are out of order
+        if len(known) + len(new) < len(rows):  # The rows are out of order in their queue.
             return False
         return self.places.all_fit(block, known, new, missing.queue, physical_offset)
 
     def _mend_known(self, block: Block, queue: ConsumeQueue, rows: Ints, physical_offset: int) -> None:
-        """Do `_mend_units` for rows of a block that are in order and that their queue already has."""
+        """Do `_mend_units` for rows of a block whose units the queue already has. The rows are in order."""
         if len(rows):
             columns = block.starts[rows] + physical_offset, block.sizes[rows].astype(np.int64), block.tags_codes[rows]
             self._mend_units(queue, int(block.queue_offsets[rows[0]]), *columns)
 
     def _lead_to_holes(self, missing: MissingUnits, count: int, physical_offset: int, *, may_fill_gaps: bool) -> bool:
-        """Add `count` units to a queue, which point to damaged records before a physical offset.
+        """Add `count` units to a queue. They point to damaged records (holes) before `physical_offset`.
 
-        Returns False, and adds nothing, if the holes are too small for this number of records, or if the missing
-        records may lie before the start of the scan.
+        Returns False, and adds nothing, if the holes are too small for this number of records. Also returns False if
+        the missing records may lie before the start of the scan.
         """
         if not (self.knows_ends or may_fill_gaps):
             return False
@@ -320,7 +326,8 @@ class Redispatch:
         return True
 
     def _skip_lost_units(self, missing: MissingUnits, unit: QueueUnit, *, may_fill_gaps: bool) -> None:
-        """Continue the queue at `unit`, after a gap. Raises QueueGapError unless `may_fill_gaps`."""
+        """Skip lost units: continue the queue at `unit`, after a gap. Raises QueueGapError unless
+        `may_fill_gaps`."""
         queue, end = "{}:{}".format(*unit.key), missing.next_offset
         if not may_fill_gaps:
             raise QueueGapError(f"queue {queue} ends at offset {end}, but the log has its offset {unit.queue_offset}")
@@ -330,9 +337,11 @@ class Redispatch:
         missing.queue.start_at(unit.queue_offset)
 
     def _remember_rows(self, block: Block, counted: NDArray[np.bool_], physical_offset: int) -> bool:
-        """Record the producers of the records for which `counted` is true. Returns False, and does nothing, if a record
-        belongs to a deleted topic, or if the dedup table would evict producers: the result would then depend on the
-        records' order."""
+        """Record the producers of the block's records for which `counted` is true.
+
+        Returns False, and does nothing, if a record belongs to a deleted topic. Also returns False if the dedup table
+        would evict producers, because the result would then depend on the records' order.
+        """
         found = producers_of(block, counted)
         was_deleted = any(self._queues.has_deletions_after(topic, physical_offset) for topic in found.topics)
         if was_deleted or not found.fits_into(self._dedup):

@@ -2,9 +2,9 @@
 
 The limit is not on disk: after a restart consumers see everything that recovery kept.
 
-A batch is written to the log before it is added here, so the limit may pass the batch first: the disk or another
-replica can have the batch while its writer thread is not running. Consumers see such a batch as soon as it is added.
-Its queue is kept for the thread that wakes the waiting fetches (`take_late`).
+A batch is written to the log before the writer thread adds it here. In between, the disk or another replica may already
+have the batch, so the limit may pass its end. Consumers see such a batch as soon as it is added. Its queue is kept for
+the thread that wakes the waiting fetches (`take_late`).
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from collections import deque
 from storage.queue.queue_table import AnyQueue
 
 _Written = tuple[int, AnyQueue, int]
-"""A written batch: its end in the log, its queue, and the queue's next offset after the batch."""
+"""A written batch: the physical offset of its end, its queue, and the queue's next offset after the batch."""
 
 
 class Visibility:
-    """The written batches that consumers do not see yet. One thread adds batches, one thread advances the limit.
-    Initially consumers see nothing."""
+    """The written batches that consumers do not see yet. One thread adds batches, and one thread advances the limit up
+    to which consumers see the log. Initially consumers see nothing."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._written: deque[_Written] = deque()
         self._late: list[AnyQueue] = []
-        """Queues of batches that were visible already when they were added."""
+        """Queues of batches that were visible to consumers as soon as they were added."""
         # Physical offset up to which consumers see the log.
         self.visible_offset = 0
 
     def add(self, end_offset: int, queue: AnyQueue, next_offset: int) -> None:
-        """Add a written batch: once the log is visible up to `end_offset`, `queue` is visible up to
+        """Add a written batch. Once consumers may see the log up to `end_offset`, they may see `queue` up to
         `next_offset`."""
         with self._lock:
             if end_offset <= self.visible_offset:
@@ -53,8 +53,8 @@ class Visibility:
         return queues
 
     def take_late(self) -> list[AnyQueue]:
-        """Return the queues of batches that were visible as soon as they were added, since the last call. Called by the
-        thread that adds batches."""
+        """Return the queues of batches that became visible as soon as they were added, since the last call of
+        `take_late`. Called by the thread that adds batches."""
         if not self._late:
             return []
         with self._lock:

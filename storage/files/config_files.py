@@ -4,14 +4,14 @@ On disk
     config/topics.json          the newest text
     config/topics.json.bak      the previous text
 
-A new text is written under a temporary name and renamed, so that a crash leaves one of the two texts, or only the older
-one as `.bak`. During each replacement the file is missing for a moment, and a reader must not mistake this for damage.
-So the readers and writers of a directory share a lock; all of them are in the store's process.
+A new text is written under a temporary name and renamed. So after a crash one of the two texts exists, or only the
+older text as `.bak`. During each replacement the file is missing for a moment, and a reader must not mistake this for
+damage. So the readers and writers of a directory share a lock; all of them are in the store's process.
 
-Each text is followed by a checksum that other programs do not see. RocketMQ reads the same JSON files, and may write
-them. So the checksum is white space after the text: a line feed, one character for each bit of the CRC-32 (a space for
-0, a tab for 1), a line feed. A text without a checksum was written by RocketMQ or by hand, and is accepted unchecked.
-To edit a text with a checksum by hand, delete the white space.
+Each text is followed by a checksum that other programs ignore. RocketMQ reads the same JSON files, and may write them.
+So the checksum is white space after the text: a line feed, one character for each bit of the CRC-32 (a space for 0, a
+tab for 1), a line feed. A text without a checksum was written by RocketMQ or by hand, and is accepted unchecked. To
+edit a text with a checksum by hand, delete the white space.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _BITS: Final = 32
 _SEAL_BYTES: Final = _BITS + 2
 _ZERO, _ONE, _LINE_FEED = b" \t\n"
 REPAIRED_MAX_BYTES: Final = 8192
-"""Maximum length in bytes of a text in which a single wrong bit is located and corrected. Longer texts are not
-corrected."""
+"""Maximum length in bytes of a text in which a single wrong bit can be located and corrected. The store does not
+correct longer texts."""
 
 
 class Unsealed(NamedTuple):
     """A text that was read from a file, and a description of its damage.
 
-    `text` is None if the text changed after its checksum was computed and cannot be corrected. `damage` describes the
-    damage; it is empty if the text was intact.
+    `text` is None if it does not match its checksum and cannot be corrected. `damage` describes the damage; it is empty
+    if the text was intact.
     """
 
     text: bytes | None
@@ -75,7 +75,8 @@ def unseal(data: bytes) -> Unsealed:
 
 
 def _agrees(crc: int, tail: bytes) -> bool:
-    """Return True if all readable bits of the checksum `tail` equal the bits of `crc`."""
+    """Return True if all readable bits of a checksum equal the bits of `crc`. `tail` is the checksum as white
+    space."""
     return all(
         byte not in (_ZERO, _ONE) or (byte == _ONE) == bool(crc >> bit & 1) for bit, byte in enumerate(tail[1:-1])
     )
@@ -93,8 +94,8 @@ _turns_lock: Final = threading.Lock()
 def parse_fastjson(text: str) -> Any:
     """Parse JSON as RocketMQ's fastjson writes it: integer keys may be unquoted, as in ``{0:5,1:7}``.
 
-    An unquoted key becomes a str, like every key in JSON. Raises ValueError if the text is not JSON even with unquoted
-    keys.
+    An unquoted key becomes a str, like every key in JSON. Raises ValueError if the text is not valid JSON apart from
+    unquoted keys.
     """
     return json.loads(_STRING_OR_INTEGER_KEY.sub(lambda found: f'"{found[1]}"' if found[1] else found[0], text))
 
@@ -103,7 +104,7 @@ class ConfigFiles:
     """The files in the directory `root`/config. Thread-safe, even if several objects use one directory."""
 
     def __init__(self, root: Path, damage: DamageNotes | None = None) -> None:
-        """`damage` collects descriptions of the damaged files."""
+        """`damage`: the object that collects the descriptions of damaged files."""
         self._damage = damage or DamageNotes()
         self.directory = root / "config"
         disk.make_directory(self.directory)
@@ -111,11 +112,11 @@ class ConfigFiles:
             self._turn = _turns.setdefault(self.directory.resolve(), threading.Lock())
 
     def read(self, name: str) -> str | None:
-        """Return the text of the file `name`, or of its `.bak` if the file is missing, empty or (for .json) does not
-        parse.
+        """Return the text of the file `name`, or of its `.bak` file. The `.bak` file is used if `name` is missing,
+        empty or (for .json) does not parse.
 
         Returns None if neither file exists. Deletes a file that cannot be used, as RocketMQ does. Raises
-        StoreCorruptError if the `.bak` is needed and cannot be used either.
+        StoreCorruptError if the `.bak` file is needed and cannot be used either.
         """
         with self._turn:
             return self._read(self._path(name))
@@ -150,8 +151,8 @@ class ConfigFiles:
             disk.sync_directory(self.directory)
 
     def _usable_text(self, path: Path) -> str | None:
-        """Return the text of the file `path`. Returns None if the file is missing, empty, damaged, not UTF-8, or .json
-        that does not parse.
+        """Return the text of the file `path`. Returns None if the file is missing, empty, damaged or not UTF-8, or is a
+        .json file that does not parse.
 
         Rewrites the file if it has a single wrong bit.
         """

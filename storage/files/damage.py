@@ -1,4 +1,4 @@
-"""The damage that a store has found in files beside its log, for the store's status."""
+"""Collects the damage that a store has found in files beside its log, for the store's status report."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ logger = logging.getLogger(__name__)
 
 
 class DamageNotes:
-    """Descriptions of damaged files and of their repair. Thread-safe: descriptions are only added."""
+    """Descriptions of damaged files and of their repair. Descriptions are only added, never removed.
+    Thread-safe."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The first TEXTS_MAX descriptions, in the order in which they were added."""
+        """The first TEXTS_MAX descriptions of damaged files, in the order in which they were added."""
         return tuple(self._texts)
 
     def note(self, text: str) -> None:

@@ -1,7 +1,7 @@
 """All calls with which the store changes its disk, waits for the disk, or tests whether the disk can be read.
 
 Callers write `disk.flush(descriptor)`, never `from storage.files.disk import flush`. So tests can replace the functions
-of this module by a fake disk: one that loses all unflushed bytes, or one that fails.
+of this module by a fake disk, which loses all unflushed bytes or fails.
 
 On return, the effect of each call survives
 
@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import Final
 
 PAGE_BYTES: Final = 4096
-"""The page size in bytes assumed by settings that give the minimum for a flush or a commit as a number of
-pages."""
+"""The page size in bytes that settings assume if they give a number of pages: the minimum for a flush or a
+commit."""
 
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
-"""Modes for directories and files: only the owner may read messages."""
+"""Modes of new directories and files (DIRECTORY_MODE, FILE_MODE): only the owner may read messages."""
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _COPY_BYTES: Final = 1 << 20
@@ -48,8 +48,8 @@ _NEVER_MAPPED: Final = {
     0xFF534D42: "CIFS",
     0xFE534D42: "SMB2",
 }
-"""File systems whose files are never written through a map, by magic number (statfs): a write into allocated bytes may
-need new blocks, or the file system is on a network."""
+"""File systems whose files are never written through a map, by magic number (statfs). On these file systems a write
+into allocated bytes may need new blocks, or the file system is on a network."""
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +73,9 @@ def preallocate(descriptor: int, size: int) -> None:
 def map_for_writing(descriptor: int, size: int) -> mmap.mmap | None:
     """Return a shared, writable map of a file of `size` bytes. `preallocate` must have been called for this file.
 
-    Returns None if a store into the map could need space that the disk lacks, which would be SIGBUS. The file must then
-    be written with `pwrite_all`. Readers of the file see a store into the map at once; `flush` writes it to the disk.
-    Raises OSError if the disk is full or failed.
+    Returns None if a store into the map could need space that the disk lacks, which would end the process by SIGBUS.
+    The file must then be written with `pwrite_all`. Readers of the file see a store into the map at once; `flush`
+    writes it to the disk. Raises OSError if the disk is full or failed.
     """
     name = _NEVER_MAPPED.get(_file_system_of(descriptor))
     reason = f"{name} may need new blocks for it" if name else _refusal_to_allocate(descriptor, size)
@@ -85,7 +85,7 @@ def map_for_writing(descriptor: int, size: int) -> mmap.mmap | None:
         except (OSError, ValueError) as error:
             reason = str(error)
         else:
-            # Without MADV_RANDOM, the first store into a new part of the file faults in as many pages as the disk reads
+            # Without MADV_RANDOM, the first store into a new part of the map faults in as many pages as the disk reads
             # ahead: megabytes.
             mapped.madvise(mmap.MADV_RANDOM)
             return mapped
@@ -98,15 +98,16 @@ def _file_system_of(descriptor: int) -> int:
     buffer = ctypes.create_string_buffer(_STATFS_BYTES)
     if _LIBC.fstatfs(ctypes.c_int(descriptor), buffer):
         return 0
-    # The first field is a long; its lower half is the magic number.
+    # The first field of the statfs result is a long; its lower half is the magic number of the file system.
     return int.from_bytes(buffer.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) & 0xFFFFFFFF
 
 
 def _refusal_to_allocate(descriptor: int, size: int) -> str:
-    """Return the reason why the file system cannot allocate a file's blocks in advance; empty if it allocated them.
+    """Try to allocate a file's blocks in advance. Return the reason why the file system cannot do that; empty if it
+    allocated the blocks.
 
-    On file systems without allocation `posix_fallocate` would write to the file instead. Raises OSError as
-    `preallocate` does.
+    `posix_fallocate` is not used here, because on file systems without allocation it writes to the file instead. Raises
+    OSError if the disk is full.
     """
     if _LIBC.fallocate(ctypes.c_int(descriptor), ctypes.c_int(0), ctypes.c_int64(0), ctypes.c_int64(size)) == 0:
         return ""
@@ -129,7 +130,7 @@ def write_again(path: Path, begin: int, end: int) -> None:
     """Write the bytes from `begin` to `end` of the file at `path` once more, and flush the file.
 
     After a failed flush Linux keeps the bytes in memory, marks them as written, and does not write them at a later
-    flush. A process that finds these bytes must write them itself before it relies on them.
+    flush. A process that reads such bytes must write them again itself before it relies on them.
     """
     descriptor = open_file(path, os.O_RDWR)
     try:
@@ -175,7 +176,7 @@ def rename(source: Path, target: Path) -> None:
 
 
 def unlink(path: Path) -> None:
-    """Remove a file's name, if it exists."""
+    """Remove a file's name from its directory, if it exists."""
     path.unlink(missing_ok=True)
 
 
@@ -206,7 +207,7 @@ def _take_from_others(path: str, mode: int) -> None:
         if os.lstat(path).st_mode & 0o077:
             os.chmod(path, mode)
     except FileNotFoundError:
-        pass  # the file was removed after the directory was listed
+        pass  # The file was removed after the directory was listed.
 
 
 def remove_tree(path: Path) -> None:
@@ -253,10 +254,11 @@ def make_pages(mapped: mmap.mmap, position: int, size: int) -> None:
     """Prefault `size` bytes of a shared, writable map from `position` on, so that they can be written without page
     faults.
 
-    Both arguments are multiples of the page size. The file's blocks must be allocated. Raises OSError if prefaulting
-    failed, or if the kernel is older than 5.14. `mmap.madvise` is not used: it blocks all other threads.
+    `position` and `size` are multiples of the page size. The file's blocks must be allocated. Raises OSError if
+    prefaulting failed, or if the kernel is older than 5.14. `mmap.madvise` is not used: it blocks all other threads.
     """
-    first = ctypes.c_char.from_buffer(mapped, position)  # keeps the address of the map valid during the call
+    # This object keeps the address of the map valid during the call.
+    first = ctypes.c_char.from_buffer(mapped, position)
     address = ctypes.addressof(first)
     if _LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_POPULATE_WRITE):
         error = ctypes.get_errno()
@@ -270,7 +272,7 @@ def pread(descriptor: int, size: int, position: int) -> bytes:
 
 
 def pwrite_all(descriptor: int, position: int, data: Bytes) -> None:
-    """Write all of `data` at byte `position`. Calls `os.pwrite` until everything is written."""
+    """Write all of `data` at byte `position` of the file. Calls `os.pwrite` until everything is written."""
     view = memoryview(data)
     written = os.pwrite(descriptor, view, position)
     while written < len(view):

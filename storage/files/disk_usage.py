@@ -1,4 +1,4 @@
-"""The used share of a disk, as retention and the put checks compute it, and errors for a full disk."""
+"""Computes the used share of a disk for retention and the put checks, and the errors for a full disk."""
 
 from __future__ import annotations
 
@@ -34,13 +34,12 @@ def disk_free_bytes(path: Path) -> int:
 
 
 class NoRoomError(OSError):
-    """Error: a small file beside the log could not be written because the disk is full. The disk works, and no data is
-    lost."""
+    """Raised if a small file beside the log could not be written because the disk is full. The disk works, and no data
+    is lost."""
 
 
 def is_want_of_space(error: OSError) -> bool:
-    """Return True if a file could not be created because the disk, or this user's quota, is full. The disk itself
-    works."""
+    """Return True if `error` means that the disk, or this user's quota, is full. The disk itself works."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 

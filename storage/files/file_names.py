@@ -62,8 +62,8 @@ def list_files(directories: Sequence[Path], size: int, *, remedy: str, repair: b
 
 
 def _delete(paths: Sequence[Path]) -> None:
-    """Delete files and sync their directories. Without the sync a power cut could bring back a file after a clean stop,
-    and nothing would delete it again."""
+    """Delete files and sync their directories. Without the sync, a power cut could bring back a deleted file after a
+    clean stop, and nothing would delete the file again."""
     for path in paths:
         disk.unlink(path)
     for directory in {path.parent for path in paths}:

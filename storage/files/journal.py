@@ -5,9 +5,9 @@ On disk
                             CRC-32 of the rest of the line, in hex, a space, and one JSON object per line
     journal.new             exists while the journal is being rewritten
 
-A line is on disk when `put` returns. A crash may leave the last line torn. The torn line was never acknowledged, so it
-is cut off. Any other damage is an error, because a lost value could be a promise to another process. When most lines
-are outdated, the journal is rewritten under another name and renamed.
+A line is on disk when `put` returns. A crash may leave the last line incomplete (torn). A torn line was never
+acknowledged, so it is cut off. Any other damage is an error, because a lost value could be a promise to another
+process. When most lines are outdated, the journal is rewritten under another name and renamed.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 Two locks are taken. `flock` also excludes a second store in the same process, and is held until the last descriptor is
 closed. The POSIX lock on byte 0 is the lock that RocketMQ's Java takes. The kernel releases both locks when the process
-dies. The file contains the text `lock`, and below it the holder's pid.
+dies. The file contains the text `lock`, and below it the pid of the process that holds the locks.
 
 Two stores with different roots could name the same log directory outside of their roots (store_path_commit_log). So
-each log directory outside of the root is locked too, with `flock` on the directory itself: RocketMQ would not expect a
-file in it.
+each log directory outside of the root is locked too, with `flock` on the directory itself, because RocketMQ would not
+expect a lock file in it.
 """
 
 from __future__ import annotations
@@ -73,6 +73,6 @@ class DirectoryLock:
             raise StoreLockedError(str(directory), "another store, for its log") from None
 
     def release(self) -> None:
-        """Unlock the directories. Idempotent."""
+        """Unlock the store's directories. Idempotent."""
         while self._descriptors:
             os.close(self._descriptors.pop())

@@ -1,7 +1,8 @@
-"""One file of the log or of a queue: preallocated, written through a memory map or by position, and read through maps.
+"""One file of the log or of a queue. The file is preallocated, written through a memory map or by position, and read
+through maps.
 
-A file gets its final name only after it has its full size and its blocks: it is allocated under another name and
-renamed. So a full disk raises OSError before anything is written, and a crash leaves no file of a wrong size.
+A file is allocated under another name and renamed. So it gets its final name only after it has its full size and all
+its blocks. A full disk raises OSError before anything is written, and a crash leaves no file of a wrong size.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ HEAD_BYTES: Final = 8
 
 _ZEROS: Final = bytes(ZEROING_CHUNK_BYTES)
 _FLUSH_FIRST_BYTES: Final = 16 << 20
-"""If more bytes than this follow the end offset, `used_end` flushes the file first: the file system can then report
-which blocks were written."""
+"""If a file has more bytes than this after the given position, `used_end` flushes the file first. The file system can
+then report which blocks were written."""
 
 Bytes = disk.Bytes | NDArray[np.uint8]
 
@@ -42,7 +43,7 @@ class MappedFile:
         """The file's writable map. None if the file cannot safely be written through a map, so that `write` must be
         used.
 
-        On close the map is dropped, not closed: it remains valid for threads that still hold it.
+        On close the map is dropped, not closed: it remains valid for threads that still use it.
         """
         try:
             disk.preallocate(self._descriptor, size)
@@ -53,8 +54,8 @@ class MappedFile:
 
     @classmethod
     def create(cls, path: Path, start: int, size: int, *, scratch: Path) -> MappedFile:
-        """Create a file of `size` zero bytes at `path`. It is first made under the name `scratch` in the same file
-        system.
+        """Create a file of `size` zero bytes at `path`. The file is first created under the name `scratch` in the same
+        file system.
 
         After an OSError (for example, a full disk) no file is left. On return the size is on disk. The name is on disk
         after `disk.sync_directory`: a power cut leaves the whole file or none.
@@ -69,8 +70,8 @@ class MappedFile:
         disk.pwrite_all(self._descriptor, position, data.data if isinstance(data, np.ndarray) else data)
 
     def write_whole(self, position: int, data: memoryview) -> None:
-        """Write `data` as `write` does, but write its first 8 bytes last. Until the first 8 bytes are written, every
-        reader sees the log end at `position`."""
+        """Write `data` as `write` does, but write its first 8 bytes last. Until then, for every reader the log ends at
+        `position`."""
         self.write(position + HEAD_BYTES, data[HEAD_BYTES:])
         self.write(position, data[:HEAD_BYTES])
 
@@ -85,8 +86,8 @@ class MappedFile:
             raise OSError(errno.ENOENT, "the file was deleted while the store had it open", str(self.path))
 
     def used_end(self, position: int) -> int:
-        """Return the offset after the last byte from `position` on that is not zero; `position` if all of them are
-        zero.
+        """Return the offset after the file's last byte that is not zero. Only bytes from `position` on count; return
+        `position` if all of them are zero.
 
         Reads only blocks that were ever written. A large file is flushed first, so that the file system can report
         these blocks.
@@ -98,7 +99,8 @@ class MappedFile:
         return end
 
     def _used_end_within(self, start: int, stop: int) -> int:
-        """Return the offset after the last byte of the range that is not zero; 0 if all bytes are zero."""
+        """Return the offset after the last byte of the file range that is not zero; 0 if all bytes of the range are
+        zero."""
         end, at = 0, start
         buffer = bytearray(min(ZEROING_CHUNK_BYTES, stop - start))
         while at < stop:
@@ -112,12 +114,12 @@ class MappedFile:
         return end
 
     def zero(self, position: int, end: int) -> None:
-        """Overwrite the bytes from `position` up to `end` with zeros."""
+        """Overwrite the bytes of the file from `position` up to `end` with zeros."""
         for at in range(position, end, ZEROING_CHUNK_BYTES):
             disk.pwrite_all(self._descriptor, at, bytes(min(ZEROING_CHUNK_BYTES, end - at)))
 
     def close(self) -> None:
-        """Close the descriptor and drop the map, without a flush. Idempotent."""
+        """Close the file's descriptor and drop its map, without a flush. Idempotent."""
         self.mapped = None
         if self._descriptor >= 0:
             os.close(self._descriptor)

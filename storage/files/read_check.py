@@ -24,10 +24,10 @@ _STEP_BYTES: Final = 1 << 20
 def require_readable(
     directories: Iterable[Path], *, max_s: float = CHECK_MAX_S, clock_s: Callable[[], float] = time.monotonic
 ) -> str:
-    """Read the files below `directories`, newest first, for at most `max_s` seconds. Returns a description of what was
-    read.
+    """Read the files below `directories`, newest first, for at most `max_s` seconds. Returns a description of the files
+    that were read.
 
-    Raises StoreError, which names the first file that cannot be read. No file is changed.
+    Raises StoreError, with the name of the file, if a file cannot be read. No file is changed.
     """
     paths = [path for directory in directories for path in directory.rglob("*") if path.is_file()]
     paths.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)

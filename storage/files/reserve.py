@@ -4,9 +4,9 @@ On disk
     reserve                 zeros with all their blocks; missing if it was used, or if the disk had no room for it
 
 A full disk must not stop consumers: their offsets, leases and memberships are records of the broker's state. The log
-keeps room for these records in its own files (storage/log/commit_log.py). In addition, the state needs the next file of
-its queue, and small texts in `config/`. If the disk has no room for one of these files, the reserve is deleted, and the
-write is retried once. The cleaner creates the reserve again as soon as the disk has room.
+reserves space for these records in its own files (storage/log/commit_log.py). In addition, the state needs the next
+file of its queue, and small texts in `config/`. If the disk has no space for one of these files, the reserve is
+deleted, and the write is retried once. The cleaner creates the reserve again as soon as the disk has space.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from storage.files.mapped_file import allocate
 
 RESERVE_FILE: Final = "reserve"
 SMALL_FILES_MAX_BYTES: Final = 8 << 20
-"""Bytes of the reserve that are meant for small texts beside the log. A store with small log files reserves
+"""Part of the reserve, in bytes, that is for small texts beside the log. A store with small log files reserves
 less."""
 
 T = TypeVar("T")
@@ -41,12 +41,12 @@ class SpaceReserve:
         self._path, self._size = root / RESERVE_FILE, size
         self._lock = threading.Lock()
         self._is_reported = False
-        """True if the missing reserve was already reported and is still missing."""
+        """True if the store has reported that the reserve is missing, and it is still missing."""
         _reserves[root.resolve()] = self
         self.make()
 
     def make(self) -> None:
-        """Create the reserve file, unless it exists or the disk has no room for it. Raises OSError if the disk
+        """Create the reserve file, unless the file exists or the disk has no space for it. Raises OSError if the disk
         failed."""
         with self._lock:
             if self._path.exists() and self._path.stat().st_size == self._size:

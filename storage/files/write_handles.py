@@ -1,5 +1,5 @@
-"""A bounded cache of files open for writing. A store may have more queues than its process may have open
-descriptors."""
+"""A bounded cache of files that are open for writing. It is needed because a store may have more queues than its
+process may have open descriptors."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ class WriteHandles:
     def map_of(self, path: Path) -> mmap.mmap | None:
         """Return the writable map of the existing file `path`; None if the file must be written with `write`.
 
-        The map may be written to only until a file is closed (`closed_count` changes). Callers must not keep a view of
-        the map. Raises OSError if the disk failed.
+        The caller may use the map only until a file is closed (`closed_count` changes), and must not keep a view of it.
+        Raises OSError if the disk failed.
         """
         file = self._opened(path)
         return None if isinstance(file, int) else file
 
     def complete_writes(self) -> None:
-        """Make all written bytes readable in the files. This class does nothing, because its writes are readable at
-        once.
+        """Make all written bytes readable in the queue files. This class does nothing, because its writes are readable
+        at once.
 
         A store with a transient store pool has handles that hold writes back (storage.dispatch.held_units).
         """

@@ -1,7 +1,7 @@
 """Find the parts of a file that can contain bytes other than zero, by a request to the file system instead of reading.
 
-A preallocated file has blocks that were never written. They read as zeros, and the file system records which blocks
-these are. Reading these blocks would take seconds for a file of 1 GiB, and fill the page cache with zeros.
+A preallocated file has blocks that were never written. These blocks read as zeros, and the file system records which
+blocks they are. Reading these blocks would take seconds for a file of 1 GiB, and fill the page cache with zeros.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def data_ranges(descriptor: int, start: int, end: int) -> Iterator[tuple[int, in
         try:
             start = os.lseek(descriptor, start, os.SEEK_DATA)
         except OSError as error:
-            if error.errno != errno.ENXIO:  # ENXIO: the rest of the file has no data
+            if error.errno != errno.ENXIO:  # ENXIO means that the rest of the file has no data.
                 raise
             return
         stop = min(os.lseek(descriptor, start, os.SEEK_HOLE), end)

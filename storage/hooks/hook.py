@@ -1,4 +1,5 @@
-"""One hook of a store: found by its import path, and called in its own thread with a time limit.
+"""One hook of a store: an operator's function, found by its import path, and called in its own thread with a time
+limit.
 
 A hook fails if it raises, or takes longer than hook_timeout_ms. Failures are counted, and logged at most once a minute.
 While a call still runs, the hook is not called again, so that one slow call does not delay appends or fetches a second
@@ -25,20 +26,22 @@ logger = logging.getLogger(__name__)
 FAILURE_LINE_PAUSE_S: Final = 60.0
 """Minimum time in seconds between two log messages about failures of one hook."""
 
-HookFunction = Callable[[Any], object]  # the argument is a PutBatch or a FetchedBatch, depending on the setting
+# A hook function. Its argument is a PutBatch or a FetchedBatch, depending on the setting that names the hook.
+HookFunction = Callable[[Any], object]
 
 
 def find_hook(path: str, setting: str) -> HookFunction:
-    """Import the function at the path ``package.module:name``; if it names a class, create an instance.
+    """Import the function at the path ``package.module:name``. If the name is a class, create an instance of it.
 
-    Raises ConfigError, with the setting and the cause, if the module cannot be imported in this process, has no such
-    name, or the named object is not callable.
+    `setting`: the setting that contains the path. Raises ConfigError, with the setting and the cause, if the module
+    cannot be imported in this process. Also raises it if the module has no such name, or the named object is not
+    callable.
     """
     module_name, _, name = path.partition(":")
     where = f"store.{setting} names {path!r}, and"
     try:
         found: Any = import_module(module_name)
-    except Exception as error:  # a user's module may raise anything
+    except Exception as error:  # The operator's module may raise any exception.
         raise ConfigError(
             f"{where} {module_name!r} cannot be imported in the store's process ({type(error).__name__}: {error}); "
             "install it on the nodes with stores, or set PYTHONPATH before `ray start` there"
@@ -65,7 +68,7 @@ def find_hook(path: str, setting: str) -> HookFunction:
 
 
 class _Call:
-    """One call of the hook that is still running."""
+    """A call of a hook that may still be running."""
 
     __slots__ = ("batches", "ended", "error")
 
@@ -76,10 +79,10 @@ class _Call:
 
 
 class Hook:
-    """One hook, its thread and its metrics. Thread-safe. Stop it with `close`."""
+    """One hook of a store, with its thread and its counters. Thread-safe. Stop it with `close`."""
 
     def __init__(self, path: str, setting: str, timeout_s: float) -> None:
-        """Find and import the hook. Raises ConfigError as `find_hook` does."""
+        """Import the hook function. Raises ConfigError as `find_hook` does."""
         self.path, self._setting, self._timeout_s = path, setting, timeout_s
         self._function = find_hook(path, setting)
         self._lock = threading.Lock()
@@ -94,7 +97,8 @@ class Hook:
     def call(self, batches: Sequence[HookedBatch]) -> bool:
         """Call the hook with each of `batches`, for at most hook_timeout_ms in total.
 
-        Returns False if the hook failed: it raised, took too long, or an earlier call still runs.
+        Returns False if the hook raised or took too long. Also returns False, without a call, if an earlier call still
+        runs.
         """
         start_s = time.monotonic()
         if not self._lock.acquire(timeout=self._timeout_s):
@@ -136,7 +140,7 @@ class Hook:
         )
 
     def close(self) -> None:
-        """Stop the thread once the running call has ended. Does not wait for the call."""
+        """Stop the hook's thread once the running call has ended. Does not wait for the call."""
         self._calls.put(None)
 
     def _run(self) -> None:
@@ -144,7 +148,7 @@ class Hook:
             try:
                 for batch in call.batches:
                     self._function(batch)
-            except Exception as error:  # the operator's code may raise anything
+            except Exception as error:  # The operator's code may raise any exception.
                 call.error = error
             call.ended.set()
 

@@ -63,15 +63,16 @@ class HookedWrite:
         must_succeed: bool,
         on_refused: Callable[[], None],
     ) -> None:
-        """`must_succeed`: refuse the messages if a hook fails. `on_refused` is called when nothing is stored."""
+        """`must_succeed`: True if messages are refused when a hook fails. `on_refused` is called if messages are
+        refused, so that nothing is stored."""
         self._write, self._hooks, self._broker_name = write, hooks, broker_name
         self._must_succeed, self._on_refused = must_succeed, on_refused
 
     def __call__(self, batches: Sequence[EncodedBatch], timeout_s: float) -> Written:
         """Pass the batches to the hooks, then write them.
 
-        Raises an error before anything is written: MessageRefusedError if a hook refuses a message, SystemBusyError if
-        a hook fails and hooks must succeed, MessageIllegalError for a batch that no producer creates.
+        Errors raised before anything is written: MessageRefusedError if a hook refuses a message, SystemBusyError if a
+        hook fails and hooks must succeed, and MessageIllegalError for a batch that no producer creates.
         """
         try:
             shown = [one for batch in batches for one in self._shown(batch)]
@@ -90,7 +91,7 @@ class HookedWrite:
                     f"the store's hook {hook.path} failed, and put_hooks_must_succeed is on: nothing was stored, send "
                     "again later; see the store's log and `raymq status --json`"
                 )
-            # Ignore refusals of a hook that failed, because its late call may still add refusals.
+            # Ignore refusals of a hook that failed, because its call may still be running and may add more refusals.
             refused = [(batch, dict(batch.refusals)) for batch in shown if batch.refusals] if succeeded else []
             if refused:
                 hook.count_refusals(sum(len(reasons) for _, reasons in refused))
@@ -98,7 +99,7 @@ class HookedWrite:
                 raise MessageRefusedError(hook.path, batch.topic, reasons[min(reasons)])
 
     def _shown(self, batch: EncodedBatch) -> Iterator[PutBatch]:
-        """Yield the batch as hooks see it: a copy, because a hook that is late still reads the copy after the buffer is
+        """Yield the batch as hooks receive it. It is a copy, because a slow hook may still read it after the buffer is
         reused for another request."""
         topic = batch.topic
         if is_system_topic(topic) and not names_real_topic(topic):
@@ -109,7 +110,8 @@ class HookedWrite:
         if not names_real_topic(topic):
             yield PutBatch(self._broker_name, topic, batch.queue_id, records, producer_id)
             return
-        # Delayed messages share the queue of their delay level, whatever their topics are.
+        # Group delayed messages by destination queue: messages of different topics share the queue of their delay
+        # level.
         for (real_topic, real_queue_id), part in groupby(
             _with_place(records, batch.sizes.tolist()), lambda one: one[0]
         ):
@@ -153,7 +155,7 @@ class HookedFetches:
     def __call__(
         self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float, patient: bool = False
     ) -> list[FetchResult]:
-        """Fetch messages, and pass them to the hooks (`CarryOutFetches`)."""
+        """Fetch messages as `CarryOutFetches` describes, and pass them to the consume hooks."""
         results = self._fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=patient)
         shown = [
             FetchedBatch(

@@ -2,8 +2,8 @@
 
 The ids of a producer's batch are mostly consecutive, and the batch describes them. The append stores a few fields of
 each batch in an AppendedBatches object. The index thread compares these fields with the records in the log, and takes
-the hashes of the ids from a table. Small batches are not kept, because they gain too little, and the number of kept
-records is bounded. For batches that are not kept, the index reads the log.
+the hashes of the ids from a table. Small batches are not kept, because this gains too little for them. The number of
+kept records is bounded. For batches that are not kept, the index reads the log.
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ from raymq.records.logfiles.log_reader import LogReader
 from storage.index.index_file import IndexEntries
 
 RECORDS_MIN: Final = 64
-"""Minimum number of records of a kept batch. A smaller batch is faster to read from the log, together with adjacent
-batches, unless the batch has BYTES_MIN bytes."""
+"""Minimum number of records of a batch that is kept for the index. A smaller batch is faster to read from the log,
+together with adjacent batches, unless it has BYTES_MIN bytes."""
 BYTES_MIN: Final = 256 << 10
-"""Size in bytes from which a batch is kept even if it has few records: reading the batch takes longer than comparing
-fields."""
+"""Size in bytes from which a batch is kept for the index even if it has few records. Reading such a batch from the log
+takes longer than comparing its fields."""
 RECORDS_MAX: Final = 1 << 20
-"""Maximum number of records (8 bytes of memory each) that may wait for the index."""
+"""Maximum number of records (8 bytes of memory each) in batches that wait for the index."""
 RUN_RECORDS: Final = 1 << 12
-"""Number of records compared at a time. With fewer records the calls cost more than the work; with more the data does
-not fit into the CPU caches."""
+"""Number of records that the index compares at a time. With fewer records the calls cost more than the work; with more
+records the data does not fit into the CPU caches."""
 
 
 class AppendedBatch(NamedTuple):
-    """A batch whose records lie back to back in one log file."""
+    """An appended batch that waits for the index. Its records lie back to back in one log file."""
 
     physical_offset: int
     ends: Ints
-    """The end of each record, relative to the start of the batch's first record."""
+    """The end of each record of the batch, counted from the start of the first record."""
     topic: str
     ids: IdRange
     store_ms: int
 
     @property
     def end_offset(self) -> int:
-        """Physical offset at which the batch's last record ends."""
+        """Physical offset at which the last record of the batch ends."""
         return self.physical_offset + int(self.ends[-1])
 
     def is_like(self, other: AppendedBatch) -> bool:
-        """True if the ids of both batches can be verified together: their topics, and the lengths of their id stems,
-        are equal."""
+        """True if the ids of both batches can be verified together: the batches have the same topic, and id stems of
+        equal length."""
         return self.topic == other.topic and len(self.ids.stem) == len(other.ids.stem)
 
 
 def index_entries_of(run: Sequence[AppendedBatch], reader: LogReader) -> IndexEntries | None:
     """Return the index entries of batches that `take_run` returned.
 
-    Returns None if the bytes in the log do not prove that the records' keys are the batches' ids.
+    Returns None if the bytes in the log do not prove that the keys of the records are exactly the ids of the batches.
     """
     start, topic, ranges = run[0].physical_offset, run[0].topic, [batch.ids for batch in run]
     try:
@@ -76,7 +76,7 @@ def index_entries_of(run: Sequence[AppendedBatch], reader: LogReader) -> IndexEn
 
 
 class AppendedBatches:
-    """The batches that are not indexed yet, in log order, with about `records_max` records at most.
+    """The appended batches that are not indexed yet, in log order. They have at most about `records_max` records.
 
     One thread adds batches, another thread takes them.
     """
@@ -88,8 +88,8 @@ class AppendedBatches:
         self._lock = threading.Lock()
 
     def add(self, physical_offset: int, ends: Ints, batch: EncodedBatch, store_ms: int) -> None:
-        """Keep a batch whose first record is at `physical_offset`, unless the index can read the batch faster from the
-        log."""
+        """Keep a batch, whose first record is at `physical_offset`, for the index. Do not keep it if the index can read
+        it faster from the log."""
         ids = batch.message_ids
         is_large = len(ends) >= RECORDS_MIN or int(ends[-1]) >= BYTES_MIN
         if is_large and isinstance(ids, IdRange) and len(ids) == len(ends):
@@ -99,7 +99,8 @@ class AppendedBatches:
                     self._records += len(ends)
 
     def take_run(self, physical_offset: int, limit: int) -> list[AppendedBatch]:
-        """Take the similar batches that lie back to back in one file from `physical_offset` up to at most `limit`.
+        """Take a run of similar batches that lie back to back in one log file. The run starts at `physical_offset` and
+        ends at or before `limit`.
 
         A run has up to RUN_RECORDS records, plus the rest of its last batch. Batches before `physical_offset` are
         discarded. Returns an empty list if no batch starts at `physical_offset`.
@@ -110,7 +111,7 @@ class AppendedBatches:
             while self._batches and records < RUN_RECORDS:
                 batch = self._batches[0]
                 if batch.physical_offset >= physical_offset:
-                    # Between two log files lies a BLANK, so a batch in the next file does not start at the end of the
+                    # A BLANK lies between two log files, so a batch in the next file does not start at the end of the
                     # previous batch.
                     if batch.physical_offset != end or batch.end_offset > limit or (run and not batch.is_like(run[0])):
                         break
@@ -120,5 +121,5 @@ class AppendedBatches:
         return run
 
     def next_start(self) -> int | None:
-        """Return the physical offset of the first kept batch; None if no batch is kept."""
+        """Return the physical offset of the first batch that waits for the index; None if no batch waits."""
         return self._batches[0].physical_offset if self._batches else None

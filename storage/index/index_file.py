@@ -77,7 +77,7 @@ class IndexShape:
 
 @dataclass(frozen=True, slots=True)
 class IndexEntries:
-    """Index entries to add, in log order, as columns of equal length."""
+    """Entries to add to an index file, in log order, as columns of equal length."""
 
     key_hashes: NDArray[np.int32]
     physical_offsets: NDArray[np.int64]
@@ -87,12 +87,12 @@ class IndexEntries:
         return len(self.key_hashes)
 
     def from_entry(self, first: int) -> IndexEntries:
-        """Return the index entries from number `first` on."""
+        """Return the part of these index entries from position `first` on."""
         return IndexEntries(self.key_hashes[first:], self.physical_offsets[first:], self.store_timestamps[first:])
 
 
 def join_entries(parts: Sequence[IndexEntries]) -> IndexEntries:
-    """Join the entries of all parts (at least one part) in their order."""
+    """Join lists of index entries (at least one list) in their order."""
     if len(parts) == 1:
         return parts[0]
     return IndexEntries(
@@ -126,7 +126,8 @@ class IndexFile:
 
     @classmethod
     def create(cls, path: Path, shape: IndexShape, previous: IndexHeader | None, *, scratch: Path) -> IndexFile:
-        """Create an empty file. Its begin and end are the end of `previous`, the header of the previous file.
+        """Create an empty index file. Its begin and end times and offsets are the end of `previous`, the header of the
+        previous file.
 
         After an OSError (such as a full disk) no file is left. On return the file's name is on disk.
         """
@@ -152,7 +153,8 @@ class IndexFile:
         return self.header.next_entry >= self._shape.entries
 
     def put_entries(self, entries: IndexEntries) -> int:
-        """Add as many of `entries` as fit, in order. Returns the number of added entries (spec §3, Put).
+        """Add as many of `entries` to the index file as fit, in order. Returns the number of added entries (spec §3,
+        Put).
 
         After an OSError the file's entries are unchanged; bytes that no slot points to may have changed.
         """
@@ -165,22 +167,24 @@ class IndexFile:
         begin = IndexHeader(header.begin_timestamp, 0, header.begin_physical_offset)
         seconds = _seconds(times, header.begin_timestamp)
         if header.next_entry <= 1:
-            # The first entry's seconds still count from the begin time that the file was created with: the end of the
-            # previous file.
+            # The seconds of the file's first entry still count from the begin time that the file got when it was
+            # created. That time is the end of the previous file.
             begin = IndexHeader(int(times[0]), 0, int(entries.physical_offsets[0]))
             seconds[1:] = _seconds(times[1:], begin.begin_timestamp)
-        # Order the entries by slot; entries of one slot stay in log order.
+        # Sort the entries by slot of the hash table; entries of one slot stay in log order.
         slots = hashes % np.int32(self._shape.slots)
         order = np.argsort(slots, kind="stable")
         ordered = slots[order]
-        # follows[i]: entry i has the same slot as entry i - 1 in this order, and so is the next entry in its chain.
+        # follows[i] is True if entry i has the same slot as entry i - 1 in this order. Entry i is then the next entry
+        # in the slot's chain.
         follows = np.zeros(count, bool)
         follows[1:] = ordered[1:] == ordered[:-1]
-        # newest[i]: the number of the previous entry in the slot, from the file (if plausible) or from `entries`.
+        # newest[i]: the number of the entry that precedes entry i in its slot. It is read from the file (if plausible),
+        # or is another of the new entries.
         newest = self._slots[ordered].astype(np.int32)
         newest[(newest < 0) | (newest > numbers[order])] = 0
         newest[1:][follows[1:]] = numbers[order[:-1]][follows[1:]]
-        # Restore log order, because entries are written in log order.
+        # Bring the entries back into log order, because they are written in log order.
         rows = np.empty(count, _ENTRY_DTYPE)
         rows["key_hash"], rows["physical_offset"], rows["seconds"] = hashes, entries.physical_offsets[:count], seconds
         rows["previous"][order] = newest
@@ -195,7 +199,7 @@ class IndexFile:
                 header.next_entry + count,
             )
         )
-        # Each slot points to its last entry. Slots are written after the entries are in the file.
+        # Each slot must point to its last entry. The slots are written only after the entries are in the file.
         last = np.ones(count, bool)
         last[:-1] = ~follows[1:]
         self._slots[ordered[last]] = numbers[order[last]]
@@ -226,7 +230,8 @@ def _seconds(times: NDArray[np.int64], begin_timestamp: int) -> NDArray[np.int32
 
 
 class FoundEntry(NamedTuple):
-    """The record that an entry points to, and the entry's time in whole seconds since the begin of the file."""
+    """An index entry that was found: the physical offset of its record, and the entry's time in whole seconds since the
+    begin of the file."""
 
     physical_offset: int
     timestamp_ms: int
@@ -235,7 +240,8 @@ class FoundEntry(NamedTuple):
 def find_entries(
     data: memoryview, shape: IndexShape, key_hash: int, begin_ms: int, end_ms: int
 ) -> Iterator[FoundEntry]:
-    """Yield the entries of `key_hash` with a time in [`begin_ms`, `end_ms`], newest first (spec §3, Query).
+    """Yield the index entries with the hash `key_hash` and a time in [`begin_ms`, `end_ms`], newest first (spec §3,
+    Query).
 
     May run while another thread adds entries: entries added during the search are left out. The search terminates for
     any content of the file, even a damaged one.

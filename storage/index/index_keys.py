@@ -1,8 +1,8 @@
 """Hashes of the keys by which records are found, computed from the bytes of many records at a time (spec/storage.md
 §3).
 
-A record's keys are its unique id and each word of its KEYS property, in this order; the hashed text is `TOPIC#KEY`. An
-inner batch also has the keys of its messages, which RocketMQ does not index.
+The keys of a record are its unique id and each word of its KEYS property, in this order. The hashed text is
+`TOPIC#KEY`. An inner batch also has the keys of its messages, which RocketMQ does not index.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _HASH_OF_MARK: Final = ord("#")
 
 
 def index_entries(data: Bytes, starts: Ints, physical_offset: int) -> IndexEntries:
-    """Return the index entries of the records at `starts` of `data`, whose first byte is at `physical_offset` in the
-    log.
+    """Return the index entries of the log records at the positions `starts` of `data`. The first byte of `data` is at
+    `physical_offset` in the log.
 
     Records of rolled-back transactions are left out. Raises RecordError if a record is damaged.
     """
@@ -63,7 +63,8 @@ def index_entries(data: Bytes, starts: Ints, physical_offset: int) -> IndexEntri
 def _with_inner(
     data: Bytes, fields: FieldOffsets, inner: Ints, rows: Ints, hashes: NDArray[np.int32]
 ) -> tuple[Ints, NDArray[np.int32]]:
-    """Add to the given hashes, which are ordered by record, the hashes of the messages in the inner batches at `inner`.
+    """Return the given key hashes together with the hashes of the messages in the inner batches at `inner`. The hashes
+    are ordered by record.
 
     A damaged inner batch gets only its own keys.
     """
@@ -87,7 +88,7 @@ def _hashes_in_shapes(
 ) -> tuple[Ints, NDArray[np.int32]] | None:
     """Compute the result of `_hashes` for records that are grouped by property layout (`PropertyShape`).
 
-    Returns None if a topic or a key is not ASCII, or if the words of KEYS differ in length within a shape.
+    Returns None if a topic or a key is not ASCII, or if the words of KEYS differ in length within one layout.
     """
     topics, topics_odd = _java_hashes(data, fields.topic_at, fields.topic_size)
     if topics_odd.any():
@@ -95,7 +96,7 @@ def _hashes_in_shapes(
     before = topics * np.uint32(31) + np.uint32(_HASH_OF_MARK)
     rows: list[Ints] = []
     hashes: list[NDArray[np.uint32]] = []
-    # `numbers`: for each column of keys, the key's position among the keys of its record.
+    # numbers[i]: the position, among the keys of its record, of the keys in column i (0 = the record's first key).
     numbers: list[int] = []
     for shape in shapes:
         keys = _keys_of(shape)
@@ -120,7 +121,8 @@ def _hashes_in_shapes(
 
 
 def _keys_of(shape: PropertyShape) -> list[Values] | None:
-    """Return the keys of a shape's records, one column per key: the unique id, then the words of KEYS.
+    """Return the keys of records with the same property layout, one column per key: the unique id, then the words of
+    KEYS.
 
     Returns None if the words are not at the same positions in all records.
     """
@@ -139,12 +141,12 @@ def _keys_of(shape: PropertyShape) -> list[Values] | None:
 
 
 def _hashes(data: Bytes, fields: FieldOffsets) -> tuple[Ints, NDArray[np.int32]]:
-    """Return the record number of each key, and the key hashes, in index order, as two arrays of equal length.
+    """Return two arrays with one element per key, in index order: the number of the key's record, and the key's hash.
 
     Texts are handled as ranges `at` to `end` of one byte array, so that no Python step is needed per record.
     """
     view = data.data
-    # text: the properties of all records, one after another; the properties of row i end before row_ends[i].
+    # text: the properties of all records, one record after another. The properties of row i end before row_ends[i].
     text, text_rows = _properties(data, fields)
     row_ends = np.cumsum(fields.properties_size[text_rows] + 1)
     # Each piece NAME\x01VALUE lies between two separators.
@@ -154,11 +156,12 @@ def _hashes(data: Bytes, fields: FieldOffsets) -> tuple[Ints, NDArray[np.int32]]
     piece_starts[1:] = piece_ends[:-1] + 1
     unique_at, unique_end = _values(text, piece_starts, piece_ends, _UNIQUE_NAME)
     keys_at, keys_end = _values(text, piece_starts, piece_ends, _KEYS_NAME)
-    # Find the row of a value from the value's position in `text`: searchsorted in row_ends.
+    # Find the row of each value: searchsorted looks up the value's position in `row_ends`.
     for values_at in (unique_at, keys_at):
         named_rows = np.searchsorted(row_ends, values_at, "right")
         if (named_rows[1:] == named_rows[:-1]).any():
-            # A property occurs twice: its last occurrence counts (spec §1, Properties).
+            # A property occurs twice in a record. Its last occurrence counts (spec §1, Properties), so hash the records
+            # one by one.
             return _hashes_one_by_one(data, fields)
     keys_at, keys_end = _words(text, keys_at, keys_end)
     # Sort the hashes by record. Within a record the unique id is first, followed by the words of KEYS in their order.
@@ -184,8 +187,9 @@ def _properties(data: Bytes, fields: FieldOffsets) -> tuple[Bytes, Ints]:
     """Join the properties of all records. A separator follows each record's properties, even if they end with a
     separator.
 
-    Returns the text, with spare bytes at its end for windows, and the record numbers in the order of their properties.
-    Properties of equal size are copied together, because few sizes occur.
+    Returns the joined text, and the record numbers in the order of their properties. The text has spare bytes at its
+    end, so that fixed-width reads stay inside it. Properties of equal size are copied together, because few sizes
+    occur.
     """
     at, sizes = fields.properties_at, fields.properties_size
     order = np.argsort(sizes, kind="stable")
@@ -205,8 +209,10 @@ def _properties(data: Bytes, fields: FieldOffsets) -> tuple[Bytes, Ints]:
 
 
 def _values(text: Bytes, starts: Ints, ends: Ints, name: bytes) -> tuple[Ints, Ints]:
-    """Return the ranges of the values of the properties that begin with `name`, without empty values."""
-    # Compare the first four bytes of all properties as one number, and further bytes only for properties that match.
+    """Return the ranges of the values of the properties whose text begins with `name`. Empty values are left
+    out."""
+    # Compare the first four bytes of all properties as one number. Compare further bytes only for properties that
+    # match.
     named = windows(text, 4)[starts].view(np.uint32) == np.frombuffer(name, np.uint32, 1)[0]
     candidates = np.flatnonzero(named)
     at, end = starts[candidates] + len(name), ends[candidates]
@@ -218,14 +224,15 @@ def _values(text: Bytes, starts: Ints, ends: Ints, name: bytes) -> tuple[Ints, I
 
 
 def _words(text: Bytes, at: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Return the ranges of the words, separated by spaces, of the values in [`at`, `end`)."""
+    """Split values into words at spaces. Return the ranges of the words of the values in [`at`, `end`)."""
     spaces = np.flatnonzero(text == _SPACE)
     if not len(at) or not len(spaces):
         return at, end
-    # value[i]: the number of the value that contains the i-th space, or of the last value before that space.
+    # value[i]: the number of the last value that begins before the i-th space. The next step drops spaces outside of
+    # values.
     value = np.searchsorted(at, spaces, "right") - 1
     spaces = spaces[(value >= 0) & (spaces < end[value])]
-    # A space ends a word and begins the next. Two adjacent spaces enclose an empty word.
+    # A space ends one word and begins the next word. Two adjacent spaces enclose an empty word, which is dropped.
     at, end = np.sort(np.concatenate([at, spaces + 1])), np.sort(np.concatenate([end, spaces]))
     filled = at < end
     return at[filled], end[filled]
@@ -249,7 +256,8 @@ def _powers(exponents: Ints) -> NDArray[np.uint32]:
 
 
 def _java_hashes(data: Bytes, at: Ints, size: Ints) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """Return Java's hash of each text, unsigned, and a mask of the texts that are not ASCII, whose hashes are wrong.
+    """Return Java's hash of each text, unsigned, and a mask of the texts that are not ASCII. The hashes of these texts
+    are wrong.
 
     Texts of one length are hashed together, because few lengths occur, often only one.
     """
@@ -265,7 +273,7 @@ def _java_hashes(data: Bytes, at: Ints, size: Ints) -> tuple[NDArray[np.uint32],
         if len(units) > 1 and (units == units[0]).all():
             hashes[chosen] = java_hash(units[0].tobytes().decode("latin-1")) & 0xFFFFFFFF
         else:
-            # h = h * 31 + byte, column by column, for all texts at once.
+            # Compute h = h * 31 + byte, column by column, for all texts at once.
             columns = np.ascontiguousarray(units.T)
             found = columns[0].astype(np.uint32)
             for column in columns[1:]:

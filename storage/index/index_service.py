@@ -5,16 +5,16 @@ On disk
 
 The index follows the log: the index thread adds the keys of the records that consumers may see, thousands at a time,
 outside the append lock. Appends pass the ids of their batches to the index (appended_batches.py). The index reads all
-other keys from the log, and also the batches' ids if it has fallen far behind. Apart from these batches the index keeps
-only its position in the log in memory. So even an index that is far behind takes little memory, and no append waits for
-it. A query that needs the newest messages waits for the index.
+other keys from the log, and also the batches' ids if it has fallen far behind. In memory it keeps only these batches
+and its position in the log. So even an index that is far behind takes little memory, and no append waits for it. A
+query that needs the newest messages waits for the index.
 
 The disk may damage a file. A file that does not match its checksum (index_sums.py) is rebuilt, with all later files.
 
 After a crash, files whose end_timestamp is not in the checkpoint are deleted (spec/storage.md §3, Load). After any
-stop, files are deleted that contain records which the log no longer has. Indexing continues at the end of the last file
-that is left, so deleted last files are rebuilt. A gap between two files is found by searching the log for the first
-record with a key after the earlier file; the files after the gap are then rebuilt too.
+stop, files with records that the log no longer has are deleted. Indexing continues at the end of the last remaining
+file, so deleted last files are rebuilt. To find a gap between two files, the index searches the log for the first
+record with a key after the earlier file. The files after the gap are then rebuilt too.
 
 If the disk is full, or the process has no free file descriptor, the thread retries until it succeeds, and then catches
 up.
@@ -68,7 +68,8 @@ DRAIN_S: Final = 5.0
 INDEX_STOP_TIMEOUT_S: Final = 60.0
 _NAME_DIGITS: Final = 17
 _PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
-"""Error numbers of resources that may become free again. Any other error means that the disk is broken."""
+"""Error numbers for resources that may become free again, so that the index retries. Any other error means that the
+disk is broken."""
 
 
 class IndexService:
@@ -78,7 +79,7 @@ class IndexService:
     only under the lock, and its last file changes only in the index thread.
 
     `on_writable(error)` is called with an error if the index cannot be written, and with None once it can be written
-    again. After a failure of the disk it cannot be written again.
+    again. After the disk has failed, the index cannot be written again.
     """
 
     def __init__(
@@ -107,18 +108,18 @@ class IndexService:
         """The index files, oldest first. The list is replaced by a new list, never changed in place."""
         self._after_crash = after_crash
         self._current: IndexFile | None = None
-        """The last index file while entries are added to it; otherwise None."""
+        """The last index file, if entries are still added to it; otherwise None."""
         self.position = commit_log.min_offset
         """Physical offset up to which all records are indexed."""
         self.flushed_timestamp_ms = 0
-        """The end time in ms of the newest index file that is certainly on disk, for the checkpoint. 0 if no file was
-        flushed since the store opened."""
+        """The end time in ms of the newest index file that is certainly on disk. The checkpoint contains this time. 0
+        if no file was flushed since the store was opened."""
         self.entries_put = 0
-        """Number of entries added since the store was opened."""
+        """Number of index entries added since the store was opened."""
         self._changed = threading.Condition()
-        """Notified if `position`, `_wanted` or one of the following flags changes."""
+        """Condition that is notified if `position`, `_wanted` or one of the following flags changes."""
         self._wanted = 0
-        """The highest physical offset that a caller of `wait_for` waits for."""
+        """The highest physical offset up to which a caller of `wait_for` needs the index."""
         self._stopping = self._ended = self._failed = False
         self._stuck: OSError | DataLossError | None = None
         """The error after which the index thread waits and retries; None while the thread works normally."""
@@ -131,7 +132,7 @@ class IndexService:
     def wait_for(self, physical_offset: int, timeout_s: float) -> bool:
         """Wait until every record before `physical_offset` is indexed.
 
-        Returns False after `timeout_s`, after a failure, or while the index is stuck.
+        Returns False after `timeout_s`, after a failure of the index, or while the index waits to retry after an error.
         """
         with self._changed:
             self._wanted = max(self._wanted, physical_offset)
@@ -140,7 +141,8 @@ class IndexService:
             return self.position >= physical_offset
 
     def find(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
-        """Yield physical offsets of records that may have `key`, stored in [`begin_ms`, `end_ms`], newest files first.
+        """Yield physical offsets of records that may have `key` and were stored in [`begin_ms`, `end_ms`]. Newest index
+        files come first.
 
         The caller must check each record: hashes collide, and times are rounded down to a second. An offset may occur
         twice.
@@ -157,10 +159,11 @@ class IndexService:
         yield from mended
 
     def put_mended(self, data: bytes, starts: Sequence[int], physical_offset: int) -> None:
-        """Index repaired records, which were damaged when the index passed them. The new entries are on disk on return.
+        """Index repaired records, which were damaged when the index thread first read them. The new entries are on disk
+        on return.
 
-        The records are at `starts` of `data`, whose first byte is at `physical_offset`. Only one thread at a time may
-        call this method. Raises OSError if the disk fails.
+        The records are at `starts` of `data`, whose first byte is at `physical_offset` in the log. Only one thread at a
+        time may call this method. Raises OSError if the disk fails.
         """
         entries = index_entries(np.frombuffer(data, np.uint8), np.array(starts, np.int64), physical_offset)
         columns = entries.key_hashes, entries.physical_offsets, entries.store_timestamps
@@ -173,7 +176,7 @@ class IndexService:
             try:
                 data = self._reader.maps.get(str(path), at_random=True).data
             except FileNotFoundError:
-                continue  # retention has deleted the index file
+                continue  # Retention has deleted the index file.
             header = read_header(data)
             if begin_ms <= header.end_timestamp and end_ms >= header.begin_timestamp:
                 yield from _offsets(find_entries(data, self._shape, key_hash, begin_ms, end_ms))
@@ -193,12 +196,12 @@ class IndexService:
         return len(doomed)
 
     def close(self) -> bool:
-        """Index the remaining records, for at most DRAIN_S, flush and stop. Idempotent.
+        """Index the remaining records, for at most DRAIN_S seconds, flush the index and stop its thread. Idempotent.
 
         Returns True if all records are indexed and the index is on disk; `flushed_timestamp_ms` then covers the last
         file. If it returns False, the next open must treat the store as crashed.
         """
-        # _ended is set if the index is closed already or has failed
+        # `_ended` is True if the index is closed already or has failed.
         caught_up = self._ended or self.wait_for(self._visible(), DRAIN_S)
         with self._changed:
             self._stopping = True
@@ -207,7 +210,8 @@ class IndexService:
         return caught_up and self._ended and not self._failed
 
     def _load(self, *, after_crash: bool, checkpoint_ms: int) -> list[Path]:
-        """Return the index files to keep, and delete the files that cannot be trusted."""
+        """Find the index files of the store. Return the files to keep, and delete the files that cannot be
+        trusted."""
         files: list[Path] = []
         for path in sorted(self.directory.iterdir()):
             if not path.name.isdecimal():
@@ -260,7 +264,7 @@ class IndexService:
                 self._changed.notify_all()
 
     def _retry_until_closed(self, work: Callable[[], None]) -> None:
-        """Run `work`, and retry while the disk is full or a log file is damaged, until the index closes."""
+        """Run `work`. Retry it while the disk is full or a log file is damaged, until the index is closed."""
         while not self._stopping:
             try:
                 work()
@@ -294,14 +298,14 @@ class IndexService:
             self._on_writable(None)
 
     def _prepare(self) -> None:
-        """Find the log position to continue at, and drop the index files after a gap."""
+        """Find the log position at which indexing continues, and drop the index files after a gap."""
         position = self._log.min_offset
         self._drop_damaged()
         for path in self._files:
             try:
                 header = self._header(path)
             except FileNotFoundError:
-                continue  # retention has deleted the index file
+                continue  # Retention has deleted the index file.
             first = self._first_with_key(position, header.begin_physical_offset)
             if first is not None:
                 logger.warning(
@@ -312,8 +316,8 @@ class IndexService:
                 break
             position = max(position, header.end_physical_offset)
             if header.next_entry < self._shape.entries and not self._after_crash:
-                # The file has all keys of its last record, unless the file is full: then the next file may have the
-                # rest.
+                # An index file that is not full has all keys of its last record. If it is full, the next file may have
+                # the rest of these keys.
                 position = max(position, self._end_of_record(header.end_physical_offset))
         if self._files and self._header(self._files[-1]).next_entry < self._shape.entries:
             self._current = IndexFile(self._files[-1], self._shape)
@@ -330,7 +334,7 @@ class IndexService:
             try:
                 header, data = self._header(path), self._reader.maps.get(str(path), at_random=True).data
             except FileNotFoundError:
-                continue  # retention has deleted the index file
+                continue  # Retention has deleted the index file.
             left_bytes -= self._sums.used_bytes(header)
             if left_bytes < 0 or self._stopping:
                 break
@@ -343,7 +347,7 @@ class IndexService:
                 disk.unlink(doomed)
 
     def _remove_from(self, path: Path) -> list[Path]:
-        """Remove the files from `path` on from the list, and return the removed files."""
+        """Remove the index files from `path` on from the list of files, and return the removed files."""
         with self._changed:
             forgotten = [file for file in self._files if file >= path]
             self._files = [file for file in self._files if file < path]
@@ -355,8 +359,8 @@ class IndexService:
             self._changed.notify_all()
 
     def _end_of_record(self, physical_offset: int) -> int:
-        """Return the physical end of the record at `physical_offset`; `physical_offset` itself if the log no longer has
-        the record."""
+        """Return the physical offset at which the record at `physical_offset` ends. Return `physical_offset` itself if
+        the log no longer has the record."""
         try:
             return physical_offset + int.from_bytes(self._reader.log_bytes(physical_offset, physical_offset + 4))
         except DataLossError:
@@ -385,7 +389,7 @@ class IndexService:
         while self.position < limit and not self._stopping:
             if self._put_appended(limit):
                 continue
-            # Scan the log up to the next batch whose ids were passed by the append.
+            # Scan the log up to the next batch whose ids the append passed to the index.
             until = self._appended.next_start()
             chunk = self._walk(self.position, limit if until is None else min(until, limit))
             if chunk is None:
@@ -394,9 +398,9 @@ class IndexService:
                 self._put_entries(_entries(chunk), chunk.end_offset)
 
     def _put_appended(self, limit: int) -> bool:
-        """Index the batches before `limit` that were appended from `position` on, if the log confirms their keys.
+        """Index the appended batches from `position` to at most `limit`, if the log confirms their keys.
 
-        Returns False if these records must be read from the log instead.
+        Returns False if the index must read these records from the log instead.
         """
         columns: list[IndexEntries] = []
         entries, end = 0, self.position
@@ -411,7 +415,7 @@ class IndexService:
         return bool(columns)
 
     def _walk(self, position: int, limit: int) -> WalkedRecords | None:
-        """Scan and return the records from `position` on; None if retention deleted them."""
+        """Scan the log from `position` on, and return its records. Return None if retention deleted them."""
         try:
             return walk_log(self._reader, position, limit, INDEX_CHUNK_BYTES)
         except DataLossError:
@@ -420,10 +424,10 @@ class IndexService:
             return None
 
     def _put_entries(self, entries: IndexEntries, end_offset: int) -> None:
-        """Add the index entries of the records from `position` to `end_offset`."""
+        """Add the index entries of the log records from `position` to `end_offset`."""
         if self._files and len(entries):
-            # Leave out the entries that a full last file already has (spec §3). The last record of that file may have
-            # more keys than the file had room for.
+            # Leave out the entries that the last index file already has (spec §3). If that file is full, its last
+            # record may have more keys than the file had space for.
             end = self._header(self._files[-1]).end_physical_offset
             entries = entries.from_entry(int(np.searchsorted(entries.physical_offsets, end)))
         while len(entries):
@@ -436,8 +440,8 @@ class IndexService:
         self._advance(end_offset)
 
     def _next_file(self) -> IndexFile:
-        """Create a new file, named after the current time, or slightly later because names must ascend. Raises OSError
-        if several attempts fail."""
+        """Create a new index file, named after the current time, or after a slightly later time because names must
+        ascend. Raises OSError if several attempts fail."""
         previous = self._header(self._files[-1]) if self._files else None
         now = datetime.now()
         number = int(f"{now:%Y%m%d%H%M%S}{now.microsecond // 1000:03d}")
@@ -460,7 +464,7 @@ class IndexService:
         return self._current
 
     def _finish_current(self) -> None:
-        """Flush and close the last file, because it is full or the store closes. The checkpoint relies on the
+        """Flush and close the last index file, because it is full or the store closes. The checkpoint relies on this
         flush."""
         if self._current is not None:
             try:
@@ -480,8 +484,8 @@ class IndexService:
             self._current = None
 
     def _discard_current(self) -> None:
-        """Delete and rebuild the file that could not be flushed: it is unknown which part of the file is on
-        disk."""
+        """Delete the current index file, which could not be flushed, and index its records again. It is unknown which
+        part of the file is on disk."""
         assert self._current is not None
         path, begin = self._current.path, self._current.header.begin_physical_offset
         self._current.close()
@@ -498,11 +502,13 @@ def _offsets(entries: Iterator[FoundEntry]) -> Iterator[int]:
 
 
 def _entries(chunk: WalkedRecords) -> IndexEntries:
-    """Return the entries of a chunk's records, except records that were damaged since the scan checked them."""
+    """Return the index entries of the records of a log chunk. Records that were damaged after the scan checked them are
+    left out."""
     try:
         return index_entries(chunk.data, chunk.starts, chunk.physical_offset)
     except RecordError:
-        # a copy, because the records lie in a live map: no record may change between its check and its entries
+        # Copy the data, because the records lie in a live map. No record may change between its check and the computing
+        # of its entries.
         data = chunk.data.copy()
         good = [start for start in chunk.starts.tolist() if check_record(data.data, start, check_crc=False).ok]
         logger.error(

@@ -29,7 +29,7 @@ class IndexSums:
     """The checksums of one store's index files. Only one thread at a time may use the object."""
 
     def __init__(self, root: Path, shape: IndexShape, damage: DamageNotes) -> None:
-        """Read index.sums, if it exists."""
+        """Read the file index.sums of the store in `root`, if it exists."""
         self._path, self._shape, self._damage = root / SUMS_FILE, shape, damage
         self._sums: dict[str, tuple[int, int]] = {}
         try:
@@ -44,7 +44,7 @@ class IndexSums:
 
     def write_down(self, path: Path, header: IndexHeader, data: memoryview, files: list[Path]) -> None:
         """Store the checksum of a flushed index file, and drop the checksums of files that are not in `files`. Raises
-        OSError."""
+        OSError if the disk fails."""
         names = {file.name for file in files}
         self._sums = {name: found for name, found in self._sums.items() if name in names}
         self._sums[path.name] = header.next_entry, self._crc(header.next_entry, data)
@@ -52,9 +52,9 @@ class IndexSums:
         disk.replace_file(self._path, b"%08x\n" % crc32(text) + text)
 
     def is_damaged(self, path: Path, header: IndexHeader, data: memoryview, *, may_have_grown: bool) -> bool:
-        """True if the disk has changed an index file since its checksum was stored; the damage is then recorded.
+        """True if the disk has changed an index file since its checksum was stored. The damage is then recorded.
 
-        `may_have_grown`: the file may have more entries than its checksum covers.
+        `may_have_grown`: True if the file may have more entries than its checksum covers.
         """
         entries, crc = self._sums.get(path.name, (0, 0))
         if not entries or (may_have_grown and header.next_entry > entries):
@@ -65,7 +65,7 @@ class IndexSums:
         return True
 
     def used_bytes(self, header: IndexHeader) -> int:
-        """Return the number of bytes of an index file that its checksum covers."""
+        """Return the number of bytes of an index file that are covered by its checksum."""
         return self._shape.entry_at(min(header.next_entry, self._shape.entries))
 
     def _crc(self, entries: int, data: memoryview) -> int:

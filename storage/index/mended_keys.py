@@ -1,4 +1,4 @@
-"""The keys of records that were damaged when the index passed them, and were repaired later.
+"""The keys of records that were damaged when the index thread first read them, and were repaired later.
 
 On disk
     index.mended    1a2b3c4d                                    the CRC-32 of the next line
@@ -22,8 +22,8 @@ from storage.files.damage import DamageNotes
 
 MENDED_KEYS_FILE: Final = "index.mended"
 MENDED_KEYS_MAX: Final = 100_000
-"""Maximum number of keys in the table. Beyond this number the keys of the oldest records are dropped, and the drop is
-logged."""
+"""Maximum number of keys in the table of repaired records. If there are more, the keys of the oldest records are
+dropped and this is logged."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,8 @@ class MendedKeys:
     search."""
 
     def __init__(self, root: Path, min_offset: int, end_offset: int, damage: DamageNotes) -> None:
-        """Read index.mended, if it exists, and drop the keys of records that are no longer in the log. Raises OSError.
+        """Read index.mended, if it exists, and drop the keys of records that are no longer in the log. Raises OSError
+        if the disk fails.
 
         The log reaches from `min_offset` to `end_offset`. If the file cannot be read, this is recorded in `damage`.
         """
@@ -61,7 +62,8 @@ class MendedKeys:
             damage.note(f"{self._path} is damaged ({error}): some mended records are not found by their keys")
 
     def add(self, keys: list[MendedKey]) -> None:
-        """Add keys; on return they are on disk. If it raises OSError, the table is unchanged."""
+        """Add keys of repaired records. On return the keys are on disk. After an OSError the table is
+        unchanged."""
         merged = sorted({*self._keys, *keys}, key=lambda key: key.physical_offset, reverse=True)
         if len(merged) > MENDED_KEYS_MAX:
             logger.error("%s is full: %d keys are dropped", self._path, len(merged) - MENDED_KEYS_MAX)
@@ -71,8 +73,8 @@ class MendedKeys:
         self._keys = tuple(merged)
 
     def find(self, key_hash: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Return the physical offsets of repaired records that may have a key, stored in [`begin_ms`, `end_ms`], newest
-        first."""
+        """Return the physical offsets of repaired records that may have the key with this hash and were stored in
+        [`begin_ms`, `end_ms`]. The newest come first."""
         return [
             key.physical_offset
             for key in self._keys

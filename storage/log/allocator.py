@@ -1,7 +1,7 @@
 """Create the next commit-log file in a background thread, before the log needs it.
 
-At most one file is prepared at a time. It has its final name, and all of its bytes are zero. RocketMQ does the same, so
-recovery accepts such a file at the end of the log. A clean stop deletes it.
+At most one file is prepared at a time. The prepared file has its final name, and all of its bytes are zero. RocketMQ
+does the same, so recovery accepts such a file at the end of the log. A clean stop deletes the file.
 """
 
 from __future__ import annotations
@@ -19,47 +19,49 @@ ALLOCATOR_STOP_TIMEOUT_S = 30.0
 
 
 class Allocator:
-    """Creates log files of `size` bytes, each after the log's existing files, at the paths that `paths`
-    chooses."""
+    """Creates log files of `size` bytes. Each new file follows the log's existing files. `paths` chooses the path of
+    each file."""
 
     def __init__(self, paths: LogPaths, size: int) -> None:
         self._paths = paths
         self._size = size
         self._made = -1
-        """The start offset of the last file that was created; -1 before the first file."""
+        """The start offset of the last log file that was created; -1 before the first file."""
         self._lock = threading.Lock()
-        """Held while a file is created, and while the prepared file is set or taken."""
+        """Lock that is held while a log file is created, and while the prepared file is set or taken."""
         self._wanted: int | None = None
-        """The start offset of the file that the thread should create, or of the file that was taken last."""
+        """The start offset of the log file that the thread should create, or of the file that the log took
+        last."""
         self._ready: MappedFile | None = None
-        """The prepared file, until the log takes it."""
+        """The prepared log file, until the log takes it; None if no file is prepared."""
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="raymq-allocate", daemon=True)
         self._thread.start()
 
     def prepare_file(self, start: int) -> None:
-        """Create the file that starts at offset `start` in the background, if it is not ready already."""
+        """Create the log file that starts at offset `start` in the background, unless it is created already."""
         if self._wanted != start:
             self._wanted = start
             self._wake.set()
 
     def is_ready(self, start: int) -> bool:
-        """Return True if the file that starts at offset `start` is created and not taken yet."""
+        """Return True if the log file that starts at offset `start` is created and the log has not taken it
+        yet."""
         ready = self._ready
         return ready is not None and ready.start == start
 
     def make_ready(self, start: int) -> None:
-        """Create the file that starts at offset `start` now, unless it is ready. Raises OSError if the file cannot be
-        created."""
+        """Create the log file that starts at offset `start` now, unless it is created already. Raises OSError if the
+        file cannot be created."""
         with self._lock:
             self._wanted = start
             if not self.is_ready(start):
                 self._ready = self._create(start)
 
     def take_file(self, start: int) -> MappedFile:
-        """Return the file that starts at offset `start`: the prepared file, or a file created now. Raises OSError if
-        the file cannot be created."""
+        """Return the log file that starts at offset `start`. It is the prepared file, or a file that is created now.
+        Raises OSError if the file cannot be created."""
         with self._lock:
             ready, self._ready = self._ready, None
             self._wanted = start
@@ -79,7 +81,8 @@ class Allocator:
             try:
                 disk.unlink(ready.path)
             except OSError as error:
-                # The file contains only zeros, as after a crash. The next open of the log uses or deletes it.
+                # The file that cannot be deleted contains only zeros, as after a crash. The next open of the log uses
+                # or deletes it.
                 logger.warning("cannot delete %s: %s", ready.path, error)
 
     def _run(self) -> None:
@@ -95,7 +98,8 @@ class Allocator:
                 try:
                     self._ready = self._create(start)
                 except OSError as error:
-                    # Not fatal yet: the append that needs the file tries again to create it, and reports an error.
+                    # This error is not fatal yet: the append that needs the log file tries again to create it, and
+                    # reports an error if that fails.
                     logger.warning("cannot prepare %s: %s", self._paths.path(start), error)
 
     def _create(self, start: int) -> MappedFile:

@@ -1,5 +1,5 @@
-"""Plan an append: compute the spans of the log, a sequence of equal-sized files, that its records are written to
-(spec/storage.md §1).
+"""Plan an append: compute the ranges of the log (spans) to which its records are written (spec/storage.md §1). The log
+is a sequence of equal-sized files.
 
 Only this arithmetic belongs in this module. It needs no files and keeps no state.
 """
@@ -17,8 +17,8 @@ from raymq.records.format.layout import BLANK_LENGTH
 
 
 class AppendSpan(NamedTuple):
-    """A range of the log that starts at `physical_offset`, for the records `first` to `last` (exclusive) of a
-    batch."""
+    """A span: a range of the log that starts at `physical_offset` and contains the records `first` to `last`
+    (exclusive) of a batch."""
 
     first: int
     last: int
@@ -28,11 +28,12 @@ class AppendSpan(NamedTuple):
 def plan_append(
     batches: Sequence[NDArray[np.int64]], end_offset: int, file_size: int
 ) -> tuple[list[list[AppendSpan]], int]:
-    """Plan the spans of consecutive batches in a log that ends at `end_offset`. Also returns the new end of the log.
+    """Plan the log ranges (spans) of consecutive batches in a log that ends at `end_offset`. Also returns the new end
+    of the log.
 
-    `batches`: for each batch, the bytes from its start to the end of each record, ascending. A batch gets one span, in
-    the next file if the current file is too full (spec §1, classic batch). A batch longer than a file is split between
-    records. Raises MessageIllegalError if a single record is longer than a file.
+    `batches`: for each batch, the bytes from its start to the end of each record, ascending. A batch gets one span. If
+    the current file is too full, the span is in the next file (spec §1, classic batch). A batch longer than a file is
+    split between records. Raises MessageIllegalError if a single record is longer than a file.
     """
     cursor = end_offset
     plan = []
@@ -50,25 +51,25 @@ def plan_append(
 
 
 def _space_at(cursor: int, file_size: int) -> int:
-    """Return the bytes left for records in the file that contains offset `cursor`. A BLANK (end-of-file marker) must
-    fit after the records."""
+    """Return the number of bytes from offset `cursor` to the end of its log file that are free for records. A BLANK
+    (end-of-file marker) must fit after the records."""
     return file_size - cursor % file_size - BLANK_LENGTH
 
 
 def _spans_in_next_files(ends: NDArray[np.int64], total: int, cursor: int, file_size: int) -> list[AppendSpan]:
-    """Plan the spans of a batch of `total` bytes that does not fit into the rest of the current file, at offset
-    `cursor`."""
+    """Plan the log ranges (spans) of a batch of `total` bytes. The batch does not fit into the rest of the current
+    file, which begins at offset `cursor`."""
     spans = []
     first, count = 0, len(ends)
     whole = total + BLANK_LENGTH <= file_size
     while first < count:
         before = int(ends[first - 1]) if first else 0
         space = _space_at(cursor, file_size)
-        # The index of the first record that does not fit; `count` if all fit.
+        # The index of the first record that does not fit into this file; `count` if all records fit.
         last = count if total - before <= space else int(np.searchsorted(ends, before + space, "right"))
         if last == first or (whole and last < count):
-            # Either no record fits into this file, or a batch that fits into one file would be split: continue in the
-            # next file.
+            # Continue in the next file: no record fits into this file, or the batch would be split although it fits
+            # into one file.
             if space + BLANK_LENGTH == file_size:
                 raise MessageIllegalError(
                     f"a record of {int(ends[first]) - before} bytes does not fit in a commit-log file of {file_size}"

@@ -8,8 +8,8 @@ On disk
 
     | ... | room for the broker's state: 32 MiB, or an eighth of a small file |
 
-While the disk has no room for the next file, the end of the last file accepts only records of the broker's state. So
-consumers can commit, join and receive on a full disk.
+While the disk has no space for the next file, the end of the last file accepts only records of the broker's state. So
+consumers can commit, join and receive although the disk is full.
 
 A record never crosses a file boundary. 8 bytes always remain for the BLANK, which marks that the log continues in the
 next file.
@@ -40,11 +40,11 @@ from storage.log.log_paths import LogPaths
 from storage.log.log_writer import LogWriter, Stamp
 
 PREPARE_BYTES: Final = 64 << 20
-"""The next file is created in the background when the current file has at most this many bytes left, or is half
-written."""
+"""Number of bytes. The next log file is created in the background when the current file has at most this many bytes
+left, or is half written."""
 STATE_ROOM_MAX_BYTES: Final = 32 << 20
-"""Maximum number of bytes at the end of a file that are reserved for the broker's state while the next file does not
-exist."""
+"""Maximum number of bytes at the end of a log file that are reserved for the broker's state. They are needed if the
+next file cannot be created."""
 
 logger = logging.getLogger(__name__)
 
@@ -68,27 +68,27 @@ class CommitLog:
         """The physical offsets at which the log's files start, ascending."""
         self._writer = writer or LogWriter(file_size)
         self._files = self._writer.files
-        """The files open for writing, by start offset: the files that are not completely flushed."""
+        """The log files that are open for writing, by start offset: all files that are not completely flushed."""
         self._allocator: Allocator | None = None
-        """Creates the next file in the background; None before `open_for_append` and after `close`."""
+        """Creates the next log file in the background; None before `open_for_append` and after `close`."""
         self.end_offset = 0
         """The physical offset at which the written part of the log ends."""
         self.flushed_offset = 0
         """The physical offset up to which the log is on disk."""
         self._store_timestamp_ms = 0
-        """The store time of the last written record."""
+        """The store time in ms of the last record written to the log."""
         self.flushed_store_timestamp_ms = 0
-        """The store time of the newest record that is on disk; 0 if nothing was flushed since the store was
+        """The store time in ms of the newest record that is on disk; 0 if nothing was flushed since the store was
         opened."""
         self._used_ends: dict[int, tuple[int, int]] = {}
-        """Cached results of `used_end` before the log is open for appends: (position, result), by the file's start
+        """Cached results of `used_end`, until the log is opened for appends: (position, result), by the file's start
         offset."""
         self._staged_end = 0
-        """The end of the staged bytes (written after the log's end, not yet part of the log). At most `end_offset` if
-        nothing is staged."""
+        """The end of the staged bytes. Staged bytes are written after the log's end, and are not yet part of the log.
+        At most `end_offset` if nothing is staged."""
         self._easy_end = 0
-        """A record that ends before this offset can be written without calling `reserve`, if space for a BLANK
-        (end-of-file marker) remains after it."""
+        """Physical offset before which `reserve` need not be called. A record and a BLANK (end-of-file marker) after it
+        must end before this offset."""
         self._begin(self.starts[-1] + file_size if self.starts else 0)
 
     @classmethod
@@ -107,14 +107,14 @@ class CommitLog:
         return self.starts[0] if self.starts else 0
 
     def _begin(self, end_offset: int) -> None:
-        """Set the log's end to `end_offset`: everything before it is in the files, and nothing follows."""
+        """Set the log's end to `end_offset`: everything before it is in the log files, and nothing follows."""
         self.end_offset = self.flushed_offset = end_offset
         self._staged_end = self._easy_end = 0
         self._writer.begin_at(end_offset)
 
     @property
     def committed_offset(self) -> int:
-        """The physical offset up to which the log can be read from the files. Without a transient store pool this is
+        """The physical offset up to which the log can be read from its files. Without a transient store pool this is
         the log's end."""
         return self._writer.committed_offset(self.end_offset)
 
@@ -125,8 +125,8 @@ class CommitLog:
         return self._writer.is_buffered
 
     def call_on_commit(self, callback: Callable[[int], None]) -> None:
-        """Register `callback`. Each commit calls it before returning, with the physical offset up to which the files
-        are written."""
+        """Register `callback`. Before a commit returns, it calls `callback` with the physical offset up to which the
+        log is in its files."""
         self._writer.on_commit = callback
 
     def path(self, start: int) -> Path:
@@ -136,9 +136,8 @@ class CommitLog:
     def open_for_append(self, end_offset: int) -> int:
         """Cut the log at `end_offset` and prepare for appends there. Returns the number of bytes cut.
 
-        Later files are deleted. The rest of old records after the end is zeroed (RocketMQ leaves it). Otherwise a new
-        append could end exactly where an old record starts, and the next recovery would take the old record for a new
-        one.
+        Later files are deleted. The rest of old records after the end is zeroed (RocketMQ keeps it). Otherwise a new
+        append could end exactly at the start of an old record, and the next recovery would treat the old record as new.
         """
         used_end = end_offset
         while self.starts and self.starts[-1] + self.file_size > end_offset:
@@ -156,7 +155,8 @@ class CommitLog:
                 break
             file.close()
             disk.unlink(file.path)
-            # Sync after each deletion: a power cut must not lose a file in the middle and keep a later one.
+            # Sync the directory after each deletion: a power cut must not delete a file in the middle of the log and
+            # keep a later file.
             disk.sync_directory(file.path.parent)
             self.paths.forget_file(self.starts.pop())
         self._begin(end_offset)
@@ -165,11 +165,11 @@ class CommitLog:
         return used_end - end_offset
 
     def used_end(self, start: int, position: int) -> int:
-        """Return the offset after the last non-zero byte of the file that starts at `start`, searching from `position`
-        on.
+        """Return the offset after the last non-zero byte of the log file that starts at `start`. Only bytes from
+        `position` on are searched.
 
-        Returns `position` if all bytes from there on are zero. Call this only before the log is open for appends.
-        Raises OSError if the disk failed.
+        Returns `position` if all these bytes are zero. Call this only before the log is open for appends. Raises
+        OSError if the disk failed.
         """
         asked, used = self._used_ends.get(start, (-1, 0))
         if asked != position:
@@ -183,7 +183,7 @@ class CommitLog:
 
     def begin_at(self, physical_offset: int) -> None:
         """Set the physical offset at which an empty log begins. Raises InvalidArgumentError if the log is not empty, or
-        no file may begin at this offset."""
+        if no log file may begin at this offset."""
         if self.starts or physical_offset % self.file_size:
             raise InvalidArgumentError(
                 f"the log in {self.paths} cannot begin at {physical_offset}: it has files, or files of "
@@ -192,7 +192,8 @@ class CommitLog:
         self._begin(physical_offset)
 
     def plan_append(self, batches: Sequence[NDArray[np.int64]]) -> tuple[list[list[AppendSpan]], int]:
-        """Plan the spans of batches that are appended to the log's end. Also returns the new end. Writes nothing.
+        """Plan the log ranges (spans) of batches that are appended to the log's end. Also returns the log's new end.
+        Writes nothing.
 
         `batches`: for each batch, the bytes from its start to the end of each record. Raises MessageIllegalError if a
         record is longer than a file.
@@ -200,11 +201,11 @@ class CommitLog:
         return plan_append(batches, self.end_offset, self.file_size)
 
     def reserve(self, new_end: int, *, for_state: bool = False) -> None:
-        """Create all files up to offset `new_end`, so that writing up to this offset needs no more disk space.
+        """Create all log files up to offset `new_end`, so that writing up to this offset needs no more disk space.
 
-        If the append contains messages, also keep room after `new_end` for the broker's state, in this file or the
-        next. `for_state`: the append contains only the broker's state. Drops staged bytes, because an append is about
-        to overwrite them.
+        If the append contains messages, also reserve space after `new_end` for the broker's state, in this file or the
+        next. `for_state`: True if the append contains only the broker's state. Drops staged bytes, because an append is
+        about to overwrite them.
 
         Raises OSError if a file cannot be created. The log is then unchanged, except for files that are still empty.
         """
@@ -230,21 +231,21 @@ class CommitLog:
         self._easy_end = min(easy_end, self._writer.make_pages(self.end_offset, new_end))
 
     def has_room_for(self, size: int) -> bool:
-        """Return True if a record of `size` bytes may be written at the log's end without `plan_append` and
+        """Return True if a record of `size` bytes may be written at the log's end without calling `plan_append` and
         `reserve`."""
         return self.end_offset + size + BLANK_LENGTH <= self._easy_end
 
     def goes_on_in_file(self, size: int) -> bool:
-        """Return True if a record of `size` bytes fits into the current file, so that it does not start the
-        next file."""
+        """Return True if a record of `size` bytes fits into the current log file, so that it does not start the next
+        file."""
         return self.end_offset % self.file_size + size + BLANK_LENGTH <= self.file_size
 
     def write_record(self, record: Bytes, queue_offset: int, store_timestamp_ms: int, store_host: bytes) -> bool:
-        """Write one record at the log's end, on a faster path than `write`. The record gets its queue offset, physical
-        offset, store time and store host.
+        """Write one record at the log's end, on a faster path than `write`. The queue offset, physical offset, store
+        time and store host are set in the record.
 
-        The record must have no property CRC, and the caller has checked that there is room (`has_room_for`, or
-        `goes_on_in_file` and `reserve`). Returns False, and does nothing, if the record must be written by `write`.
+        The record must have no property CRC. The caller must have checked the free space (`has_room_for`, or
+        `goes_on_in_file` and `reserve`). Returns False, and does nothing, if the caller must use `write` instead.
         """
         end_offset = self.end_offset
         if not self._writer.write_record(end_offset, record, queue_offset, store_timestamp_ms, store_host):
@@ -254,7 +255,8 @@ class CommitLog:
         return True
 
     def has_buffer_for(self, size: int) -> bool:
-        """Return True if an append of `size` bytes does not have to wait until a commit frees a buffer."""
+        """Return True if an append of `size` bytes need not wait for a commit to free a buffer of the transient store
+        pool."""
         return self._writer.has_buffer_for(self.end_offset, size)
 
     def write(
@@ -268,44 +270,44 @@ class CommitLog:
     ) -> None:
         """Write records at an offset from `plan_append`, into files that `reserve` created, then advance the log's end.
 
-        `stamp` fills in the fields that only the store can set, in a copy; None: the records have these fields already.
-        Unless `whole`, `stamp` neither reads nor writes the first 8 bytes. On return the records survive the end of
-        this process, but not a power cut. With a transient store pool they survive the end of this process only after a
-        commit. After an OSError the log's end is unchanged.
+        `stamp` sets the fields that only the store can set, in a copy of the records; None: the records have these
+        fields already. Unless `whole`, `stamp` neither reads nor writes the first 8 bytes. On return the records
+        survive the end of this process, but not a power cut. With a transient store pool they survive the end of this
+        process only after a commit. After an OSError the log's end is unchanged.
         """
         self._writer.write(self.end_offset, physical_offset, records, stamp, whole=whole)
         self.end_offset = physical_offset + len(records)
         self._store_timestamp_ms = store_timestamp_ms
 
     def write_through(self, physical_offset: int, records: memoryview, store_timestamp_ms: int) -> None:
-        """Write complete records (with offsets and store time) as `write` does, but directly into the files even if the
-        log has a transient store pool."""
+        """Write complete records (with offsets and store time) as `write` does, but directly into the log files even if
+        the log has a transient store pool."""
         self._writer.write_through(self.end_offset, physical_offset, records, None)
         self.end_offset = physical_offset + len(records)
         self._store_timestamp_ms = store_timestamp_ms
 
     @property
     def staged_end(self) -> int:
-        """The physical offset at which the staged bytes end (bytes after the log's end, not yet part of the log); the
-        log's end if nothing is staged."""
+        """The physical offset at which the staged bytes end; the log's end if nothing is staged. Staged bytes are
+        written after the log's end, and are not yet part of the log."""
         return max(self._staged_end, self.end_offset)
 
     def stage(self, physical_offset: int, data: Bytes) -> None:
-        """Write one part of an append that arrives in several parts (staging), to a file that `reserve` created, and
-        flush the file.
+        """Write one part of an append that arrives in several parts, and flush the file. This is called staging.
+        `reserve` must have created the file.
 
         The log's end does not change until `take_staged` is called after the last part. Recovery cuts off staged bytes.
         Raises OSError if the disk failed.
         """
         start = physical_offset - physical_offset % self.file_size
-        self._easy_end = 0  # the next append then calls `reserve`, which drops the staged bytes
+        self._easy_end = 0  # Force the next append to call `reserve`, which drops the staged bytes.
         self._staged_end = physical_offset + len(data)
         self._files[start].write(physical_offset - start, data)
         self._files[start].flush()
 
     def staged_bytes(self, physical_offset: int, end_offset: int) -> bytes:
-        """Read staged bytes (written after the log's end, not yet part of the log) between two physical offsets. Raises
-        OSError if they cannot be read."""
+        """Read the staged bytes between two physical offsets. Staged bytes are written after the log's end, and are not
+        yet part of the log. Raises OSError if they cannot be read."""
         start = physical_offset - physical_offset % self.file_size
         with self.path(start).open("rb") as file:
             file.seek(physical_offset - start)
@@ -315,32 +317,33 @@ class CommitLog:
         """Make the staged bytes part of the log: advance the log's end to the end of these bytes. Raises OSError if the
         disk failed."""
         self._writer.commit(self.end_offset)
-        # Call `skip_to` before the log's end changes. Otherwise a commit could write old buffer content over the staged
-        # bytes.
+        # Call `skip_to` before the log's end changes. Otherwise a commit could write old content of a pool buffer over
+        # the staged bytes.
         self._writer.skip_to(self._staged_end)
         self.end_offset = self._staged_end
 
     def drop_staged(self) -> None:
-        """Discard the staged bytes, which are not yet part of the log, by overwriting them with zeros. Raises OSError
-        if the disk failed."""
+        """Discard the staged bytes, which are not yet part of the log: overwrite them with zeros. Raises OSError if the
+        disk failed."""
         if self._staged_end > self.end_offset:
             start = self.end_offset - self.end_offset % self.file_size
             self._files[start].zero(self.end_offset - start, self._staged_end - start)
         self._staged_end = 0
 
     def commit(self) -> int:
-        """Write everything appended so far into the files, and return the log's end. Any thread may call this method.
+        """Write everything appended so far into the log files, and return the log's end. Any thread may call this
+        method.
 
-        Raises OSError if the disk failed. Every later commit then raises the error, too.
+        Raises OSError if the disk failed. Every later commit then raises this error too.
         """
         end_offset = self.end_offset
         self._writer.commit(end_offset)
         return end_offset
 
     def flush(self) -> int:
-        """Wait until everything written so far is on disk, and return the flushed offset. Only one thread at a time may
-        call this method."""
-        # Read the time before the end: it must not be newer than the flushed records.
+        """Wait until everything appended so far is on disk, and return the flushed offset. Only one thread at a time
+        may call this method."""
+        # Read the store time before the log's end: the time must not be newer than the flushed records.
         store_timestamp_ms = self._store_timestamp_ms
         target = self.commit()
         start = self.flushed_offset - self.flushed_offset % self.file_size
@@ -348,7 +351,7 @@ class CommitLog:
             file = self._files[start]
             file.flush()
             if target >= start + self.file_size:
-                # The file is full and flushed, so no thread writes to it again.
+                # Close the file: it is full and flushed, so no thread writes to it again.
                 del self._files[start]
                 file.close()
             start += self.file_size
@@ -357,10 +360,10 @@ class CommitLog:
         return target
 
     def drop_files_before(self, physical_offset: int) -> list[Path]:
-        """Remove the files that end at or before `physical_offset` from the log, and return their paths.
+        """Remove the log files that end at or before `physical_offset` from the log, and return their paths.
 
-        The caller then deletes these files. Keeps the last file and files that are not completely on disk. Called under
-        the append lock.
+        The caller then deletes these files. The last file, and files that are not completely on disk, are kept. Called
+        under the append lock.
         """
         limit = min(physical_offset, self.flushed_offset)
         kept = [start for start in self.starts[:-1] if start + self.file_size > limit] + self.starts[-1:]
@@ -383,7 +386,8 @@ class CommitLog:
 
 
 def _choose_writer(settings: StoreSettings, file_size: int) -> LogWriter:
-    """Return the writer that the settings need. An option's module is imported only if the option is on."""
+    """Return the writer of log files that the settings need. An option's module is imported only if the option
+    is on."""
     if settings.transient_store_pool_enable:
         from storage.log.pool_writer import PoolWriter
         from storage.log.transient_store_pool import TransientStorePool

@@ -4,8 +4,8 @@
 An append wakes the thread when enough bytes are buffered. Otherwise the thread commits at intervals. Consumers and
 other replicas see only committed bytes, so this thread reports up to which offset the log is stored.
 
-A failed commit stops the thread, because the content of the files is then unknown. A failed flush stops the flush
-thread likewise (flush_service.py).
+A failed commit stops the thread, because the content of the files is then unknown. In the same way, a failed flush
+stops the flush thread (flush_service.py).
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ class CommitService:
         self._thread.start()
 
     def appended(self) -> None:
-        """Wake the thread after an append if there is enough to commit, or if bytes were written directly to the files.
-        Called under the append lock."""
+        """Wake the commit thread after an append, if enough bytes are buffered or if bytes were written directly to the
+        log files. Called under the append lock."""
         if not self._wake.is_set() and self._is_worth_it():
             self._wake.set()
 
     def _is_worth_it(self) -> bool:
-        """Return True if there is enough to commit, or if bytes in the files have not been reported to
-        `on_committed`."""
+        """Return True if enough bytes are buffered for a commit, or if `on_committed` has not been called yet for bytes
+        in the log files."""
         pending = self._commit_log.end_offset - self._commit_log.committed_offset
         return pending <= 0 or pending >= self._least_bytes
 
     def close(self) -> None:
-        """Stop the thread, and commit the rest unless a commit has failed. Idempotent."""
+        """Stop the commit thread, and commit the remaining bytes unless a commit has failed. Idempotent."""
         self._stopping = True
         self._wake.set()
         self._thread.join(FLUSH_STOP_TIMEOUT_S)
@@ -76,8 +76,8 @@ class CommitService:
             self._wake.clear()
             if self._stopping:
                 return
-            # Check again: an append during the last commit may have woken this thread, but that commit already wrote
-            # the append.
+            # Check again: an append during the last commit may have woken this thread, although that commit already
+            # wrote the append's bytes.
             worth_it = woken and self._is_worth_it()
             thorough_s = self._settings.commit_commit_log_thorough_interval_ms / 1000
             if worth_it or time.monotonic() - last_commit_s >= thorough_s:

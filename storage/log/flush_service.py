@@ -4,8 +4,8 @@ With SYNC_FLUSH an append requests a flush up to its end and waits. While the di
 next flush covers all of them. With ASYNC_FLUSH appends do not wait; the thread flushes at intervals (spec/storage.md
 §6).
 
-Bytes stored into the log's maps are flushed by the file's descriptor (disk.flush), like bytes written by `pwrite`.
-`is_flushed` needs no lock, and `on_progress` reports when to call `is_flushed` again, so no caller has to block.
+Bytes stored into the log's maps are flushed by the file's descriptor (disk.flush), like bytes written by `pwrite`. No
+caller has to block: `is_flushed` needs no lock, and `on_progress` is called whenever its result may have changed.
 
 A failed flush stops the thread: it is unknown what is on disk, and the kernel may report success for the same pages at
 the next flush. The store is notified of the failure, and accepts no more appends.
@@ -56,26 +56,27 @@ class FlushService:
         runs."""
         self._stopping = False
         self.failed = False
-        """True once a flush has failed."""
+        """True once a flush of the log has failed."""
         self._thread = threading.Thread(target=self._run, name="raymq-flush", daemon=True)
         self._thread.start()
 
     def request(self, end_offset: int) -> None:
-        """Request a flush up to `end_offset`, without waiting for it."""
+        """Request a flush of the log up to `end_offset`, without waiting for the flush."""
         with self._changed:
             self._requested = max(self._requested, end_offset)
             self._changed.notify_all()
 
     def is_flushed(self, end_offset: int) -> bool:
-        """Return True if the log is on disk up to `end_offset` and `on_flushed` has returned. Any thread may call this
-        method."""
-        # Read `flushed_offset` first: if no flush runs afterwards, `on_flushed` has returned for this offset.
+        """Return True if the log is on disk up to `end_offset` and the call of `on_flushed` for this offset has
+        returned. Any thread may call this method."""
+        # Read `flushed_offset` first. If no flush runs when `_flushed_before` is read, `on_flushed` has returned for
+        # this offset.
         flushed = self._commit_log.flushed_offset
         before = self._flushed_before
         return (flushed if before is None else before) >= end_offset
 
     def wait_for(self, end_offset: int, timeout_s: float) -> bool:
-        """Request a flush up to `end_offset` and wait for it. Returns False after `timeout_s`, or if a flush
+        """Request a flush of the log up to `end_offset` and wait for it. Returns False after `timeout_s`, or if a flush
         failed."""
         self.request(end_offset)
         with self._changed:
@@ -83,7 +84,7 @@ class FlushService:
             return self.is_flushed(end_offset)
 
     def close(self) -> None:
-        """Stop the thread, and flush the rest unless a flush has failed. Idempotent."""
+        """Stop the flush thread, and flush the rest of the log unless a flush has failed. Idempotent."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()

@@ -27,8 +27,8 @@ from storage.files.damage import DamageNotes
 
 HOLES_FILE: Final = "holes"
 PLACE_REASON: Final = "the place of a record in its queue is damaged"
-"""Beginning of a hole's reason if the record's bytes pass all checks, but its place in the queue is wrong
-(storage/recovery/misfits.py)."""
+"""Beginning of a hole's reason if the record's bytes pass all checks, but the record does not match its place in the
+queue (storage/recovery/misfits.py)."""
 
 
 class HoleTable:
@@ -36,14 +36,14 @@ class HoleTable:
     read `holes` without a lock."""
 
     def __init__(self, root: Path, damage: DamageNotes) -> None:
-        """Read the file, if it exists. If the file is damaged, that is recorded in `damage`. Raises OSError if the disk
-        failed."""
+        """Read the file `holes`, if it exists. If the file is damaged, that is recorded in `damage`. Raises OSError if
+        the disk failed."""
         self._path = root / HOLES_FILE
         self.holes: tuple[Hole, ...] = ()
-        """All holes, ascending by physical offset."""
+        """All holes (damaged ranges) of the log, ascending by physical offset."""
         self.mended_bytes = self.mended_holes = 0
-        """Numbers of damaged bytes that intact bytes replaced, and of holes removed by this repair, since the store was
-        opened."""
+        """Counters of repair since the store was opened: the damaged bytes of the log that intact bytes replaced, and
+        the holes that this removed."""
         try:
             crc, _, text = self._path.read_bytes().partition(b"\n")
             if crc != b"%08x" % crc32(text):
@@ -55,7 +55,8 @@ class HoleTable:
             damage.note(f"{self._path} is damaged ({error}): the holes that it named are found when they are read")
 
     def replace(self, holes: Iterable[Hole], file_size: int) -> None:
-        """Replace all holes of the table by `holes`, and join holes that touch within one file of `file_size` bytes.
+        """Replace all holes (damaged ranges) in the table by `holes`. Holes that touch within one log file of
+        `file_size` bytes are joined.
 
         On return the new holes are on disk. After an OSError the table is unchanged.
         """
@@ -77,17 +78,17 @@ class HoleTable:
         self.holes = tuple(merged)
 
     def from_offset(self, physical_offset: int) -> tuple[Hole, ...]:
-        """Return the holes that end after `physical_offset`, the offset where the log starts."""
+        """Return the holes (damaged ranges) that end after `physical_offset`, the start of the log."""
         return tuple(hole for hole in self.holes if hole.end_offset > physical_offset)
 
 
 def share_among_holes(holes: Sequence[Hole], count: int) -> list[tuple[Hole, list[tuple[int, int]]]]:
-    """Distribute `count` missing records of a queue over holes (damaged ranges), in order. Returns, for each hole, the
-    places of its records.
+    """Distribute `count` missing records of a queue over holes (damaged ranges of the log), in order. Returns, for each
+    hole, the places of its records.
 
     A place is a physical offset and a size. The number of records in a hole is unknown: each hole gets one record, and
-    the largest hole gets all others. Returns an empty list if there is no hole, or if the largest hole is too small for
-    its records.
+    the largest hole gets all remaining records. Returns an empty list if there is no hole, or if the largest hole is
+    too small for its records.
     """
     holes = holes[:count]
     if not holes:
@@ -129,7 +130,8 @@ def reason_of(record: memoryview, physical_offset: int) -> str:
 
 
 def is_changed_beside_body(record: memoryview) -> bool:
-    """True if a record's fields are consistent, but its property CRC shows damage outside of its body."""
+    """True if a record is damaged only outside of its body: its fields are consistent, but its property CRC does not
+    match."""
     if seal_holds(record):
         return False
     header = read_header(record)

@@ -7,10 +7,10 @@ On disk
     /disk2/.new/commitlog                       while a file grows to its size
 
 New files are distributed round-robin, in alphabetical order, over the directories that are writable and whose disks are
-not full. There is no list of the files besides the directories: a file may be in any of them.
+not full. No file lists which directory contains which log file: a log file may be in any of them.
 
-RocketMQ 4.9 loads no log from a directory that contains anything else. So `.new` exists only while a file grows; a
-killed process may leave `.new` until the next open.
+RocketMQ 4.9 loads no log from a directory that contains anything else. So `.new` exists only while a file grows. If the
+process is killed, `.new` may remain until the next open.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class LogPaths:
         read_only: Iterable[Path] = (),
         full_ratio: float = 1.0,
     ) -> None:
-        """Create the directories.
+        """Create the directories of the log.
 
         Directories in `read_only` are not created, and get no new files. A disk whose used share exceeds `full_ratio`
-        gets no new files, unless this holds for all disks.
+        gets no new files, unless all disks exceed it.
         """
         self._root, self._file_size, self._full_ratio = root, file_size, full_ratio
         self._writable = sorted(set(directories) or {root / COMMIT_LOG_DIR})
         self.directories = sorted({*self._writable, *read_only})
         self.is_elsewhere = self.directories != [root / COMMIT_LOG_DIR]
-        """True if the log is in directories of its own, whose disks may be missing while the store's root
+        """True if the log is in separate directories, whose disks may be missing although the store's root
         exists."""
         self._paths: dict[int, Path] = {}
         for directory in self._writable:
@@ -77,8 +77,8 @@ class LogPaths:
         return ", ".join(map(str, self.directories))
 
     def find(self) -> list[int]:
-        """Return the physical offsets at which the log's files start, ascending. Raises StoreCorruptError if the files
-        do not form a log."""
+        """Find the log's files. Return the physical offsets at which they start, ascending. Raises StoreCorruptError if
+        the files do not form a log."""
         remedy = _REMEDY_OF_SEVERAL if self.is_elsewhere else _REMEDY
         self._paths = list_files(self.directories, self._file_size, remedy=remedy)
         return list(self._paths)
@@ -103,15 +103,15 @@ class LogPaths:
         return known or self._directory_of(start, self._writable) / file_name(start)
 
     def choose_path(self, start: int) -> tuple[Path, Path]:
-        """Choose the path of a new log file, and a scratch path on the same disk under which the file is created. The
-        chosen path is remembered.
+        """Choose the path of a new log file, and a scratch path on the same disk under which the file is first created.
+        The chosen path is remembered.
 
         Afterwards the caller passes the scratch path to `remove_scratch`. Raises OSError if the disk failed.
         """
         directory, before = self._writable[0], self._paths.get(start)
         if before is not None and before.exists():
-            # An earlier attempt failed after it had created the file. Use the same directory, so that no second file
-            # with this name exists.
+            # An earlier attempt failed after it had created the log file. Use the same directory, so that no second
+            # file with this name exists.
             directory = before.parent
         elif len(self._writable) > 1:
             not_full = [one for one in self._writable if disk_usage(one) <= self._full_ratio]
@@ -122,14 +122,14 @@ class LogPaths:
         return self._paths[start], scratch
 
     def remove_scratch(self, scratch: Path) -> None:
-        """Remove the file or directory left at a scratch path from `choose_path`."""
+        """Remove the file or directory that is left at a scratch path of `choose_path`."""
         if scratch.parent.name == _NEW_DIR:
             disk.remove_tree(scratch.parent)
         else:
             disk.unlink(scratch)
 
     def forget_file(self, start: int) -> Path:
-        """Remove the file that starts at `start`, which is about to be deleted, from the known files. Returns
+        """Remove the log file that starts at `start` from the known files, because it is about to be deleted. Returns
         its path."""
         return self._paths.pop(start)
 

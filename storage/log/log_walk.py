@@ -1,8 +1,8 @@
 """Scan the log record by record, and continue after damaged records.
 
-Records are not aligned, so the start of the next record follows only from the size of the current record. If the
-current record is damaged, its size may be damaged too. Then a later record is found by its own content: its magic, its
-own physical offset, and a body that matches its CRC. Nothing else in a log has this content.
+Records are not aligned, so only the size of the current record shows where the next record starts. If the current
+record is damaged, its size may be damaged too. Then a later record is found by its content: its magic, its own physical
+offset, and a body that matches its CRC. Nothing else in a log has this content.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from raymq.records.kernels.fields import Bytes, Ints
 from raymq.records.logfiles.log_reader import LogReader
 
 _SEARCH_BYTES: Final = 1 << 20
-"""The number of bytes that one step of the search for a record's magic covers."""
+"""Number of bytes in which one step of the search for a record's magic searches."""
 _MAGIC_BYTES: Final = 4
 _MAGIC_PREFIX: Final = MAGIC_V1.to_bytes(_MAGIC_BYTES, signed=True)[:3]
-"""The first bytes that both record magics have in common."""
+"""The first bytes of a record's magic, which both versions of the magic have in common."""
 _BLANK_BYTES: Final = BLANK_MAGIC.to_bytes(_MAGIC_BYTES, signed=True)
 
 logger = logging.getLogger(__name__)
 
 
 class WalkedRecords(NamedTuple):
-    """Records of one log file, back to back: `data` begins at `physical_offset`; `starts` are the positions of the
+    """Records of one log file, back to back. `data` begins at `physical_offset`; `starts` are the positions of the
     records in `data`.
 
     The scan continues at `end_offset`. This is the end of the last record, or the next intact record if damaged bytes
-    follow. If this file ends after the records, `end_offset` is the start of the next file.
+    follow. If the log file ends after the records, `end_offset` is the start of the next file.
     """
 
     data: Bytes
@@ -52,11 +52,11 @@ class WalkedRecords(NamedTuple):
 
 
 def walk_log(reader: LogReader, physical_offset: int, limit: int, max_bytes: int) -> WalkedRecords:
-    """Read about `max_bytes` of records between `physical_offset`, the start of a record, and `limit`, the end of a
-    record.
+    """Read about `max_bytes` of log records between `physical_offset` and `limit`. A record must start at
+    `physical_offset`, and a record must end at `limit`.
 
-    Only sizes and magics are checked: everything before `limit` was checked when it was written or recovered. If a
-    record is damaged nevertheless, the damage is logged, and the scan continues at the next intact record. Raises
+    Only sizes and magics are checked, because everything before `limit` was checked when it was written or recovered.
+    If a record is damaged nevertheless, the damage is logged, and the scan continues at the next intact record. Raises
     DataLossError if the file was deleted.
     """
     file_size = reader.commit_log_file_size
@@ -65,7 +65,7 @@ def walk_log(reader: LogReader, physical_offset: int, limit: int, max_bytes: int
     starts, end = walk_records(data, 0, max_bytes)
     end_offset = physical_offset + end
     if end < min(max_bytes, len(data)):
-        # Stop at `limit` if `limit` is before the end of the file: a hole (damaged range) may be the last part of a
+        # Stop at `limit` if the log ends before the end of its file: a damaged range (hole) may be the last part of a
         # replica's log.
         end_offset = min(limit, file_start + file_size)
         if not is_blank(data, end):
@@ -81,20 +81,21 @@ def walk_log(reader: LogReader, physical_offset: int, limit: int, max_bytes: int
 def resume_behind(
     data: memoryview, file_start: int, position: int, limit: int | None = None, **checks: bool
 ) -> int | None:
-    """Return the position after a damaged record at which the log continues: at an intact record, or at the file's
+    """Return the position at which the log continues after a damaged record: at an intact record, or at the file's
     BLANK (end-of-file marker).
 
-    Returns None if the file contains neither after the damaged record. The damaged record starts at `position`. `data`
-    is the file or its beginning, and `file_start` the physical offset of the file. Only records that start before
-    `limit` are searched; None: up to the end of `data`. `checks` are the options of `check_record`.
+    Returns None if neither follows the damaged record. The damaged record starts at `position`. `data` is the file or
+    its beginning, and `file_start` the physical offset of the file. Only records that start before `limit` are
+    searched; None: up to the end of `data`. `checks` are the options of `check_record`.
     """
     limit = len(data) if limit is None else min(limit, len(data))
     named = position + int.from_bytes(data[position : position + _MAGIC_BYTES], signed=True)
     is_named = position + MIN_RECORD_SIZE <= named < limit
     if not is_named or not (fills_file(data, named) or is_intact(data, file_start, named, **checks)):
         return next(_intact_from(data, file_start, position + 1, limit, checks), None)
-    # The damaged record's size leads to an intact record, but a wrong size may skip some records. Skipped records are
-    # back to back up to that intact record; a record inside of a body is not.
+    # An intact record starts where the damaged record ends by its size. But the size may be wrong, so that it skips
+    # records. Intact records inside the damaged range count only if they are back to back up to that record; a record
+    # inside a body is not.
     for found in _intact_from(data, file_start, position + 1, named, checks):
         if _lead_to(data, file_start, found, named, checks):
             return found
@@ -102,8 +103,8 @@ def resume_behind(
 
 
 def is_intact(data: memoryview, file_start: int, position: int, **checks: bool) -> bool:
-    """Return True if the record at `position` of a log file passes `checks` and contains the physical offset of its
-    position."""
+    """Return True if the record at `position` of a log file passes `checks` and contains its own physical
+    offset."""
     size, good = check_record(data, position, **checks)
     if not good or size <= 0:
         return False
@@ -139,11 +140,11 @@ def _intact_from(
 
 
 def _magics_from(data: memoryview, position: int, limit: int) -> Iterator[tuple[int, bool]]:
-    """Yield the positions in [`position`, `limit`) of possible magics, ascending. The flag is True for the magic of a
-    BLANK (end-of-file marker)."""
+    """Yield the positions in [`position`, `limit`) at which a record's magic may begin, ascending. The flag is True for
+    the magic of a BLANK (end-of-file marker)."""
     while position < limit:
         end = min(position + _SEARCH_BYTES, limit)
-        # A magic may cross the end of this search range: count it with this range.
+        # A magic may cross the end of this search range; it then belongs to this range.
         piece = bytes(data[position : end + BLANK_LENGTH])
         found = [(at, False) for at in _all_in(piece, _MAGIC_PREFIX)] + [
             (at, True) for at in _all_in(piece, _BLANK_BYTES)

@@ -8,17 +8,17 @@ A `CommitLog` has one writer, chosen when the store opens:
 
 A store into a map costs only the copy, plus a page fault at the first store to a page. `pwrite` costs a call each time,
 and releases the interpreter to other threads. A store into a map cannot run out of space, because the blocks of a log
-file are allocated beforehand. (If the disk cannot read a page, or another program truncates the file, the process gets
-SIGBUS, which ends it as SIGKILL would.) A file that cannot be mapped for writing (disk.map_for_writing) is written with
-`pwrite`.
+file are allocated beforehand. (If the disk cannot read a page, or another program truncates the file, the kernel sends
+SIGBUS. SIGBUS ends the process as SIGKILL would.) A file that cannot be mapped for writing (disk.map_for_writing) is
+written with `pwrite`.
 
 Prefaulting hundreds of pages in one call is cheap; prefaulting pages one by one is expensive. With ASYNC_FLUSH the
 writer prefaults PAGES_AHEAD_BYTES at a time (`make_pages`), and more for large appends, by writing zeros with `pwrite`.
-With SYNC_FLUSH the writer does not prefault: after a store to one page the next flush would write all pages prefaulted
-with it. With SYNC_FLUSH, appends that fill whole pages are written with `pwrite`.
+With SYNC_FLUSH the writer does not prefault: after a store to one page, the next flush would write all pages that were
+prefaulted with it. With SYNC_FLUSH, appends that fill whole pages are written with `pwrite`.
 
-The first 8 bytes of what one append writes to a span are written last. Until then every reader sees the log end there.
-So a process killed in the middle of an append leaves all of a batch or nothing, and no truncated record.
+The first 8 bytes of what one append writes to a span are written last. Until then, every reader finds the log's end
+there. So a process killed in the middle of an append leaves all of a batch or nothing, and no truncated record.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ from storage.files.mapped_file import MappedFile
 
 PAGES_AHEAD_BYTES: Final = 128 << 10
 STEPS_OF_LARGE: Final = 4
-"""An append longer than half of PAGES_AHEAD_BYTES prefaults this multiple of PAGES_AHEAD_BYTES. Otherwise almost every
-large append would prefault."""
+"""An append longer than half of PAGES_AHEAD_BYTES prefaults this many times PAGES_AHEAD_BYTES. With a smaller multiple,
+almost every large append would prefault."""
 STORE_MAX_BYTES: Final = 256 << 10
-"""Maximum size in bytes of an append that is stored into the map. Longer appends are written with `pwrite`, which also
-creates the pages."""
+"""Maximum size in bytes of an append that is stored into the map of a log file. Longer appends are written with
+`pwrite`, which also creates the pages."""
 STORE_MAX_BYTES_WITHOUT_PAGES: Final = 8 << 10
-"""Maximum size in bytes of an append that is stored into the map if no pages are prefaulted (instead of
-STORE_MAX_BYTES)."""
+"""Maximum size in bytes of an append that is stored into the map of a log file if pages are not prefaulted. With
+prefaulted pages, STORE_MAX_BYTES applies."""
 SCRATCH_MAX_BYTES: Final = 8 << 20
-"""Maximum number of bytes of memory that a writer keeps for copies of records, in which it fills in offsets and store
-time."""
+"""Maximum number of bytes of memory that a log writer keeps for copies of records. In the copies it sets offsets and
+store time."""
 
 _ZEROS: Final = memoryview(bytes(STEPS_OF_LARGE * PAGES_AHEAD_BYTES + STORE_MAX_BYTES))
 
 Stamp = Callable[[memoryview], None]
-"""A function that fills in the record fields that only the store can set, in the given memory."""
+"""A function that sets the record fields that only the store can set. It writes into the given memory, which contains
+the records."""
 
 
 class LogWriter:
@@ -57,42 +58,44 @@ class LogWriter:
     commit."""
 
     is_buffered: ClassVar[bool] = False
-    """True if appends are buffered, and written to the files only at a commit."""
+    """True if this writer buffers appends, and writes them to the log files only at a commit."""
 
     def __init__(self, file_size: int, *, makes_pages: bool = False) -> None:
-        """`makes_pages`: prefault pages ahead of the write position (see the module docstring)."""
+        """`makes_pages`: True to prefault pages ahead of the write position (see the module docstring)."""
         self.files: dict[int, MappedFile] = {}
-        """The files open for writing, by start offset. The log adds and removes files."""
+        """The log files that are open for writing, by start offset. The log adds and removes files."""
         self.on_commit: Callable[[int], None] | None = None
-        """Called before a commit returns, with the physical offset up to which the files are written."""
+        """Function that is called before a commit returns, with the physical offset up to which the log is in its
+        files."""
         self._file_size = file_size
         self._makes_pages = makes_pages
         self._store_max_bytes = STORE_MAX_BYTES if makes_pages else STORE_MAX_BYTES_WITHOUT_PAGES
         self._pages_end = 0
-        """The physical offset up to which pages are prefaulted."""
+        """The physical offset up to which the log's pages are prefaulted."""
         self._scratch = memoryview(b"")
-        """Memory that is reused for copies of records. New memory would cost more than the copy, because of its page
-        faults."""
+        """Memory that is reused for copies of records. New memory would cost more time than the copying, because of its
+        page faults."""
 
     def start(self, path_of: Callable[[int], Path]) -> None:
-        """Prepare for writing. `path_of` returns the path of the log file that starts at a given offset."""
+        """Prepare the writer for writing. `path_of` returns the path of the log file that starts at a given
+        offset."""
 
     def begin_at(self, end_offset: int) -> None:
-        """Set the log's end to `end_offset`: everything before it is in the files, and nothing follows."""
+        """Set the log's end to `end_offset`: everything before it is in the log files, and nothing follows."""
 
     def committed_offset(self, end_offset: int) -> int:
-        """Return the offset up to which the log is in the files, if it is written up to `end_offset`."""
+        """Return the physical offset up to which the log is in its files. `end_offset` is the log's end."""
         return end_offset
 
     def has_buffer_for(self, end_offset: int, size: int) -> bool:
-        """Return True if `size` bytes after `end_offset` can be written without waiting until a commit frees a
+        """Return True if `size` bytes can be written at `end_offset` without waiting for a commit to free a
         buffer."""
         return True
 
     def make_pages(self, end_offset: int, new_end: int) -> int:
-        """Prefault pages up to at least `new_end` in an existing file. Returns the end of the prefaulted range.
+        """Prefault pages of an existing log file up to at least `new_end`. Returns the end of the prefaulted range.
 
-        Raises OSError if the disk failed or is full; nothing has changed then.
+        Raises OSError if the disk failed or is full. Nothing has changed in this case.
         """
         file_start = (new_end - 1) // self._file_size * self._file_size
         file_end = file_start + self._file_size
@@ -103,7 +106,7 @@ class LogWriter:
             is_large = 2 * (new_end - end_offset) >= PAGES_AHEAD_BYTES
             step = STEPS_OF_LARGE * PAGES_AHEAD_BYTES if is_large else PAGES_AHEAD_BYTES
             last = min(new_end - new_end % -step, file_end)
-            # Writing zeros creates the pages and changes nothing: these bytes are all zero already.
+            # Write zeros to create the pages. The content does not change, because these bytes are all zero already.
             self.files[file_start].write(first - file_start, _ZEROS[: last - first])
             self._pages_end = last
         return max(self._pages_end, new_end)
@@ -126,7 +129,8 @@ class LogWriter:
         if len(records) > self._store_max_bytes:
             mapped = None
         if stamp is not None and (whole or mapped is None):
-            # `stamp` needs the first 8 bytes, but the file must get these bytes last. So stamp a copy.
+            # `stamp` needs the first 8 bytes, but these bytes must be written to the file last. So stamp a copy of the
+            # records.
             records, stamp = self._stamped(records, stamp), None
         if mapped is None:
             file.write_whole(position, records)
@@ -140,11 +144,10 @@ class LogWriter:
     def write_record(
         self, physical_offset: int, record: Bytes, queue_offset: int, store_timestamp_ms: int, store_host: bytes
     ) -> bool:
-        """Write one record after another record in the same file, on a faster path than `write`. The record gets its
-        queue offset, physical offset, store time and store host.
+        """Write one record after another record in the same file, on a faster path than `write`. The queue offset,
+        physical offset, store time and store host are set in the record.
 
-        The record must have no property CRC. Returns False, and writes nothing, if the record must be written by
-        `write`.
+        The record must have no property CRC. Returns False, and writes nothing, if the caller must use `write` instead.
         """
         size, position = len(record), physical_offset % self._file_size
         mapped = self.files[physical_offset - position].mapped
@@ -157,23 +160,24 @@ class LogWriter:
         return True
 
     def write_through(self, end_offset: int, physical_offset: int, records: memoryview, stamp: Stamp | None) -> None:
-        """Write records as `write` does. On return these records, and everything before them, are in the files."""
+        """Write records as `write` does. On return these records, and everything before them, are in the log
+        files."""
         self.write(end_offset, physical_offset, records, stamp, whole=True)
 
     def skip_to(self, physical_offset: int) -> None:
-        """Record that everything before `physical_offset` is in the files, whether by a commit or by a direct
-        write."""
+        """Record that everything before `physical_offset` is in the log files, either by a commit or by a
+        direct write."""
 
     def commit(self, end_offset: int) -> None:
-        """Write everything before `end_offset` into the files. Raises OSError if the disk failed; every later commit
-        then raises it, too."""
+        """Write everything before `end_offset` into the log files. Raises OSError if the disk failed; every later
+        commit then raises this error too."""
 
     def close(self) -> None:
-        """Release the resources that `start` acquired. Idempotent."""
+        """Release the resources that the method `start` acquired. Idempotent."""
 
     def _stamped(self, records: memoryview, stamp: Stamp) -> memoryview:
-        """Return a copy of the records in which `stamp` has filled in the store's fields. The copy is valid until the
-        next copy is made."""
+        """Return a copy of the records in which `stamp` has set the store's fields. The copy is valid until the next
+        call of this method."""
         size = len(records)
         if size <= SCRATCH_MAX_BYTES and size > len(self._scratch):
             self._scratch = memoryview(bytearray(size))

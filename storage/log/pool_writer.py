@@ -46,8 +46,8 @@ class PoolWriter(LogWriter):
             stamp(window)
 
     def make_pages(self, end_offset: int, new_end: int) -> int:
-        """Return the end of the file up to which `new_end` reaches, without prefaulting: each commit writes a long
-        range."""
+        """Return the end of the log file that contains `new_end`. Does not prefault: each commit writes a range so long
+        that prefaulting gains nothing."""
         return (new_end - 1) // self._file_size * self._file_size + self._file_size
 
     def write_record(
@@ -59,8 +59,8 @@ class PoolWriter(LogWriter):
     def write_through(self, end_offset: int, physical_offset: int, records: memoryview, stamp: Stamp | None) -> None:
         self.commit(end_offset)
         super().write(end_offset, physical_offset, records, stamp, whole=True)
-        # Call `skip_to` before the log's end changes. Otherwise a commit could write old buffer content over these
-        # records.
+        # Call `skip_to` before the log's end changes. Otherwise a commit could write old content of a pool buffer over
+        # these records.
         self.skip_to(physical_offset + len(records))
 
     def skip_to(self, physical_offset: int) -> None:
@@ -72,7 +72,8 @@ class PoolWriter(LogWriter):
             self.on_commit(end_offset)
 
     def _window(self, end_offset: int, physical_offset: int, size: int) -> memoryview:
-        """Return the buffer memory for `size` bytes of the log. If no buffer is free, commit first."""
+        """Return the buffer memory of the pool for `size` bytes of the log at `physical_offset`. If no buffer is free,
+        commit first."""
         window = self.pool.window(physical_offset, size)
         if window is None:
             self.commit(end_offset)

@@ -1,14 +1,14 @@
 """The memory to which appends are copied before a commit writes them to the log's files in large ranges
 (spec/storage.md §12).
 
-Each buffer contains a range of the log, whole appends of one file back to back, until a commit copies it to the file.
-Uncommitted records exist only in this process, and are lost when it dies. A commit writes all of its part of a buffer
-to the file, or nothing: the first 8 bytes are written last, so a process killed during the commit leaves the log
-unchanged.
+Each buffer contains a range of the log: whole appends of one file, back to back, until a commit copies them to the
+file. Uncommitted records exist only in this process, and are lost when it dies. A commit writes either all bytes that
+it takes from a buffer, or nothing: the first 8 bytes are written last. So a process killed during the commit leaves the
+log unchanged.
 
 RocketMQ's buffers are as large as a log file. These buffers have 16 MiB: a few buffers whose pages are already in
-memory are reused, and five of them do not lock 5 GiB of memory. They are locked as they are filled, if the process is
-allowed to lock memory; otherwise the kernel may swap them out.
+memory are reused, and five of them do not lock 5 GiB of memory. Their pages are locked in memory as they are filled, if
+the process is allowed to lock memory; otherwise the kernel may swap them out.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _BufferedRange:
-    """A range of the log, from offset `start` to `end`, in one buffer. A part of the range may be committed
-    already."""
+    """A range of the log, from offset `start` to `end`, that is in one buffer of the pool. A part of the range may be
+    committed already."""
 
     start: int
     end: int
@@ -49,7 +49,8 @@ class TransientStorePool:
     """
 
     def __init__(self, file_size: int, count: int) -> None:
-        """Allocate `count` buffers, but at least two. Raises OSError if the address space is too small."""
+        """Allocate `count` buffers of the pool, but at least two. Raises OSError if the address space is too
+        small."""
         self._file_size = file_size
         self.buffer_bytes = min(BUFFER_BYTES, file_size)
         maps = [mmap.mmap(-1, self.buffer_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(count)]
@@ -69,15 +70,15 @@ class TransientStorePool:
         self._lock = threading.Lock()
         self._failure: OSError | None = None
         self.committed_offset = 0
-        """The physical offset up to which the log is in the files; always the end of an append."""
+        """The physical offset up to which the log is in its files. It is always the end of an append."""
 
     def begin_at(self, physical_offset: int) -> None:
-        """Set the log's end to `physical_offset`: everything before it is in the files."""
+        """Set the log's end to `physical_offset`: everything before it is in the log files."""
         self.committed_offset = physical_offset
 
     def has_buffer_for(self, physical_offset: int, size: int) -> bool:
-        """Return True if a buffer is free, or if the log's next `size` bytes fit into the buffer that was
-        written last."""
+        """Return True if a buffer of the pool is free, or if the log's next `size` bytes fit into the last written
+        buffer."""
         in_one_file = physical_offset % self._file_size + size <= self._file_size
         return bool(self._free) or (in_one_file and self._fitting(physical_offset, size) is not None)
 
@@ -97,8 +98,8 @@ class TransientStorePool:
         return stretch.buffer[position : position + size]
 
     def _fitting(self, physical_offset: int, size: int) -> _BufferedRange | None:
-        """Return the last buffered range if the given bytes continue it or replace its end, and fit into its buffer and
-        file; else None."""
+        """Return the last buffered range if `size` bytes at `physical_offset` can be written to it; else None. The
+        bytes must continue the range or replace its end, and fit into its buffer and its file."""
         last = self._stretches[-1] if self._stretches else None
         fits = (
             last is not None
@@ -109,8 +110,8 @@ class TransientStorePool:
         return last if fits else None
 
     def commit(self, end_offset: int, files: Mapping[int, MappedFile]) -> None:
-        """Write the buffered bytes up to `end_offset`, the end of an append, to `files`, which are keyed by start
-        offset.
+        """Write the buffered bytes up to `end_offset`, the end of an append, to the log files `files` (by start
+        offset).
 
         On return the bytes survive the end of this process, but not a power cut. After an OSError nothing more is
         committed: every later call raises the error again.
@@ -131,21 +132,21 @@ class TransientStorePool:
             self._committed_to(end_offset)
 
     def skip_to(self, physical_offset: int) -> None:
-        """Record that everything before `physical_offset` is in the files: the caller committed the pool, and wrote the
-        rest directly."""
+        """Record that everything before `physical_offset` is in the log files. The caller must have committed the pool,
+        and written the rest directly."""
         with self._lock:
             self._committed_to(physical_offset)
 
     def _committed_to(self, end_offset: int) -> None:
         self.committed_offset = max(self.committed_offset, end_offset)
-        # Keep the last range, because the writer may be writing to it.
+        # Keep the last buffered range, because the writer may be writing to it.
         while len(self._stretches) > 1 and self._stretches[0].end <= self.committed_offset:
             self._free.append(self._stretches.pop(0).buffer)
 
 
 def _lock_in_memory(mapped: mmap.mmap) -> str:
-    """Lock the pages of a map in memory, each from its first write on. Returns the reason if the kernel refuses, else
-    an empty text."""
+    """Lock the pages of a map in memory, each page from its first write on. Returns the reason if the kernel refuses to
+    lock them, else an empty text."""
     lock = getattr(_LIBC, "mlock2", None)
     if lock is None:
         return "this system has no mlock2"

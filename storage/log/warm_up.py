@@ -5,9 +5,9 @@ module the writer pays this cost while it holds the append lock. Instead a backg
 the pages of the log's map ahead of the writer (MADV_POPULATE_WRITE), one segment at a time. A store into a prefaulted
 page then costs only the copy.
 
-Pages are prefaulted only for a fast writer, because prefaulted pages are dirty: a flush that runs before the writer
-reaches them writes their zeros to the disk for nothing. So nothing is prefaulted until the writer has crossed two
-segments within FAST_S, and never more than 64 MiB. With SYNC_FLUSH prefaulting would not pay off, because each append
+Pages are prefaulted only for a fast writer, because prefaulted pages are dirty. If a flush runs before the writer
+reaches them, it writes their zeros to the disk for nothing. So nothing is prefaulted until the writer has crossed two
+segments within FAST_S, and never more than 64 MiB. With SYNC_FLUSH prefaulting gains nothing, because each append
 flushes. The start of a file is never prefaulted, nor is a file without a map.
 
 The store uses WarmWriter with ASYNC_FLUSH and warm_mapped_file_enable, and without a transient store pool.
@@ -43,13 +43,14 @@ class WarmUp:
     def __init__(self, file_size: int, files: Mapping[int, MappedFile]) -> None:
         self._file_size, self._files = file_size, files
         self.segments: set[int] = set()
-        """The numbers of the warm segments that the writer has not finished, counted from the log's offset 0."""
+        """The numbers of the prefaulted (warm) segments that the writer has not yet passed. Segments are counted from
+        the log's offset 0."""
         self._segment = -1
-        """The number of the segment that the writer is writing to; -1 before the first write."""
+        """The number of the log segment to which the writer is writing; -1 before the first write."""
         self._crossed_s = 0.0
-        """The time at which the writer was first observed in its current segment."""
+        """The time (time.monotonic) at which the writer was first observed in its current log segment."""
         self._lead = 0
-        """The number of segments to keep prefaulted ahead of the writer."""
+        """The number of log segments ahead of the writer that should be prefaulted."""
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="raymq-warm-up", daemon=True)
@@ -63,7 +64,8 @@ class WarmUp:
     def note_writer_at(self, physical_offset: int) -> tuple[int, int]:
         """Record the writer's current offset. Called by the thread that appends.
 
-        Returns the end of the warm pages at this offset, or 0 if its segment is not warm; and the end of the segment.
+        Returns two offsets: the end of the prefaulted (warm) pages at this offset, or 0 if its segment is not warm; and
+        the end of the segment.
         """
         segment = physical_offset // SEGMENT_BYTES
         if segment != self._segment:
@@ -92,7 +94,7 @@ class WarmUp:
             logger.warning("cannot warm up the log; appends continue without it: %s", error)
 
     def _follow_writer(self, now_s: float) -> None:
-        """Forget the segments before the writer's new segment, and prefault as many segments ahead as the writer's
+        """Drop the log segments before the writer's new segment, and prefault as many segments ahead as the writer's
         speed needs."""
         self.segments -= {number for number in self.segments if number < self._segment}
         is_fast = now_s - self._crossed_s < FAST_S
@@ -103,7 +105,8 @@ class WarmUp:
                 return
 
     def _warm(self, number: int) -> bool:
-        """Prefault the segment with this number. Returns False if its file does not exist yet, or has no map."""
+        """Prefault the log segment with this number. Returns False if its log file does not exist yet, or has
+        no map."""
         position = number * SEGMENT_BYTES % self._file_size
         file = self._files.get(number * SEGMENT_BYTES - position)
         mapped = None if file is None else file.mapped
@@ -115,7 +118,8 @@ class WarmUp:
 
 
 class WarmWriter(LogWriter):
-    """A LogWriter that reports its position to a WarmUp, and prefaults only pages that the WarmUp has not prefaulted.
+    """A LogWriter that reports its position to a WarmUp, which prefaults pages in a thread. It prefaults only pages
+    that the WarmUp has not prefaulted.
 
     `warm_up` is None before `start` and after `close`.
     """
@@ -127,7 +131,7 @@ class WarmWriter(LogWriter):
 
     def make_pages(self, end_offset: int, new_end: int) -> int:
         assert self.warm_up is not None
-        # Report the position again at the end of the segment at the latest.
+        # Report the writer's position again when the writer reaches the end of the segment, or earlier.
         warm_end, segment_end = self.warm_up.note_writer_at(new_end - 1)
         if new_end <= warm_end:
             return warm_end

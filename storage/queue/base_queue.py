@@ -19,8 +19,7 @@ NO_LIMIT: Final = 2**63 - 1
 
 
 class BaseConsumeQueue(ABC):
-    """The units of one queue of one topic. Writers hold the store's append lock; offsets can be read without a
-    lock."""
+    """The units of one consume queue. Writers hold the store's append lock; offsets can be read without a lock."""
 
     store_directory: ClassVar[str]
     """Name of the store's subdirectory that holds queues of this kind."""
@@ -40,7 +39,7 @@ class BaseConsumeQueue(ABC):
         """Find the files of the queue; `recover` reads them later.
 
         Raises StoreCorruptError if the files do not form a queue. With `repair` (after a crash), files that do not fit
-        are deleted instead, and their units are rebuilt from the log.
+        the others are deleted instead, and their units are rebuilt from the log.
         """
         self.topic, self.queue_id = topic, queue_id
         self.key = (topic, queue_id)
@@ -50,14 +49,15 @@ class BaseConsumeQueue(ABC):
         self._units_per_file = file_size // self.unit_bytes
         self._reader = reader
         self._handles = handles
-        """Write handles shared by all queues of the store."""
-        # Sparse files save disk space: a store may have thousands of light queues, with few units each.
+        """The write handles that all queues of the store share."""
+        # Use sparse files for light queues, to save disk space: a store may have thousands of light queues, with few
+        # units each.
         sparse = is_light_queue(topic)
         self._files = QueueFiles(root, self.directory, file_size, handles, repair=repair, sparse=sparse)
         self.min_offset = 0
-        """Queue offset of the first message that the log still has."""
+        """Queue offset of the queue's first message that the log still contains."""
         self.next_offset = 0
-        """Queue offset that the next message will get."""
+        """Queue offset that the queue's next message will get."""
         self.visible_offset = 0
         """Queue offset up to which consumers may read."""
         self.max_physical_offset = -1
@@ -76,44 +76,46 @@ class BaseConsumeQueue(ABC):
     @property
     @abstractmethod
     def first_physical_offset(self) -> int | None:
-        """Physical offset of the first unit's record; None if no unit points to a record."""
+        """Physical offset of the first record to which a unit of the queue points; None if no unit points to a
+        record."""
 
     def recover(self) -> None:
-        """Find the queue's end: the first unit that was never written, searched from the third-last file on (spec §5).
+        """Find the queue's end: the first unit that was never written. The search starts at the third-last file (spec
+        §5).
 
         All units after that end are removed.
         """
         self._keep_good_units(self._files.starts[-3:], NO_LIMIT)
 
     def recover_until(self, physical_limit: int) -> None:
-        """Keep the units of records before `physical_limit`, which are on disk, and remove all other units.
+        """Keep the queue's units of records before `physical_limit`, which are on disk, and remove all other units.
 
-        After a crash these other units may be wrong. A sector that was not written is all zeros, so a unit in it, or a
-        unit's beginning or end, is zero too, even between correct units. Recovery must read the positions and tags of
-        these units from the log again.
+        After a crash these other units may be wrong. A sector that was not written is all zeros. A unit in this sector,
+        or a unit's beginning or end, is then zero, even between correct units. Recovery must read the positions and
+        tags of these units from the log again.
         """
         starts = self._files.from_last(lambda start: self._starts_before(start, physical_limit))
         self._keep_good_units(starts, physical_limit)
         if self._files.starts and self._has_no_units():
-            # After the log scan the queue may begin at any offset.
+            # Remove all units: after the log scan the queue may begin at any offset.
             self._remove_all_units()
 
     @abstractmethod
     def truncate_from(self, physical_limit: int) -> int:
-        """Remove the units of records that start at or after `physical_limit`. Returns the number of removed
+        """Remove the queue's units of records that start at or after `physical_limit`. Returns the number of removed
         units."""
 
     @abstractmethod
     def truncate_to(self, queue_offset: int) -> None:
-        """Remove the units from `queue_offset` on, also from the disk."""
+        """Remove the queue's units from `queue_offset` on, in memory and on disk."""
 
     @abstractmethod
     def correct_min_offset(self, min_physical_offset: int) -> None:
-        """Move `min_offset` to the first message whose record starts at or after the log's first byte."""
+        """Move `min_offset` to the queue's first message whose record starts at or after the log's first byte."""
 
     @abstractmethod
     def drop_files_before_min(self) -> list[Path]:
-        """Drop the queue's files before the file that holds `min_offset` from the file list, and return them.
+        """Drop the queue's files before the file that contains `min_offset` from the file list, and return them.
 
         The caller then deletes the dropped files from disk. Never drops the last file. Called under the append lock.
         """
@@ -123,8 +125,8 @@ class BaseConsumeQueue(ABC):
         """Return the first queue offset, from `min_offset` on, whose record starts at or after `physical_offset`."""
 
     def take_dirty(self, least_pages: int = 0) -> set[Path]:
-        """Return the dirty files and directories, and mark them as flushed: the caller must flush them. Returns an
-        empty set if fewer than `least_pages` pages are dirty."""
+        """Return the queue's dirty files and directories, and mark them as flushed. The caller must flush them. Returns
+        an empty set if fewer than `least_pages` pages are dirty."""
         end = self._end_byte()
         return set() if least_pages and not self._files.is_flush_due(end, least_pages) else self._files.take_dirty(end)
 
@@ -134,7 +136,7 @@ class BaseConsumeQueue(ABC):
 
     @abstractmethod
     def _end_byte(self) -> int:
-        """Byte position in the queue at which the last unit ends."""
+        """Byte position at which the queue's last unit ends, counted from the queue's offset 0."""
 
     @abstractmethod
     def _has_no_units(self) -> bool:
@@ -142,16 +144,18 @@ class BaseConsumeQueue(ABC):
 
     @abstractmethod
     def _remove_all_units(self) -> None:
-        """Remove all units, also from the disk. The queue may begin at any offset afterwards."""
+        """Remove all units of the queue, in memory and on disk. The queue may begin at any offset afterwards."""
 
     @abstractmethod
     def _starts_before(self, start: int, physical_limit: int) -> bool:
-        """True if the first unit of the file at `start` is correct and its record lies before `physical_limit`."""
+        """True if the first unit of the queue file at `start` is correct and its record lies before
+        `physical_limit`."""
 
     @abstractmethod
     def _keep_good_units(self, starts: list[int], physical_limit: int) -> None:
-        """End the queue before the first unit that was never written, is out of order, or reaches `physical_limit`.
+        """End the queue before its first bad unit: a unit that was never written, is out of order, or reaches
+        `physical_limit`.
 
-        Checks the last files of the queue, whose first bytes are `starts`. These files count as dirty, because the
-        previous process may not have flushed them.
+        Checks the last files of the queue; `starts` are the positions of their first bytes. These files count as dirty,
+        because the previous process may not have flushed them.
         """

@@ -28,7 +28,8 @@ _UNIT: Final = struct.Struct(">qiqqqhii")
 
 
 class BatchUnit(NamedTuple):
-    """The unit of a record with `messages` messages; the first message has queue offset `base_offset`."""
+    """The queue unit of an inner batch, which is a record of `messages` messages. Its first message has queue offset
+    `base_offset`."""
 
     physical_offset: int
     size: int
@@ -42,15 +43,16 @@ class BatchUnit(NamedTuple):
 
 
 class BatchConsumeQueue(BaseConsumeQueue):
-    """The units of one queue, one unit for each inner batch. Queue offsets count messages, not units."""
+    """The units of one batch consume queue, one unit for each inner batch. Queue offsets count messages, not
+    units."""
 
     store_directory = BATCH_CONSUME_QUEUE_DIR
     unit_bytes = BATCH_UNIT_BYTES
 
     _first = 0
-    """Number of the first unit whose record the log still has."""
+    """Number of the queue's first unit whose record the log still contains."""
     _end = 0
-    """Number of the next unit to be written."""
+    """Number that the queue's next unit will get."""
 
     @property
     def first_physical_offset(self) -> int | None:
@@ -58,14 +60,14 @@ class BatchConsumeQueue(BaseConsumeQueue):
         return int(self._unit(first)["physical_offset"]) if first < self._end else None
 
     def reserve(self, count: int) -> None:
-        """Create the files for `count` more units. Raises OSError if the disk fails or is full."""
+        """Create the queue files for `count` more units. Raises OSError if the disk fails or is full."""
         end = (self._end + count) * BATCH_UNIT_BYTES
         while not self._files.starts or self._files.starts[-1] + self._file_size < end:
             self._files.make(self._files.starts[-1] + self._file_size if self._files.starts else 0)
 
     def append_unit(self, unit: BatchUnit) -> None:
-        """Append the unit of a record that lies after all other records of the queue. Raises OSError if the disk fails
-        or is full."""
+        """Append the unit of a record to the queue. The record must lie after all other records of the queue. Raises
+        OSError if the disk fails or is full."""
         self.reserve(1)
         position = self._end * BATCH_UNIT_BYTES
         start = position - position % self._file_size
@@ -137,20 +139,20 @@ class BatchConsumeQueue(BaseConsumeQueue):
         return unit
 
     def _number_at(self, index: int) -> int:
-        """Return the number of the first unit in the queue's file with this index."""
+        """Return the number of the first unit in the queue file with the index `index`."""
         return self._files.starts[index] // BATCH_UNIT_BYTES if self._files.starts else 0
 
     def _base_offset_of(self, number: int) -> int:
         return int(self._unit(number)["base_offset"]) if number < self._end else self.next_offset
 
     def _first_unit_with(self, field: str, least: int, first: int) -> int:
-        """Return the number of the first unit, from `first` on, whose `field` is at least `least`; `_end` if no unit
-        has such a value."""
+        """Return the number of the first unit, from unit `first` on, whose field `field` is at least `least`. Return
+        `_end` if no unit has such a value."""
         numbers = range(first, self._end)
         return first + bisect_left(numbers, least, key=lambda number: int(self._unit(number)[field]))
 
     def _number_of_holder(self, queue_offset: int) -> int:
-        """Return the number of the first unit whose messages end after `queue_offset`."""
+        """Return the number of the queue's first unit whose messages end after `queue_offset`."""
         first = self._number_at(0)
         numbers = range(first, self._end)
         return first + bisect_right(numbers, queue_offset, key=lambda number: self._next_offset_of(self._unit(number)))
@@ -181,7 +183,7 @@ class BatchConsumeQueue(BaseConsumeQueue):
         self._truncate(end)
 
     def _truncate(self, end: int) -> None:
-        """Remove all units from number `end` on, also from the disk."""
+        """Remove all units of the queue from number `end` on, in memory and on disk."""
         self._files.cut(end * BATCH_UNIT_BYTES)
         self._end = end
         self._first = min(self._first, end)

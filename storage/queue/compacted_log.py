@@ -4,10 +4,10 @@ On disk
     compaction/TOPIC/QUEUE/00000000000000000007.log      records back to back, the same bytes as in the commit log
     compaction/TOPIC/QUEUE/00000000000000000007.units    | end offset 8 | COMPACTED_UNIT … |, ascending by queue offset
 
-The number in the file name is that of the generation. A generation is written completely, beside the previous one, and
-becomes valid once its units file has its final name; then the previous generation is deleted. So a crash leaves the old
-or the new generation; incomplete files are deleted when the store opens. The copy stays when retention deletes the
-commit log's files.
+The number in the file name is the number of the generation. A generation is written completely while the previous one
+still exists. It becomes valid once its units file has its final name; then the previous generation is deleted. So a
+crash leaves the old or the new generation; incomplete files are deleted when the store opens. The compacted log stays
+when retention deletes the commit log's files.
 
 A damaged record is not copied: its unit has the flag DAMAGED and size 0. The record stays in the commit log, and its
 unit stays in the consume queue, so that readers still find the record.
@@ -50,8 +50,8 @@ COMPACTED_UNIT: Final = np.dtype(
         ("key_low", "<u8"),
     ]
 )
-"""Row of one message: its positions in the queue, the commit log and the compacted log, and the hash of its
-key."""
+"""A unit of a compacted log, for one message: its positions in the queue, the commit log and the compacted log, and the
+hash of its key."""
 TOMBSTONE: Final = 1
 KEYLESS: Final = 2
 DAMAGED: Final = 4
@@ -63,10 +63,11 @@ _SCAN_BYTES: Final = 4 << 20
 
 
 class CompactedLog:
-    """One generation of a compacted log, read through maps. Immutable and thread-safe."""
+    """One generation (complete version) of a queue's compacted log, read through maps. Immutable and
+    thread-safe."""
 
     def __init__(self, directory: Path, generation: int) -> None:
-        """Open a generation. Raises StoreCorruptError if its two files do not match."""
+        """Open a generation of a compacted log. Raises StoreCorruptError if its two files do not match."""
         self.directory, self.generation = directory, generation
         head = _mapped(_units_path(directory, generation))
         self._data = _mapped(_log_path(directory, generation))
@@ -81,7 +82,8 @@ class CompactedLog:
             raise StoreCorruptError(f"{_log_path(directory, generation)} ends before its last record: it is damaged")
 
     def fetch(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
-        """Fetch messages from an offset before `end_offset` (LogReader.fetch). Skips offsets without a message."""
+        """Fetch messages of the compacted log, from an offset before `end_offset` (as LogReader.fetch does). Skips
+        offsets without a message."""
         first = int(np.searchsorted(self._offsets, request.queue_offset))
         matches, end = self._matches(request, first)
         scanned_to = self.end_offset if end == len(self.units) else int(self._offsets[end])
@@ -99,8 +101,8 @@ class CompactedLog:
         return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, records, len(taken))
 
     def _matches(self, request: FetchRequest, first: int) -> tuple[NDArray[np.int64], int]:
-        """Return the numbers of the units from `first` on that match a request, within the range that one fetch
-        searches.
+        """Return the numbers of the units that match a request. The search starts at unit `first` and covers the range
+        that one fetch searches.
 
         Also returns the unit number at which the next fetch continues.
         """
@@ -109,7 +111,7 @@ class CompactedLog:
             return first + np.flatnonzero(self._has_record[first:end]), end
         end = min(len(self.units), first + _SCAN_ROWS)
         if request.sql is not None and first < end:
-            # Limit the search by record bytes, too, but search at least one record.
+            # Limit the search by the number of record bytes, too, but search at least one record.
             limit = int(self.units[first]["position"]) + _SCAN_BYTES
             end = max(first + 1, first + int(np.searchsorted(self.units["position"][first:end], limit)))
         wanted = self._has_record[first:end].copy()
@@ -124,7 +126,8 @@ class CompactedLog:
         return first + np.flatnonzero(wanted), end
 
     def records(self, rows: NDArray[np.int64]) -> Iterable[memoryview]:
-        """Yield the records of the given unit numbers, in order. Adjacent records are joined."""
+        """Yield the bytes of the records with the given unit numbers, in order. Adjacent records are yielded
+        together."""
         if not len(rows):
             return
         edges = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
@@ -146,19 +149,21 @@ class CompactedLog:
         return int(self._offsets[earlier[-1]]) if len(earlier) else 0
 
     def damaged_offsets(self) -> NDArray[np.int64]:
-        """Return the queue offsets, ascending, whose records are damaged and therefore not copied."""
+        """Return the queue offsets, ascending, of records that are damaged and therefore not copied to the compacted
+        log."""
         offsets: NDArray[np.int64] = self._offsets[~self._has_record]
         return offsets
 
     def delete(self) -> None:
-        """Delete the generation's files. Readers that have mapped the files can still read the bytes."""
+        """Delete the files of this generation of the compacted log. Readers that have mapped the files can still read
+        the bytes."""
         disk.unlink(_units_path(self.directory, self.generation))
         disk.unlink(_log_path(self.directory, self.generation))
 
 
 def newest(directory: Path) -> CompactedLog | None:
-    """Return the newest generation in a queue's directory; None if no generation exists. Deletes files of other
-    generations that a crash left."""
+    """Return the newest generation of the compacted log in a queue's directory; None if no generation exists. Deletes
+    files of other generations that a crash left."""
     numbers = sorted(int(path.stem) for path in directory.glob("*.units") if path.stem.isdecimal())
     found = CompactedLog(directory, numbers[-1]) if numbers else None
     keep = {_units_path(directory, numbers[-1]), _log_path(directory, numbers[-1])} if numbers else set()
@@ -169,11 +174,12 @@ def newest(directory: Path) -> CompactedLog | None:
 
 
 class NewGeneration:
-    """A generation that is being written. It becomes valid with `publish`; `newest` deletes an unpublished
-    generation."""
+    """A generation of a compacted log that is being written. It becomes valid with `publish`; `newest` deletes an
+    unpublished generation."""
 
     def __init__(self, directory: Path, generation: int) -> None:
-        """Start writing the records, in the order of the units. Raises OSError."""
+        """Start a new generation of the compacted log. Its records must be written in the order of the units. Raises
+        OSError if the disk fails or is full."""
         disk.make_directory(directory)
         self._directory, self._generation = directory, generation
         disk.unlink(_log_path(directory, generation))
@@ -181,21 +187,22 @@ class NewGeneration:
         self._size = 0
 
     def write(self, records: Iterable[memoryview]) -> None:
-        """Write the next records of the generation. Raises OSError."""
+        """Write the next records of the new generation. Raises OSError if the disk fails or is full."""
         data = b"".join(records)
         disk.pwrite_all(self._file, self._size, data)
         self._size += len(data)
 
     def finish(self, units: NDArray[np.void], end_offset: int) -> None:
-        """Set the positions in `units`, and flush the records and the units to disk. Raises OSError."""
+        """Set the positions in `units`, and flush the records and the units to disk. Raises OSError if the disk fails
+        or is full."""
         disk.flush(self._file)
         ends = np.cumsum(units["size"], dtype=np.int64)
         units["position"] = ends - units["size"]
         disk.write_file(self._new_units, _HEADER.pack(end_offset) + units.tobytes())
 
     def publish(self) -> CompactedLog:
-        """Make the generation valid. It survives a crash of the process at once, and a power cut once its directory is
-        on disk. Raises OSError."""
+        """Make the new generation of the compacted log valid. It survives a crash of the process at once, and a power
+        cut once its directory is on disk. Raises OSError if the disk fails."""
         disk.rename(self._new_units, _units_path(self._directory, self._generation))
         return CompactedLog(self._directory, self._generation)
 

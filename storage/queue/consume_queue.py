@@ -7,8 +7,8 @@ On disk
 A unit, big-endian
     | physical_offset 8 | size 4 | tags_code 8 |
 
-A unit (0, 2147483647, 0) points to no record. Such units fill the offsets before the first message of a queue whose
-beginning is no longer in the log. Units are written right after their records; units that a crash lost are rebuilt from
+A unit (0, 2147483647, 0) points to no record. If the beginning of a queue is no longer in the log, such units fill the
+offsets before its first message. Units are written right after their records; units that a crash lost are rebuilt from
 the log.
 """
 
@@ -33,50 +33,53 @@ from storage.queue.compacted_log import CompactedLog
 
 _UNIT: Final = struct.Struct(">qiq")
 _SIZE_AT: Final = 8
-"""Byte position within a unit at which the record's size begins."""
+"""Byte position within a consume-queue unit at which the record's size begins."""
 _BLANK_SIZE: Final = PRE_BLANK_SIZE.to_bytes(4)
 _SCAN_UNITS: Final = 16_384
 _RECOVER_FIRST_UNITS: Final = 256
-"""Number of units at the start of a file that recovery checks first. If all are correct, recovery checks more units at
-a time."""
+"""Number of units at the start of a queue file that recovery checks first. If all of them are correct, recovery checks
+more units at a time."""
 _RECOVER_GROWTH: Final = 4
 _DAMAGED_MAX: Final = 1000
 """Maximum number of consecutive damaged records that a search by time skips."""
 _COMPARED_RECORDS: Final = 3
-"""Number of records before the found offset whose store times a search by time checks, too, in case a single time is
-wrong."""
+"""A search by time also checks the store times of this many records before the offset that it found, in case a single
+time is wrong."""
 _LOST_UNITS_MAX: Final = 65_536
-"""Approximate maximum number of removed units that are kept in memory while a store is recovered."""
+"""Approximate maximum number of removed units of a queue that recovery keeps in memory."""
 
 
 class ConsumeQueue(BaseConsumeQueue):
-    """The units of one queue, one unit for each message. The n-th unit of the queue has queue offset n."""
+    """The units of one consume queue, one unit for each message. The n-th unit of the queue has queue offset n."""
 
     store_directory = CONSUME_QUEUE_DIR
     unit_bytes = UNIT_BYTES
 
     out_of_order = False
-    """True if recovery ended the queue before a file whose first unit points further back in the log than the previous
-    file."""
+    """True if recovery found a file whose first unit points to an earlier part of the log than the previous file. The
+    queue then ends before that file."""
     compacted: CompactedLog | None = None
     """The queue's compacted log, if the topic is compacted. Set under the append lock."""
     lost_units: NDArray[np.void] = np.empty(0, UNIT_DTYPE)
-    """Copy of the first units that `recover_until` removed; these units may be correct. Empty after recovery."""
+    """Copy of the first units that `recover_until` removed from the queue. These units may be correct. Empty after
+    recovery."""
     lost_units_from = 0
     """Queue offset of the first unit in `lost_units`."""
     _forgotten_before = 0
-    """Queue offset before which messages no longer count, even if the log has them."""
+    """Queue offset before which messages no longer count as part of the queue, even if the log has them."""
     _map: mmap | None = None
-    """Map of the file that was written last, to be used only through `_map_at`; None if the file has no map."""
+    """Map of the queue file that was written last, to be used only through `_map_at`; None if the file has no
+    map."""
     _map_start = 0
     """Byte position in the queue at which the file of `_map` starts."""
     _map_known = -1
-    """Number of closed files (WriteHandles) when `_map` was looked up; -1 if the next write must look the map
-    up."""
+    """Number of files that WriteHandles had closed when `_map` was looked up. -1 if the next write must look the map up
+    again."""
 
     @property
     def first_offset(self) -> int:
-        """Queue offset of the first unit on disk, whether or not the log still has the unit's message."""
+        """Queue offset of the queue's first unit on disk, whether or not the log still contains the unit's
+        message."""
         return self._files.starts[0] // UNIT_BYTES if self._files.starts else self.next_offset
 
     @property
@@ -85,7 +88,8 @@ class ConsumeQueue(BaseConsumeQueue):
         return int(units[0]["physical_offset"]) if len(units) else None
 
     def file_ranges(self) -> list[tuple[int, int]]:
-        """Return, for each file that has units, the queue offset of its first unit and the number of its units."""
+        """Return, for each queue file that has units, the queue offset of its first unit and the number of its
+        units."""
         firsts = [start // UNIT_BYTES for start in self._files.starts if start < self.next_offset * UNIT_BYTES]
         return [(first, min(self._units_per_file, self.next_offset - first)) for first in firsts]
 
@@ -114,8 +118,9 @@ class ConsumeQueue(BaseConsumeQueue):
         self.truncate_to(self.next_offset)
 
     def _keep_lost_units(self) -> None:
-        """Copy the first units after `next_offset`, up to the first unit that was never written or is in another file.
-        Units that were copied earlier, when the queue was cut at a later offset, are kept."""
+        """Copy the first units after `next_offset` to `lost_units`. The copy ends before the first unit that was never
+        written or is in another file. Units that were copied earlier, when the queue was cut at a later offset, are
+        kept."""
         kept, kept_from = self.lost_units, self.lost_units_from
         units, count = np.empty(0, UNIT_DTYPE), 1
         while len(units) < _LOST_UNITS_MAX:
@@ -134,30 +139,30 @@ class ConsumeQueue(BaseConsumeQueue):
 
     @property
     def has_lost_units(self) -> bool:
-        """True if recovery has removed units that it has not put back."""
+        """True if recovery has removed units from the queue and has not put them back."""
         return self.lost_units_from + len(self.lost_units) > self.next_offset
 
     def forget_lost_units(self) -> None:
-        """Discard the copy of the units that recovery has removed."""
+        """Discard the copy of the queue's units that recovery has removed."""
         self.lost_units = np.empty(0, UNIT_DTYPE)
 
     def _pass_good_units(self, file_end: int, reach: int, physical_limit: int) -> tuple[int, bool]:
-        """Move `next_offset` from the start of a file past the file's correct units, to at most `file_end`.
+        """Move `next_offset` from the start of a queue file past the file's correct units, to at most `file_end`.
 
-        `reach`: the log offset at which the records of earlier files' units end. Returns this end including the file's
-        units, and whether the queue ends in this file. The file is read in chunks: most of a short queue's file was
-        never written, and reading all of it would take memory.
+        `reach`: the log offset at which the records of the earlier files end. Returns this log offset including the
+        file's own records, and whether the queue ends in this file. The file is read in chunks: most of a short queue's
+        file was never written, and reading all of it would take memory.
         """
         is_first, count = True, _RECOVER_FIRST_UNITS
         while self.next_offset < file_end:
             asked = min(count, file_end - self.next_offset)
             units = self._reader.units(self.topic, self.queue_id, self.next_offset, asked)
-            # Begin and end of each unit's record in the log. A unit that points to no record has no end.
+            # Begin and end of each unit's record in the log. The end is 0 for a unit that points to no record.
             points_nowhere = units["size"] == PRE_BLANK_SIZE
             begins = units["physical_offset"].astype(np.int64)
             ends = np.where(points_nowhere, 0, begins + units["size"])
-            # before[i]: log offset at which the records of all units before unit i end, including earlier files. The
-            # array has one more element than `units`.
+            # before[i]: log offset at which the records of all units before unit i end, including the units of earlier
+            # files. The array has one more element than `units`.
             before = np.maximum.accumulate(np.concatenate(([reach], ends)))
             out_of_order = (begins < before[:-1]) & ~points_nowhere
             bad = np.flatnonzero((begins < 0) | (units["size"] <= 0) | (begins >= physical_limit) | out_of_order)
@@ -168,13 +173,13 @@ class ConsumeQueue(BaseConsumeQueue):
             self.next_offset += len(units)
             reach = int(before[-1])
             if len(units) < asked:
-                break  # the file is shorter than expected: the queue continues in the next file
+                break  # The queue file is shorter than expected; the queue continues in the next file.
             is_first, count = False, min(count * _RECOVER_GROWTH, _SCAN_UNITS)
         return reach, False
 
     def units(self, from_offset: int, count: int) -> NDArray[np.void]:
-        """Return at most `count` units from `from_offset` on, below `next_offset`. At the end of a file fewer units are
-        returned."""
+        """Return at most `count` units of the queue from `from_offset` on, before `next_offset`. At the end of a file
+        fewer units are returned."""
         count = min(count, self.next_offset - from_offset)
         if from_offset + count > self.visible_offset:
             self._handles.complete_writes()
@@ -203,8 +208,8 @@ class ConsumeQueue(BaseConsumeQueue):
         return from_offset, np.empty(0, UNIT_DTYPE)
 
     def reserve(self, count: int) -> None:
-        """Create the files for the next `count` units, so that writing needs no more disk space. Raises OSError if a
-        file cannot be created."""
+        """Create the queue files for the next `count` units, so that writing them needs no more disk space. Raises
+        OSError if a file cannot be created."""
         if self.has_room_for(count):
             return
         last = (self.next_offset + count - 1) * UNIT_BYTES
@@ -213,14 +218,14 @@ class ConsumeQueue(BaseConsumeQueue):
             self._files.make(position - position % self._file_size)
 
     def has_room_for(self, count: int) -> bool:
-        """True if the files for `count` more units already exist, so that `reserve` has nothing to do."""
+        """True if the queue files for `count` more units already exist, so that `reserve` has nothing to do."""
         starts = self._files.starts
         if not starts:
             return count <= 0
         return (self.next_offset + count) * UNIT_BYTES <= starts[-1] + self._file_size
 
     def append_unit(self, physical_offset: int, size: int, tags_code: int) -> None:
-        """Write the unit of one record, `size` bytes long. `reserve` must have been called.
+        """Write the queue unit of one record, which is `size` bytes long. `reserve` must have been called.
 
         Raises OSError if the write fails: part of the unit may be written, and `next_offset` has not moved.
         """
@@ -251,8 +256,8 @@ class ConsumeQueue(BaseConsumeQueue):
     def append_scattered(
         self, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int32], tags_codes: NDArray[np.int64]
     ) -> None:
-        """Write the units of records anywhere in the log, in ascending order of physical offsets, as `append_unit`
-        does."""
+        """Write the queue units of records anywhere in the log, as `append_unit` does. The physical offsets must
+        ascend."""
         position, count = self.next_offset * UNIT_BYTES, len(sizes)
         mapped = self._map_at(position)
         if mapped is not None and position + count * UNIT_BYTES <= self._map_start + self._file_size:
@@ -264,9 +269,10 @@ class ConsumeQueue(BaseConsumeQueue):
         self.max_physical_offset = int(physical_offsets[-1]) + int(sizes[-1])
 
     def start_at(self, queue_offset: int) -> None:
-        """Start an empty queue at `queue_offset`: the earlier units of its file point to no record.
+        """Let an empty queue start at `queue_offset`: earlier units in the first file are set to point to no record.
 
-        Also fills a gap: the offsets from `next_offset` up to `queue_offset`, whose records are lost (spec §2, rule 2).
+        Also fills a gap in a queue: the offsets from `next_offset` up to `queue_offset`, whose records are lost (spec
+        §2, rule 2).
         """
         if not self._files.starts:
             self.next_offset = queue_offset - queue_offset % self._units_per_file
@@ -297,25 +303,26 @@ class ConsumeQueue(BaseConsumeQueue):
                 self.max_physical_offset = int(last["physical_offset"]) + int(last["size"])
 
     def correct_min_offset(self, min_physical_offset: int) -> None:
-        """Move `min_offset` to the first message that starts at or after the log's first byte (spec §2).
+        """Move `min_offset` to the queue's first message that starts at or after the log's first byte (spec §2).
 
         Unlike in RocketMQ, units that point to no record never count as messages.
         """
         if self._files.starts:
-            # Assign in one step, because readers may read `min_offset` at any time.
+            # Assign `min_offset` in one step, because readers may read it at any time.
             self.min_offset = max(self._first_at_or_after(min_physical_offset), self._forgotten_before)
 
     @property
     def first_readable_offset(self) -> int:
         """First queue offset that consumers may read. A compacted queue begins at 0, because its missing messages were
-        superseded."""
+        replaced by newer messages."""
         return self.min_offset if self.compacted is None else 0
 
     def blank(self, queue_offsets: NDArray[np.int64]) -> None:
-        """Make the units at these offsets point to no record; consumers may be able to read these offsets. Called under
-        the append lock.
+        """Blank the units at these queue offsets: they then point to no record. Consumers may be able to read these
+        offsets. Called under the append lock.
 
-        Only the size of each unit is written, so a reader sees either the old unit or a blank unit. Raises OSError.
+        Only the size of each unit is written, so a reader sees either the old unit or a blank unit. Raises OSError if
+        the disk fails.
         """
         for offset in queue_offsets.tolist():
             position = offset * UNIT_BYTES
@@ -329,7 +336,7 @@ class ConsumeQueue(BaseConsumeQueue):
         replaced.
 
         A unit that points to no record and only fills an offset stays unchanged. Called under the append lock. Raises
-        OSError.
+        OSError if the disk fails.
         """
         [unit] = self.units(queue_offset, 1)
         if unit["size"] == PRE_BLANK_SIZE or (unit["physical_offset"], unit["size"]) == (physical_offset, size):
@@ -344,11 +351,11 @@ class ConsumeQueue(BaseConsumeQueue):
         return True
 
     def first_stored_at(self, time_ms: int) -> int:
-        """Return the first offset, from `min_offset` on, whose message was stored at `time_ms` or later.
+        """Return the first queue offset, from `min_offset` on, whose message was stored at `time_ms` or later.
 
-        Returns `visible_offset` if no readable message was stored then. Skips damaged records and units. If a record's
-        time is earlier than the times of the records before it, the earlier records' times count: retention must not
-        drop messages because one time is wrong.
+        Returns `visible_offset` if no readable message was stored then. Skips damaged records and units. A record's
+        store time may be earlier than the times of the records before it. In this case the earlier records' times
+        count: retention must not drop messages because one time is wrong.
         """
         min_offset = self.min_offset
         first = self._search_stored_at(time_ms, min_offset, self.visible_offset)
@@ -357,11 +364,11 @@ class ConsumeQueue(BaseConsumeQueue):
         return first
 
     def _search_stored_at(self, time_ms: int, low: int, high: int) -> int:
-        """Return the offset in [`low`, `high`] before which all messages were stored before `time_ms`. Assumes
+        """Return the queue offset in [`low`, `high`] before which all messages were stored before `time_ms`. Assumes
         ascending store times."""
         while low < high:
             middle = (low + high) // 2
-            # If an offset has no intact record, use the store time of the next record.
+            # If the record of an offset is damaged or missing, use the store time of the next intact record.
             offset, stored_ms = self._next_stored(middle, high)
             if stored_ms is not None and stored_ms < time_ms:
                 low = offset + 1
@@ -385,8 +392,8 @@ class ConsumeQueue(BaseConsumeQueue):
         return from_offset, None
 
     def _stored_before(self, queue_offset: int, time_ms: int, min_offset: int) -> int | None:
-        """Check the last records before `queue_offset`. Returns the offset of a record that was stored at `time_ms` or
-        later; None if no checked record was."""
+        """Check the last records before `queue_offset`. Returns the queue offset of a record that was stored at
+        `time_ms` or later. Returns None if no checked record was stored then."""
         for offset in range(queue_offset - 1, max(queue_offset - 1 - _COMPARED_RECORDS, min_offset - 1), -1):
             unit = self.units(offset, 1)
             stored_ms = self._stored_ms(unit) if len(unit) else None
@@ -406,8 +413,8 @@ class ConsumeQueue(BaseConsumeQueue):
         return header.store_timestamp_ms if (header.total_size, header.physical_offset) == (size, start) else None
 
     def forget_before(self, queue_offset: int) -> None:
-        """Move the queue's beginning to `queue_offset`, or to the queue's end if that comes first, even if the log has
-        earlier messages.
+        """Move the queue's beginning to `queue_offset`, even if the log has earlier messages. If the queue ends before
+        `queue_offset`, its beginning moves to its end.
 
         The beginning never moves back.
         """
@@ -438,11 +445,11 @@ class ConsumeQueue(BaseConsumeQueue):
             except StoreCorruptError:
                 if self.min_offset == min_offset:
                     raise
-                # Retention deleted a file during the search.
+                # Search again: retention deleted a queue file during the search.
 
     def first_placed_at(self, physical_offset: int) -> int:
-        """Search as `first_at_or_after` does, but in all units, visible or not. Returns `next_offset` if no unit
-        matches. Called under the append lock."""
+        """Search as `first_at_or_after` does, but in all units of the queue, visible or not. Returns `next_offset` if
+        no unit matches. Called under the append lock."""
         return self._first_at_or_after(physical_offset, self.min_offset)
 
     def _first_at_or_after(self, physical_offset: int, from_offset: int = 0, end_offset: int | None = None) -> int:
@@ -450,7 +457,7 @@ class ConsumeQueue(BaseConsumeQueue):
         high = found = self.next_offset if end_offset is None else end_offset
         while low < high:
             middle = (low + high) // 2
-            # If the record of an offset is lost, use the position of the next record.
+            # If the record of a queue offset is lost, use the position of the next record.
             queue_offset, unit = self._next_pointing(middle, high)
             if not len(unit):
                 if queue_offset < high:
@@ -463,7 +470,8 @@ class ConsumeQueue(BaseConsumeQueue):
         return found
 
     def _map_at(self, position: int) -> mmap | None:
-        """Return the map of the existing file that holds byte `position` of the queue, and mark the file dirty.
+        """Return the map of the existing queue file that contains byte `position` of the queue, and mark the file
+        dirty.
 
         Also sets `_map_start`, the byte position at which the file starts. Returns None if `_handles` writes the file
         without a map.

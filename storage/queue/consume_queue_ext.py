@@ -1,12 +1,13 @@
-"""Consume queues with an extension, which stores the tags code and store time of each message in a unit of its own.
+"""Consume queues with an extension. The extension stores the tags code and store time of each message in a separate
+unit.
 
 On disk: raymq/records/logfiles/ext_units.py. Extensions are written with enable_consume_queue_ext, which is off by
 default, and always read. A topic of delayed messages (raymq.common.delay) has no extension, because its queue units
-hold times.
+contain times.
 
-raymq writes no bitmaps, so everything in an extension is in the records too, and an extension may be incomplete: if the
-disk cannot store a message's extension unit, the consume queue holds the tags code. The extension ends with the unit at
-the last address that the consume queue names. Anything that a crash left after that unit is cut when the queue finds
+raymq writes no bitmaps, so everything in an extension is in the records too, and an extension may be incomplete. If the
+disk cannot store a message's extension unit, the consume queue contains the tags code. The extension ends with the unit
+at the last address that the consume queue names. Anything that a crash left after that unit is cut when the queue finds
 its own end.
 """
 
@@ -38,8 +39,8 @@ _END_MARK: Final = b"\xff\xff"
 
 
 class ExtendedConsumeQueue(ConsumeQueue):
-    """A consume queue that has an extension, or will get one. `QueueTable` creates all other queues as plain
-    ConsumeQueue."""
+    """A consume queue that has an extension, or will get one. `QueueTable` creates consume queues without an extension
+    as plain ConsumeQueue."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class ExtendedConsumeQueue(ConsumeQueue):
         handles: WriteHandles,
         repair: bool,
     ) -> None:
-        """Find the files of the queue, whose extension is `ext`. Errors and `repair` are the same as for
+        """Find the files of a queue that has the extension `ext`. Errors and `repair` are the same as for
         `BaseConsumeQueue`."""
         super().__init__(root, topic, queue_id, file_size, reader=reader, handles=handles, repair=repair)
         self._ext = ext
@@ -73,7 +74,8 @@ class ExtendedConsumeQueue(ConsumeQueue):
         self._ext.end_behind(None if last_file is None else int(last_file[-1]))
 
     def drop_files_before_min(self) -> list[Path]:
-        """Drop files as other queues do. The result includes files of the extension that are no longer needed."""
+        """Drop the queue's files before `min_offset`, as other queues do. The result includes files of the extension
+        that are no longer needed."""
         paths = super().drop_files_before_min()
         if len(self._ext.files.starts) > 1:
             first_file = next(self._addresses(self.file_ranges()), None)
@@ -90,7 +92,7 @@ class ExtendedConsumeQueue(ConsumeQueue):
         self._ext.files.delete()
 
     def _addresses(self, ranges: Iterable[tuple[int, int]]) -> Iterator[NDArray[np.int64]]:
-        """Yield, for each file with extension addresses in its units, these addresses."""
+        """Yield the extension addresses in the queue's units: one array for each queue file that contains any."""
         for first, count in ranges:
             from_offset = max(first, self.min_offset)
             codes = self.units(from_offset, first + count - from_offset)["tags_code"].astype(np.int64)
@@ -99,7 +101,7 @@ class ExtendedConsumeQueue(ConsumeQueue):
 
 
 class ConsumeQueueExt:
-    """The files of one queue's extension. Only one thread at a time may use them, under the store's append
+    """The files of one consume queue's extension. Only one thread at a time may use them, under the store's append
     lock."""
 
     def __init__(
@@ -118,9 +120,11 @@ class ConsumeQueueExt:
         self._file_size = file_size
         self._reader, self._handles = reader, handles
         self.writes = writes
-        """True if new messages get an extension unit; False once the disk has failed to store a unit."""
+        """True if new messages get an extension unit. False once the disk has failed to store an extension
+        unit."""
         self._end: int | None = None
-        """Byte position at which the next unit begins; None for a new queue, or while the end is not known yet."""
+        """Byte position at which the next extension unit begins. None for a new queue, or while the end is not known
+        yet."""
 
     @classmethod
     def of_queue(
@@ -133,10 +137,10 @@ class ConsumeQueueExt:
         handles: WriteHandles,
         repair: bool,
     ) -> ConsumeQueueExt | None:
-        """Return the extension of a queue that has one or will get one; otherwise None.
+        """Return the extension of a consume queue; None if the queue has no extension and will not get one.
 
         Raises StoreCorruptError if the extension will be written and its files have a gap. With `repair` (after a
-        crash), files that do not fit are deleted instead.
+        crash), files that do not fit the others are deleted instead.
         """
         root, file_size = settings.store_path_root_dir, settings.mapped_file_size_consume_queue_ext_bytes
         directory = root / CONSUME_QUEUE_EXT_DIR / topic / str(queue_id)
@@ -154,8 +158,8 @@ class ConsumeQueueExt:
         return cls(topic, queue_id, files, file_size, reader=reader, handles=handles, writes=writes)
 
     def put(self, physical_offsets: NDArray[np.int64], tags_codes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Append an extension unit for each of these messages, whose records are in the log. Returns the units'
-        addresses.
+        """Append an extension unit for each of these messages, whose records are in the log. Returns the addresses of
+        the units.
 
         The consume queue stores these addresses. If extensions are off, or the write fails, the tags codes are returned
         instead.
@@ -176,7 +180,7 @@ class ConsumeQueueExt:
             return tags_codes
 
     def _append(self, units: NDArray[np.void]) -> NDArray[np.int64]:
-        """Write extension units at the end, and return their offsets."""
+        """Write extension units at the end of the extension, and return their offsets."""
         offsets = np.empty(len(units), np.int64)
         assert self._end is not None
         end, done = self._end, 0
@@ -203,11 +207,11 @@ class ConsumeQueueExt:
         self._handles.write(path, offset - start, data)
 
     def end_behind(self, address: int | None) -> None:
-        """Remove the extension units after `address`, the last address that the queue names; all units if `address` is
-        None.
+        """Remove the extension units after `address`, the last extension address in the queue's units. If `address` is
+        None, remove all extension units.
 
-        If the unit at `address` is missing, its file is missing. The remaining units are then removed too, and new
-        units get addresses that no queue unit names yet.
+        If the extension unit at `address` is missing, its file is missing. The remaining extension units are then
+        removed too, and new ones get addresses that no queue unit contains yet.
         """
         if not self.writes:
             return
@@ -222,8 +226,8 @@ class ConsumeQueueExt:
         self.files.cut(cut_at if cut_at else -1)
 
     def drop_files_before(self, address: int | None) -> list[Path]:
-        """Drop the files before the file that holds `address`, the first address that the queue names. Returns the
-        dropped files.
+        """Drop the extension files before the file that contains `address`, the first extension address in the queue's
+        units. Returns the dropped files.
 
         The caller then deletes the dropped files from disk. Never drops the last file.
         """

@@ -1,7 +1,7 @@
 """The files of one queue on disk: finds the files, creates the next file, cuts the end off, drops the oldest files.
 
 The files lie end to end. Each file is named after the queue's byte position at which the file starts
-(storage/files/file_names.py). The format of their units is defined in storage/queue/consume_queue.py,
+(storage/files/file_names.py). The format of the queue's units is defined in storage/queue/consume_queue.py,
 batch_consume_queue.py and, for extensions, consume_queue_ext.py. All files can be rebuilt from the log, or are
 optional, so a crash may leave any of them short, torn or missing.
 """
@@ -19,7 +19,7 @@ from storage.files.write_handles import WriteHandles
 
 
 class QueueFiles:
-    """The sequence of files of one queue. Has no lock: one thread at a time changes it, under the store's
+    """The sequence of files of one queue. It has no lock: only one thread at a time may change it, under the store's
     append lock."""
 
     def __init__(
@@ -36,8 +36,8 @@ class QueueFiles:
         """Find the queue's files on disk.
 
         Raises StoreCorruptError, whose text ends with `remedy`, if the files do not form a queue. With `repair` (after
-        a crash), files that do not fit are deleted instead. With `sparse`, a new file takes disk space only for the
-        units in it: on a full disk, writing units fails, but creating the file does not.
+        a crash), files that do not fit the others are deleted instead. With `sparse`, a new file takes disk space only
+        for the units in it. On a full disk, creating such a file succeeds, but writing units fails.
         """
         self.directory = directory
         self._file_size = file_size
@@ -45,20 +45,21 @@ class QueueFiles:
         self._handles, self._sparse = handles, sparse
         remedy = remedy or f"delete the directory {directory} and the queue is made again from the commit log"
         self.starts = list_starts(directory, file_size, remedy=remedy, repair=repair)
-        """Byte position in the queue of each file's first byte, ascending."""
+        """Byte position of the first byte of each queue file, ascending. Positions are counted from the queue's offset
+        0."""
         self.dirty: set[Path] = set()
-        """The files and directories that the next flush writes."""
+        """The queue's files and directories that the next flush writes."""
         self._flushed_end = 0
-        """Byte position in the queue up to which its files are flushed."""
+        """Byte position in the queue up to which the queue's files are flushed."""
 
     def path(self, start: int) -> Path:
         """Return the path of the file that starts at byte `start` of the queue."""
         return self.directory / file_name(start)
 
     def make(self, start: int) -> None:
-        """Create the file that starts at byte `start`, after the existing files. Raises OSError if the disk fails or is
-        full."""
-        # The directory is not flushed now: the new name is flushed with the file, before the checkpoint or the snapshot
+        """Create the queue file that starts at byte `start`, after the existing files. Raises OSError if the disk fails
+        or is full."""
+        # Do not flush the directory now: its new name is flushed with the file, before the checkpoint or the snapshot
         # relies on the queue.
         disk.make_directory(self.directory, flush=False)
         allocate(self._scratch, self._file_size, sparse=self._sparse)
@@ -67,15 +68,15 @@ class QueueFiles:
         self.dirty.update((self.directory, self.directory.parent, self.directory.parent.parent))
 
     def from_last(self, is_good: Callable[[int], bool]) -> list[int]:
-        """Return the start of the last file for which `is_good` is true, and the starts of all later files. If no file
-        is good, returns the starts of all files."""
+        """Return the start of the queue's last file for which `is_good` is true, and the starts of all later files. If
+        `is_good` is true for no file, return the starts of all files."""
         index = len(self.starts) - 1
         while index > 0 and not is_good(self.starts[index]):
             index -= 1
         return self.starts[max(index, 0) :]
 
     def cut(self, end: int) -> None:
-        """Cut the queue at byte `end`: delete later files, and zero the rest of the file that holds `end`."""
+        """Cut the queue at byte `end`: delete later files, and zero the rest of the file that contains `end`."""
         while self.starts and self.starts[-1] > end:
             path = self.path(self.starts.pop())
             self._handles.close_file(path)
@@ -92,7 +93,7 @@ class QueueFiles:
             self.dirty.add(path)
 
     def drop_files_before(self, position: int) -> list[Path]:
-        """Drop the files before the file that holds byte `position`, and return the dropped files.
+        """Drop the queue files before the file that contains byte `position`, and return the dropped files.
 
         The caller then deletes the dropped files from disk. Never drops the last file.
         """
@@ -111,8 +112,8 @@ class QueueFiles:
         return pages >= least_pages or end // self._file_size > self._flushed_end // self._file_size
 
     def take_dirty(self, end: int = 0) -> set[Path]:
-        """Return the dirty files and directories, and mark the queue as flushed up to byte `end`: the caller must flush
-        them."""
+        """Return the queue's dirty files and directories, and mark the queue as flushed up to byte `end`. The caller
+        must flush them."""
         dirty, self.dirty = self.dirty, set()
         self._flushed_end = end
         return dirty

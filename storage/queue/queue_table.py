@@ -8,8 +8,9 @@ On disk
     config/deletedTopics.json          {"TOPIC" or "TOPIC:QUEUE": physical offset of the log's end at the deletion}
 
 Messages of a deleted topic stay in the log until their log file is deleted. config/deletedTopics.json prevents recovery
-from rebuilding queues for these messages. Later messages to a topic of the same name lie after the recorded offset, and
-count. A replica that detects a deletion from later messages records only the queues that it has deleted: `begin_anew`.
+from rebuilding queues for these messages. If a topic of the same name is created again, its messages lie after the
+recorded offset, so they count. A replica that detects a deletion from later messages records only the queues that it
+has deleted: `begin_anew`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ AnyQueue = ConsumeQueue | BatchConsumeQueue
 
 
 class _Parts(TypedDict):
-    """Arguments that the constructors of both kinds of queues, and of extensions, share."""
+    """Constructor arguments that consume queues, batch consume queues and extensions have in common."""
 
     reader: LogReader
     handles: WriteHandles
@@ -48,8 +49,8 @@ class _Parts(TypedDict):
 
 
 class QueueTable:
-    """All queues of one store. Changed under the store's append lock; `get` and `topics` may be called without the
-    lock."""
+    """All consume queues of one store. Changed under the store's append lock; `get` and `topics` may be called without
+    the lock."""
 
     def __init__(
         self,
@@ -96,7 +97,8 @@ class QueueTable:
         return len(self._queues)
 
     def get(self, topic: str, queue_id: int) -> AnyQueue | None:
-        """Return the queue, of either kind; None if it does not exist."""
+        """Return the queue with this topic and queue id, of single messages or of inner batches. Return None if it does
+        not exist."""
         return self._queues.get((topic, queue_id))
 
     def get_plain(self, topic: str, queue_id: int) -> ConsumeQueue | None:
@@ -109,7 +111,7 @@ class QueueTable:
         return isinstance(self._queues.get((topic, queue_id)), BatchConsumeQueue)
 
     def get_or_create_batch(self, topic: str, queue_id: int) -> BatchConsumeQueue | None:
-        """Return the queue of inner batches, creating it if it does not exist. Returns None if the queue holds single
+        """Return the queue of inner batches. Create it if it does not exist. Returns None if the queue contains single
         messages."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
@@ -118,10 +120,10 @@ class QueueTable:
         return queue if isinstance(queue, BatchConsumeQueue) else None
 
     def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """Return the queue of single messages, creating it if it does not exist. A new queue is empty, and has no files
+        """Return the queue of single messages. Create it if it does not exist. A new queue is empty, and has no files
         before its first `reserve`.
 
-        Raises MessageIllegalError if the queue holds inner batches.
+        Raises MessageIllegalError if the queue contains inner batches.
         """
         queue = self._queues.get((topic, queue_id))
         if isinstance(queue, ConsumeQueue):
@@ -157,13 +159,14 @@ class QueueTable:
     def has_topic(self, topic: str) -> bool:
         """True if a queue of the topic has a directory.
 
-        A topic that RocketMQ deleted has no queue directory; RocketMQ 4.9 leaves the topic's own directory.
+        A topic that RocketMQ deleted has no queue directory. RocketMQ 4.9 keeps the directory of the topic itself.
         """
         queues = (path for kind in (self.directory, self._batch_directory) for path in kind.glob(f"{escape(topic)}/*"))
         return any(path.name.isdecimal() and path.is_dir() for path in queues)
 
     def was_deleted_after(self, key: tuple[str, int], physical_offset: int) -> bool:
-        """True if a queue, given by topic and queue id, was deleted after a message at `physical_offset` was stored."""
+        """True if a queue was deleted after a message at `physical_offset` was stored. `key`: the queue's topic and
+        queue id."""
         if not self._deleted:
             return False
         return physical_offset < max(self._deleted.get(key[0], 0), self._deleted.get(_name(*key), 0))
@@ -173,7 +176,7 @@ class QueueTable:
         return any(physical_offset < end and name.partition(":")[0] == topic for name, end in self._deleted.items())
 
     def end_deletions_at(self, end_offset: int) -> None:
-        """Move deletions that are recorded after the log's end back to that end, `end_offset`.
+        """Move recorded deletions that lie after the log's end back to the log's end, `end_offset`.
 
         Otherwise new messages would count as deleted. (With ASYNC_FLUSH a power cut can remove the end of the log, but
         not the record of the deletion.)
@@ -192,10 +195,10 @@ class QueueTable:
         return queues
 
     def begin_anew(self, topic: str, queue_id: int, *, end_offset: int, min_offset: int) -> list[AnyQueue]:
-        """Delete what is left of a deleted topic, so that one of its queues can begin again at offset 0.
+        """Delete the remaining queues of a deleted topic, so that one of its queues can begin again at offset 0.
 
-        Returns the deleted queues, found by `queues_before`. `end_offset` and `min_offset` are the log's ends. As with
-        `delete_topic`, the deletion is on disk before the first file is deleted.
+        Returns the deleted queues, found by `queues_before`. `end_offset` and `min_offset` are the end and the start of
+        the log. As with `delete_topic`, the deletion is on disk before the first file is deleted.
         """
         old = self.queues_before(topic, queue_id)
         self._note_deletions([_name(topic, queue.queue_id) for queue in old], end_offset, min_offset)
@@ -203,11 +206,12 @@ class QueueTable:
         return old
 
     def queues_before(self, topic: str, queue_id: int) -> list[AnyQueue]:
-        """Return the queues that certainly existed before their topic was deleted, because queue `queue_id` did.
+        """Return the queues that certainly existed before their topic was deleted. Queue `queue_id` is known to be one
+        of them.
 
-        These are that queue, and each queue of the topic that begins before the end of a queue already found: the topic
-        was deleted after the end of all of them. A queue that begins later may belong to the topic that was created
-        again.
+        The result contains that queue, and each queue of the topic that begins before the end of a queue already found:
+        the topic was deleted after the end of all of them. A queue that begins later may belong to the topic that was
+        created again.
         """
         old = [self._queues[topic, queue_id]]
         rest = [queue for queue in self if queue.topic == topic and queue is not old[0]]
@@ -219,8 +223,8 @@ class QueueTable:
         return old
 
     def _note_deletions(self, names: Sequence[str], end_offset: int, min_offset: int) -> None:
-        """Record that the messages of topics or queues before `end_offset` are deleted. Drop deletions whose messages
-        left the log."""
+        """Record that the messages of these topics or queues before `end_offset` are deleted. Drop recorded deletions
+        whose messages are no longer in the log."""
         self._deleted = {name: offset for name, offset in self._deleted.items() if offset > min_offset}
         self._deleted.update(dict.fromkeys(names, end_offset))
         self._config.write(_DELETED_TOPICS, json.dumps(self._deleted, indent=1))
@@ -231,7 +235,7 @@ class QueueTable:
 
         A queue without units is deleted too if the log, which starts at `min_physical_offset`, still has the deleted
         messages: the log scan then finds all later messages. Otherwise the queue must stay, because only the queue
-        itself holds its next offset.
+        itself records its next offset.
         """
         left: dict[str, list[AnyQueue]] = {}
         for queue in self:
@@ -242,8 +246,8 @@ class QueueTable:
             self._remove(topic, queues)
 
     def _remove(self, topic: str, queues: Sequence[AnyQueue]) -> None:
-        """Delete queues of a topic. If they are the topic's last queues, delete everything else in its
-        directories too."""
+        """Delete these queues of a topic. If the topic has no queue left, delete everything else in its directories
+        too."""
         for queue in queues:
             self._queues.pop((topic, queue.queue_id))
             queue.delete()
@@ -257,7 +261,8 @@ class QueueTable:
                     self._reader.maps.drop_maps_below(str(directory))
 
     def sweep_light_queue(self, queue: AnyQueue) -> bool:
-        """Delete a light queue if retention has deleted all of its messages. Returns True if the queue was deleted.
+        """Delete a light queue (LMQ) if retention has deleted all of its messages. Returns True if the queue was
+        deleted.
 
         The queue is created again when a message names it. The new queue begins after all offsets that the deleted
         queue has had (`first_light_offset`).
@@ -271,13 +276,13 @@ class QueueTable:
         return True
 
     def first_light_offset(self, log_start: int, log_end: int) -> int:
-        """Return the queue offset at which a new light queue begins, if the log holds the physical offsets
+        """Return the queue offset at which a new light queue begins. The log contains the physical offsets
         [`log_start`, `log_end`).
 
         A queue of the same name may have been deleted before (`sweep_light_queue`). All its records lay before
-        `log_start`, so its offsets are below the number of records that fit into that part of the log. Its consumers
-        have committed an old offset, and must not miss new messages. The new queue begins at the start of a file,
-        unless the log is too short for that offset.
+        `log_start`, so its offsets are smaller than the number of records that fit into that part of the log. Its
+        consumers have committed an old offset, and must not miss new messages. The new queue begins at the start of a
+        file, unless the log is too short for that offset.
         """
         least = log_start // MIN_RECORD_SIZE
         units = self._file_size // UNIT_BYTES
@@ -285,13 +290,13 @@ class QueueTable:
         return rounded if rounded <= log_end // MIN_RECORD_SIZE else least
 
     def forget_queue(self, queue: AnyQueue) -> None:
-        """Delete a queue that recovery created for a record, if the record turns out to belong to another
-        queue."""
+        """Delete a queue that recovery created for a record. Called if the record turns out to belong to
+        another queue."""
         del self._queues[queue.key]
         queue.delete()
 
     def delete_all(self) -> None:
-        """Delete every queue, because the log that they pointed into no longer exists (spec §5)."""
+        """Delete every queue, because the log to which they pointed no longer exists (spec §5)."""
         for queue in self:
             del self._queues[queue.topic, queue.queue_id]
             queue.delete()

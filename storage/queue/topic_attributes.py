@@ -13,7 +13,7 @@ from storage.files.config_files import ConfigFiles, parse_fastjson
 
 TOPICS_FILE: Final = "topics.json"
 SETTLED_MS: Final = 60_000
-"""Age in ms from which a message certainly belongs to the topic that the file describes.
+"""Age in ms from which a message certainly belongs to the topic that config/topics.json describes.
 
 (The topic may have been deleted and created again shortly before, with other attributes.)
 """
@@ -30,7 +30,7 @@ class StoredAttributes:
         self._attributes: Mapping[str, TopicAttributes] = {}
 
     def read(self) -> Mapping[str, TopicAttributes]:
-        """Return the attributes by topic; topics without attributes are omitted."""
+        """Return the attributes of each topic; topics without attributes are omitted."""
         text = self._config.read(TOPICS_FILE)
         if text != self._text:
             self._text, self._attributes = text, parse_attributes(text)
@@ -38,9 +38,9 @@ class StoredAttributes:
 
 
 def parse_attributes(topics_json: str | None) -> dict[str, TopicAttributes]:
-    """Parse the attributes in the text of topics.json, by topic. Invalid attributes are ignored.
+    """Parse the attributes of each topic from the text of topics.json. Invalid attributes are ignored.
 
-    A file that is not in RocketMQ's format gives no attributes; the broker rewrites the file.
+    If the text is not in RocketMQ's format, the result is empty; the broker rewrites the file.
     """
     try:
         table = _mapping(_mapping(parse_fastjson(topics_json or "{}")).get("topicConfigTable"))

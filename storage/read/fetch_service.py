@@ -19,12 +19,12 @@ from storage.stats import StoreStats
 FETCH_MAX_BYTES: Final = 128 << 20
 """Maximum number of bytes that one fetch returns, even if the request allows more (spec/storage.md §10)."""
 _MENDED_MAX: Final = 10_000
-"""Maximum number of queue positions for which the service remembers that it has searched for wrong units, so that a
-search runs only once."""
+"""Maximum number of remembered queue positions. The fetch service remembers where it has searched for wrong units, so
+that it searches there only once."""
 
 
 class FetchService:
-    """Carries out the fetches of one store. Thread-safe. `check` raises if the store must not be read."""
+    """Carries out the fetches of one store. Thread-safe. `check` raises an error if the store must not be read."""
 
     def __init__(
         self,
@@ -35,24 +35,25 @@ class FetchService:
         check: Callable[[], None],
         mend: Callable[[ConsumeQueue, int, int], int],
     ) -> None:
-        """`mend` rewrites the wrong units between two offsets of a queue, and returns the number of wrong units."""
+        """`mend` rewrites the wrong units between two offsets of a consume queue, and returns the number of wrong
+        units."""
         self._queues, self._reader, self._polls, self._stats = queues, reader, polls, stats
         self._check, self._mend = check, mend
         self._mended: set[tuple[tuple[str, int], int]] = set()
-        """Queues and offsets at which the service has searched for wrong units. If a read at such a position still
-        fails, the record is damaged."""
+        """Queues and queue offsets at which the fetch service has searched for wrong units. If a read at such a
+        position still fails, the record is damaged."""
         reader.mend_units = self._mend_units
 
     def fetch(
         self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float, patient: bool = False
     ) -> list[FetchResult]:
-        """Read from several queues; one result per request, in order.
+        """Read messages from several queues. Return one result per request, in order.
 
-        Returns as soon as one request has a message or an illegal offset, and after `wait_s` at the latest. Returns
-        about `max_bytes` of records in total (128 MiB at most), shared among the queues that have messages; if there is
-        a message, at least one is returned. A fetch with a tag filter also returns after searching
-        `max_filter_message_size_bytes` of a queue: without a message, but with the offset to continue at. With
-        `max_bytes` 0 only offsets are returned (see `LogReader.fetch`). `patient`: if the queue does not hold the
+        Returns as soon as one request has a message or an illegal offset, and after `wait_s` at the latest. The results
+        contain about `max_bytes` of records in total (128 MiB at most), shared among the queues that have messages. If
+        there is a message, at least one is returned. A fetch with a tag filter also returns after searching
+        `max_filter_message_size_bytes` of a queue: without a message, but with the offset at which to continue. With
+        `max_bytes` 0 only offsets are returned (see `LogReader.fetch`). `patient`: if the queue does not contain the
         requested offset, wait as if the next message will have that offset.
 
         Raises SystemBusyError if too many fetches wait already, ServiceNotAvailableError if the store closes, and
@@ -74,10 +75,11 @@ class FetchService:
         return concluded(requests, results)
 
     def ends(self, positions: Sequence[QueuePosition], *, patient: bool = False) -> tuple[list[QueueEnds], bool]:
-        """Return the first and the visible end offset of several queues, and whether any of them is ready.
+        """Return the first and the visible end offset of several queues, and whether any of these queues is ready for a
+        fetch.
 
-        A queue is ready if it has a message at or after the position's offset, or does not hold that offset. With
-        `patient`, an offset that the queue does not hold does not make the queue ready.
+        A queue is ready if it has a message at or after the requested offset, or does not contain that offset. With
+        `patient`, only a message makes the queue ready.
 
         Does not block, and reads no messages. Raises ServiceNotAvailableError if the store closes.
         """
@@ -95,8 +97,8 @@ class FetchService:
         results = self._fetch_all(requests, max_bytes, patient)
         found = sum(result.status is PullStatus.FOUND for result in results)
         messages = sum(result.count for result in results)
-        # With `max_bytes` 0 the client requests only the ends: it reads the files itself, and reports its gets by
-        # `count_reads`.
+        # With `max_bytes` 0 the client requests only the ends of the queues. It reads the queue files itself, and
+        # reports its gets by `count_reads`.
         got = found if max_bytes else 0
         self._stats.count_gets(got, len(results) - found, messages, time.monotonic() - start_s)
         return results
@@ -105,7 +107,8 @@ class FetchService:
         self._check()
         bounds = [self._readable(request) for request in requests]
         ready = sum(end > request.queue_offset for request, (_, end) in zip(requests, bounds, strict=True))
-        # Each queue gets an equal share of the bytes that are left for this queue and the later ready queues.
+        # Each queue gets an equal share of the remaining bytes: they are divided among this queue and the later ready
+        # queues.
         results, left_bytes = [], max_bytes
         for request, (min_offset, max_offset) in zip(requests, bounds, strict=True):
             is_full = max_offset > request.queue_offset >= min_offset and max_bytes and left_bytes <= 0
@@ -127,16 +130,17 @@ class FetchService:
             end_offset = min(request.queue_offset + request.max_messages, max_offset)
             if self._mend_units(request.topic, request.queue_id, request.queue_offset, end_offset):
                 return self._fetch_one(request, min_offset, max_offset, max_bytes)
-            # If retention deleted the record during the read, the queue's first offset has moved already.
+            # Read the queue's first offset again: it has moved if retention deleted the record during the read.
             min_offset, max_offset = self._readable(request)
             if request.queue_offset >= min_offset:
-                # The lost record may be one of the later messages of the request: return the messages before it first.
+                # The lost record may be one of the later messages of the request. Read a single message, so that the
+                # messages before the lost record are returned.
                 request = replace(request, max_messages=1)
         return self._read(request, min_offset, max_offset, max_bytes)
 
     def _mend_units(self, topic: str, queue_id: int, from_offset: int, end_offset: int) -> bool:
-        """Rewrite the wrong units between two offsets of a queue, unless a fetch has already tried it. Returns True if
-        any unit was wrong."""
+        """Rewrite the wrong units between two offsets of a consume queue, unless a fetch has already searched there.
+        Returns True if any unit was wrong."""
         queue = self._queues.get_plain(topic, queue_id)
         if queue is None or (queue.key, from_offset) in self._mended:
             return False
@@ -146,8 +150,8 @@ class FetchService:
         return self._mend(queue, from_offset, end_offset) > 0
 
     def _read(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
-        """Read a request from the commit log, or from the queue's compacted log if the commit log no longer has the
-        messages."""
+        """Read the messages of a fetch request from the commit log, or from the queue's compacted log if the commit log
+        no longer has them."""
         queue = self._queues.get_plain(request.topic, request.queue_id)
         if queue is not None and queue.compacted is not None:
             first_in_log = min(queue.min_offset, queue.compacted.end_offset)
@@ -163,7 +167,7 @@ class FetchService:
 
 
 def following(requests: Sequence[FetchRequest], results: Sequence[FetchResult]) -> list[FetchRequest]:
-    """Return the requests that continue after these results. Messages that the tag filter excluded are not read
+    """Return the fetch requests that continue after these results. Messages that the tag filter excluded are not read
     again."""
     return [
         replace(request, queue_offset=result.next_offset) for request, result in zip(requests, results, strict=True)
@@ -171,8 +175,8 @@ def following(requests: Sequence[FetchRequest], results: Sequence[FetchResult]) 
 
 
 def concluded(requests: Sequence[FetchRequest], results: Sequence[FetchResult]) -> list[FetchResult]:
-    """Return the final results of `requests` from the `results` of the last read: a request that only skipped filtered
-    messages gets NO_MATCHED_MESSAGE."""
+    """Return the final results of fetch `requests`. `results` are the results of the last read. A request that only
+    skipped filtered messages gets the status NO_MATCHED_MESSAGE."""
     return [
         replace(result, status=PullStatus.NO_MATCHED_MESSAGE)
         if result.status is PullStatus.NO_NEW_MESSAGE and result.next_offset > request.queue_offset
@@ -182,7 +186,7 @@ def concluded(requests: Sequence[FetchRequest], results: Sequence[FetchResult]) 
 
 
 def has_news(results: Sequence[FetchResult]) -> bool:
-    """True if any result must be returned to the client now.
+    """True if any fetch result must be returned to the client now.
 
     A queue with more messages to search counts too: the client then sends the next request.
     """

@@ -1,4 +1,5 @@
-"""Fetches that wait for a message. Their number is bounded, and each is woken only by the queues it names."""
+"""Long polls: fetches that wait for a message. The number of waiting fetches is bounded, and each is woken only by the
+queues that it names."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class LongPolls:
 
     def __init__(self, max_waiters: int) -> None:
         self.max_waiters = max_waiters
-        """Maximum number of fetches that wait at a time; may be changed. A lower limit ends no current wait."""
+        """Maximum number of fetches that wait at a time. May be changed; a lower limit does not end current
+        waits."""
         self._lock = threading.Lock()
         self._by_queue: dict[QueueKey, set[Waiter]] = {}
         self._all: set[Waiter] = set()
@@ -34,10 +36,10 @@ class LongPolls:
         return len(self._all)
 
     def register(self, queues: Iterable[QueueKey], wake: Callable[[], None]) -> Waiter:
-        """Register `wake`, which any thread calls for each change of one of `queues`, until `remove`.
+        """Register the function `wake`. Any thread calls it for each change of one of `queues`, until `remove`.
 
         Check the queues after registering. `wake` must not block, register or remove. Raises SystemBusyError if the
-        limit is reached; nothing was registered then.
+        limit is reached. Nothing was registered in this case.
         """
         waiter = Waiter(frozenset(queues), wake)
         with self._lock:
@@ -52,7 +54,7 @@ class LongPolls:
         return waiter
 
     def remove(self, waiter: Waiter) -> None:
-        """Unregister `waiter`, so that changes of its queues no longer wake it. Idempotent."""
+        """Unregister the waiting fetch `waiter`, so that changes of its queues no longer wake it. Idempotent."""
         with self._lock:
             if waiter not in self._all:
                 return
@@ -68,7 +70,7 @@ class LongPolls:
         """Yield an event that `wake_queue` sets for any of `queues`. Check the queues after entering the context, and
         then wait for the event.
 
-        Raises SystemBusyError if the limit is reached; nothing was registered then.
+        Raises SystemBusyError if the limit is reached. Nothing was registered in this case.
         """
         event = threading.Event()
         waiter = self.register(queues, event.set)
@@ -79,7 +81,7 @@ class LongPolls:
 
     def wake_queue(self, queue: QueueKey) -> None:
         """Wake the fetches that wait for a change of `queue`."""
-        if queue in self._by_queue:  # No lock is needed, because a waiter registers before it checks its queues.
+        if queue in self._by_queue:  # This check needs no lock, because a waiter registers before it checks its queues.
             with self._lock:
                 for waiter in self._by_queue.get(queue, ()):
                     waiter.wake()

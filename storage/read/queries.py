@@ -1,9 +1,10 @@
 """Finds messages by key, by unique id, by position in the log, and by time.
 
-Queries change nothing in the store. A record that the index names is read from the log and compared with the key.
+Queries change nothing in the store. A record to which the index points is read from the log and compared with the key.
 Damaged records are not hidden: a record whose body fails its CRC is returned unchanged, and the reader reports the
-damage. For some records only the physical offset is returned: if the record cannot be parsed, if it does not have the
-key for which the index names it, or if its queue has another record at the record's queue offset.
+damage. For some records only the physical offset is returned. This is so if the record cannot be parsed, or if it does
+not have the key under which the index lists it. It is also so if the record's queue has another record at its queue
+offset.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ _MISPLACED: Final = "its queue has another record at the offset that it claims"
 
 
 class StoreQueries:
-    """Queries for the messages of one store. `visible` returns the physical offset up to which consumers may see
-    messages. Thread-safe."""
+    """Queries for the messages of one store. `visible` is a function that returns the physical offset up to which
+    consumers may see messages. Thread-safe."""
 
     def __init__(
         self,
@@ -67,7 +68,8 @@ class StoreQueries:
         self._max_num, self._wait_s = max_num, wait_s
 
     def limit(self, max_num: int, wait_s: float) -> None:
-        """Set the maximum number of messages that a query returns, and the maximum wait for the index."""
+        """Set two limits of queries: the maximum number of returned messages, and the maximum time in seconds to wait
+        for the index."""
         self._max_num, self._wait_s = max_num, wait_s
 
     def by_key(
@@ -81,8 +83,8 @@ class StoreQueries:
         return self._find(topic, key, min(max_num, self._max_num), begin_ms, end_ms, lambda view: key in view.keys)
 
     def by_unique_id(self, topic: str, message_id: str) -> QueryResult:
-        """Find the messages of `topic` whose unique id is `message_id`: several messages if the producer resent the
-        message."""
+        """Find the messages of `topic` whose unique id is `message_id`. There are several if the producer sent the
+        message again."""
         return self._find(
             topic, message_id, UNIQUE_ID_MAX_NUM, 0, 2**63 - 1, lambda view: view.message_id == message_id
         )
@@ -120,7 +122,7 @@ class StoreQueries:
         low, high = first, end = queue.min_offset, queue.visible_offset
         while low < high:
             middle = (low + high) // 2
-            # If the record of an offset is lost or damaged, use the time of the next record.
+            # If the record of a queue offset is lost or damaged, use the store time of the next record.
             stored_ms = self._stored_ms_from(queue, middle, high)
             if stored_ms < timestamp_ms or (stored_ms == timestamp_ms and boundary is Boundary.UPPER):
                 low = middle + 1
@@ -129,8 +131,8 @@ class StoreQueries:
         return low if boundary is Boundary.LOWER else min(max(low - 1, first), end)
 
     def stored_ms(self, queue: AnyQueue, queue_offset: int) -> int:
-        """Return the store time of the message at a queue offset, or of the next existing message; 0 if neither
-        exists."""
+        """Return the store time of the message at a queue offset, or else of the queue's next existing message. Return
+        0 if there is neither."""
         start, end = max(queue_offset, queue.first_readable_offset), queue.visible_offset
         if start >= end:
             return 0
@@ -141,13 +143,13 @@ class StoreQueries:
         return 0 if stored_ms == math.inf else int(stored_ms)
 
     def earliest_store_time_ms(self) -> int:
-        """Return the store time of the first intact record that still exists; -1 for an empty log."""
+        """Return the store time of the first intact record in the log; -1 for an empty log."""
         start, end = self._log.min_offset, self._visible()
         while start < end:
             view = self._record_at(start, end) or self._record_behind(start, end)
             if view is not None:
                 return view.store_timestamp_ms
-            start += self._log.file_size  # this log file holds only a BLANK
+            start += self._log.file_size  # Skip this log file: it contains only a BLANK (end-of-file marker).
         return -1
 
     def _find(
@@ -189,10 +191,10 @@ class StoreQueries:
         return QueryResult(b"".join(records), len(records), complete, tuple(sorted(damaged)))
 
     def _accepted(self, view: DispatchView, accept: Callable[[DispatchView], bool]) -> list[bytes]:
-        """Return the record of `view` in a list if `accept` is true; otherwise an empty list.
+        """Return the record of `view` in a list if `accept` returns True for it; otherwise an empty list.
 
-        For an inner batch, returns the records of the accepted messages, or of all messages if only the batch itself
-        has the key. Raises RecordError if the inner batch is damaged.
+        For an inner batch, returns the records of the accepted messages. If only the batch itself is accepted, returns
+        the records of all its messages. Raises RecordError if the inner batch is damaged.
         """
         if not view.sys_flag & SYS_FLAG_INNER_BATCH:
             return [self._bytes_of(view)] if accept(view) else []
@@ -200,22 +202,22 @@ class StoreQueries:
         return [record for record in messages if accept(dispatch_view(record))] or (messages if accept(view) else [])
 
     def _fits(self, view: DispatchView, topic: str, key: str, *, is_wanted: bool) -> bool:
-        """False if the disk has changed a record that the index names for `topic` and `key`.
+        """False if the disk has changed a record that the index lists under `topic` and `key`.
 
-        `is_wanted`: the record has this topic and this key. Raises RecordError if the record is a damaged inner batch.
+        `is_wanted`: True if the record has this topic and this key. Raises RecordError if the record is a damaged inner
+        batch.
         """
         if is_wanted:
             return self._has_its_place(view)
-        # Hashes collide: the record may have another key with the same hash.
+        # The record may have another key with the same hash, because hashes collide.
         inner = inner_keys(self._bytes_of(view)) if view.sys_flag & SYS_FLAG_INNER_BATCH else []
         wanted = index_key_hash(topic, key)
         return any(index_key_hash(view.topic, one) == wanted for one in (*view.keys, *inner))
 
     def _has_its_place(self, view: DispatchView) -> bool:
-        """False if a record's queue has another record at the record's queue offset, or has not reached that offset.
+        """False if another record is at this record's queue offset, or if the queue has not reached that offset.
 
-        A queue that no longer holds the offset proves nothing, so the result is True. A damaged unit proves nothing
-        either.
+        True if the queue no longer contains the offset, or if the queue's unit is damaged, because this proves nothing.
         """
         topic, queue_id, offset = view.topic, view.queue_id, view.queue_offset
         if not is_queued(view.sys_flag) or view.sys_flag & SYS_FLAG_INNER_BATCH:
@@ -237,15 +239,15 @@ class StoreQueries:
         return bytes(self._reader.log_bytes(view.physical_offset, view.physical_offset + view.size))
 
     def _record_at(self, physical_offset: int, end: int) -> DispatchView | None:
-        """Return the same record as `_held_record`, or None if the record was deleted."""
+        """Return the record that `_held_record` returns, or None if the record was deleted from the log."""
         try:
             return self._held_record(physical_offset, end)
         except DataLossError:
             return None
 
     def _held_record(self, physical_offset: int, end: int) -> DispatchView | None:
-        """Return the record at `physical_offset` if the record itself contains this offset and its fields are
-        consistent; otherwise None.
+        """Return the record at `physical_offset`. Return None if the record does not contain this offset, or if its
+        fields are not consistent.
 
         Does not check the record's CRC. Raises DataLossError if the record was deleted.
         """
@@ -274,9 +276,10 @@ class StoreQueries:
         return None if found is None else self._record_at(file_start + found, end)
 
     def _is_damaged(self, physical_offset: int, end: int) -> bool:
-        """True if a damaged record begins at `physical_offset`, as the record itself or the following record shows.
+        """True if a damaged record begins at `physical_offset`. Either the record itself or the following record shows
+        this.
 
-        False for an offset inside a record, in the blank end of a file, or in the deleted part of the log.
+        False for an offset inside a record, in the blank end of a log file, or in the deleted part of the log.
         """
         try:
             data = self._log_from(physical_offset, end)
@@ -293,8 +296,8 @@ class StoreQueries:
         return following == end or header.total_size == len(data) or self._record_at(following, end) is not None
 
     def _log_from(self, physical_offset: int, end: int) -> memoryview:
-        """Return the log from `physical_offset` to the end of its file, or to `end`. Raises DataLossError if this part
-        of the log was deleted."""
+        """Return the bytes of the log from `physical_offset` to the end of the log file, or to `end`. Raises
+        DataLossError if this part of the log was deleted."""
         file_end = physical_offset - physical_offset % self._log.file_size + self._log.file_size
         return self._reader.log_bytes(physical_offset, min(file_end, end))
 
@@ -314,7 +317,7 @@ class StoreQueries:
             except DataLossError:
                 if 0 <= position < self._log.min_offset:
                     raise
-                view = None  # the unit is damaged, and points to no record
+                view = None  # The queue unit is damaged, and points to no record.
             if view is not None:
                 return view.store_timestamp_ms
         return math.inf

@@ -1,6 +1,6 @@
 """Queries about the queues of one store: bounds, times, sequences, sizes.
 
-A query about a queue that changes nothing belongs in this module. StoreQueries finds messages in the log.
+This module is for queries that concern queues and change nothing. StoreQueries finds messages in the log.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class QueueQueries:
     """
 
     def __init__(self, parts: StoreParts, queries: StoreQueries, check: Callable[[], None]) -> None:
-        """`check` raises ServiceNotAvailableError if the store must not be read."""
+        """`check` raises ServiceNotAvailableError if the store must not be read now."""
         self._settings, self._log, self._queues = parts.settings, parts.log, parts.queues
         self._parts, self._queries, self._check = parts, queries, check
 
@@ -40,9 +40,9 @@ class QueueQueries:
         return QueueBounds(min_offset, max_offset, min(max(first_in_memory, min_offset), max_offset))
 
     def bounds_of_topics(self, topics: Sequence[tuple[str, int]]) -> list[list[tuple[int, int]]]:
-        """Return the first and the next visible offset of the queues 0, 1 … of several topics.
+        """Return, for several topics, the first and the next visible offset of their queues 0, 1 and so on.
 
-        `topics` gives each topic with its number of queues. Returns zeros for a queue that does not exist. The query is
+        `topics`: each topic with its number of queues. Returns zeros for a queue that does not exist. The query is
         cheap, because it reads no files.
         """
         self._check()
@@ -55,8 +55,8 @@ class QueueQueries:
     def stored_times(self, positions: Sequence[QueuePosition]) -> list[int]:
         """Return the store times of the messages at queue positions, in ms since 1970.
 
-        If retention has deleted a message, the first existing message of its queue counts; 0 if the queue has no
-        message.
+        If retention has deleted a message, its queue's first existing message counts instead. The time is 0 if the
+        queue has no message.
         """
         self._check()
         times = []
@@ -66,8 +66,8 @@ class QueueQueries:
         return times
 
     def next_sequences(self, producer_id: str, epoch: int, queues: Sequence[tuple[str, int]]) -> list[int]:
-        """Return, for each queue (topic, queue id), the sequence after the last one that a producer has stored in the
-        queue.
+        """Return, for each queue (topic, queue id), the sequence after the last sequence that a producer has stored in
+        the queue.
 
         Counts only messages that consumers may read, because later messages could still be lost
         (`DedupTable.next_sequence`).
@@ -103,7 +103,7 @@ class QueueQueries:
 
     @property
     def _first_in_memory(self) -> int:
-        """Return the physical offset from which the log is probably in memory."""
+        """Return the physical offset from which the log's records are probably in memory."""
         return self._log.end_offset - _MEMORY_BYTES * self._settings.access_message_in_memory_max_ratio // 100
 
     def in_memory(self, topic: str, queue_id: int, queue_offset: int) -> bool:

@@ -1,4 +1,5 @@
-"""Rewrites queue units that the disk has damaged, from the records in the log, if a reader finds the damage.
+"""Rewrites queue units that the disk has damaged, from the records in the log. The repair runs when a reader finds the
+damage.
 
 A unit is correct if it points to a record that has the unit's size and names the unit's queue and offset. The record of
 a wrong unit lies between the records of the adjacent units, so only that part of the log is scanned. Recovery itself
@@ -22,11 +23,11 @@ from storage.parts import StoreParts
 from storage.queue.consume_queue import ConsumeQueue
 
 WALK_MAX_BYTES: Final = 64 << 20
-"""Maximum number of log bytes that are scanned for the record of one unit."""
+"""Maximum number of log bytes that a repair scans to find the record of one queue unit."""
 _WALK_BYTES: Final = 4 << 20
 MISSED_MAX: Final = 4
-"""Number of units without a record in the log after which a repair stops and leaves the remaining units unchanged,
-because the search blocks appends."""
+"""A repair stops after it found no record in the log for this number of queue units, because the search blocks appends.
+The remaining units stay unchanged."""
 NEIGHBOURS_MAX: Final = 16
 
 logger = logging.getLogger(__name__)
@@ -54,8 +55,8 @@ class UnitRepair:
 
 
 def _mend_units(parts: StoreParts, queue: ConsumeQueue, from_offset: int, end_offset: int) -> int:
-    """Rewrite the wrong units of a queue, as `UnitRepair.mend` does. Called under the append lock. Raises
-    OSError."""
+    """Rewrite the wrong units of a queue, as `UnitRepair.mend` does. Called under the append lock. Raises OSError if
+    the disk fails."""
     if is_light_queue(queue.topic):
         return 0
     mended = missed = 0
@@ -79,8 +80,8 @@ def _mend_units(parts: StoreParts, queue: ConsumeQueue, from_offset: int, end_of
 
 
 def _find_record(parts: StoreParts, queue: ConsumeQueue, queue_offset: int) -> DispatchView | None:
-    """Return the record of a queue offset, searched between the records of the nearest correct units. None if it is not
-    found."""
+    """Return the record that belongs to a queue offset. The search covers the log between the records of the nearest
+    correct units. Returns None if the record is not found."""
     start, end = parts.log.min_offset, parts.log.end_offset
     before = _neighbour(
         queue, range(queue_offset - 1, max(queue_offset - NEIGHBOURS_MAX, queue.min_offset) - 1, -1), parts.reader
@@ -91,8 +92,8 @@ def _find_record(parts: StoreParts, queue: ConsumeQueue, queue_offset: int) -> D
     if before is not None:
         start = before[0] + before[1]
     elif after is not None:
-        # For the queue's first message, the search covers the log file of the next correct unit's record and the file
-        # before it.
+        # For the queue's first message, search in two log files: the file with the record of the next correct unit, and
+        # the file before it.
         start = max(after[0] - after[0] % parts.log.file_size - parts.log.file_size, start)
     if after is not None:
         end = after[0]
@@ -115,8 +116,8 @@ def _find_record(parts: StoreParts, queue: ConsumeQueue, queue_offset: int) -> D
 
 
 def _neighbour(queue: ConsumeQueue, offsets: range, reader: LogReader) -> tuple[int, int] | None:
-    """Return position and size of the record of the first of these offsets whose unit is correct; None if no unit is
-    correct."""
+    """Find the first of these queue offsets whose unit is correct, and return the position and size of the unit's
+    record. Return None if no unit is correct."""
     for offset in offsets:
         units = queue.units(offset, 1)
         if len(units) and units[0]["size"] != PRE_BLANK_SIZE and leads_to_own(queue, offset, reader):

@@ -1,8 +1,8 @@
-"""Finds records whose place (queue and queue offset) the disk has changed, near the records that do not fit during a
-log scan.
+"""Finds records whose place (queue and queue offset) the disk has changed. It searches near records that do not match
+their queues during a log scan.
 
 Each such part of the log is read (claims.py) and searched (misfits.py) once. If the scan has already trusted a record
-that turns out to be changed, the scan has to be repeated: other records of the same queues may have got wrong offsets.
+that turns out to be changed, the scan must be repeated: other records of the same queues may have got wrong offsets.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from storage.recovery.log_files import LogFiles
 from storage.recovery.misfits import Change, Misfits
 
 DELETED_RECORDS_MIN: Final = 3
-"""Number of records of a missing queue with consecutive offsets from which the topic counts as deleted."""
+"""If this number of records of a missing queue have consecutive offsets, recovery treats the topic as deleted."""
 FRUITLESS_MAX: Final = 16
-"""Number of consecutive searches without a result after which all records are trusted, because each search takes about
-a second."""
+"""Maximum number of consecutive searches for changed records that find nothing. After that, all records are trusted,
+because each search takes about a second."""
 _EVERYTHING: Final = 1 << 63
 
 
@@ -36,12 +36,12 @@ logger = logging.getLogger(__name__)
 
 
 class WalkAgainError(Exception):
-    """A record that was already scanned and trusted names a wrong queue or queue offset, so the scan must be
-    repeated."""
+    """Raised if a record that was already scanned and trusted names a wrong queue or queue offset, so that the scan
+    must be repeated."""
 
 
 class ChangedPlaces:
-    """The records with a changed place (queue and queue offset) that one recovery has found."""
+    """The records with a changed place that one recovery has found. A place is a queue and a queue offset."""
 
     def __init__(self, parts: StoreParts, files: LogFiles, end: LogEnd, redispatch: Redispatch) -> None:
         self._log, self._reader, self._queues = parts.log, parts.reader, parts.queues
@@ -49,39 +49,40 @@ class ChangedPlaces:
         self._end, self._ends, self._places = end, redispatch.ends, redispatch.places
         self._claims = ClaimReader(parts.log, parts.reader, parts.queues, end, files.checks, files.delay_levels_ms)
         self.changes: dict[int, Change] = {}
-        """The records whose place was changed, by physical offset."""
+        """The records whose place (queue and queue offset) was changed by the disk, by physical offset."""
         self._surveyed: list[tuple[int, int]] = []
-        """The parts of the log in which all changed records (records whose queue or queue offset the disk changed) have
-        been found."""
+        """The parts of the log in which all changed records have been found. The disk has changed the queue or the
+        queue offset of a changed record."""
         self.bases: dict[QueueKey, int] = {}
         """The next offset of each queue when the log scan began."""
         self._walked_from = 0
         self._fruitless = 0
-        """The number of consecutive searches, up to now, that found nothing."""
+        """The current number of consecutive searches for changed records that found nothing."""
 
     def begin(self, walk_from: int) -> None:
-        """Reset the object for a scan that starts at physical offset `walk_from`. The queues must be at their ends
-        before that offset."""
+        """Reset this object for a log scan that starts at physical offset `walk_from`. Each queue must end with its
+        last record before that offset."""
         self.bases = {queue.key: queue.next_offset for queue in self._queues.plain}
         self.changes.clear()
         self._surveyed.clear()
         self._walked_from, self._fruitless = walk_from, 0
 
     def believe_the_rest(self) -> None:
-        """Trust all records that are not already known to be changed."""
+        """Trust all records whose place is not already known to be changed."""
         self._surveyed.append((0, _EVERYTHING))
 
     def has_changes_in(self, physical_offset: int, end_offset: int) -> bool:
-        """True if a record between two physical offsets is known to be changed."""
+        """True if the place of a record between two physical offsets is known to be changed."""
         return any(physical_offset <= offset < end_offset for offset in self.changes)
 
     def is_surveyed(self, physical_offset: int, end_offset: int | None = None) -> bool:
-        """True if the part of the log around a physical offset, or up to `end_offset`, has been searched for changed
-        places."""
+        """True if a part of the log has been searched for records with changed places. The part is around a physical
+        offset, or from it up to `end_offset`."""
         return any(start <= physical_offset < end and (end_offset or 0) <= end for start, end in self._surveyed)
 
     def survey_around(self, marks: Iterable[int], physical_offset: int, walked_to: int) -> None:
-        """Find the changed places near a record that does not fit its queue, in SURVEY_BYTES on both sides.
+        """Find the records with changed places near a record that does not match its queue, in SURVEY_BYTES of the log
+        on both sides.
 
         `marks`: physical offsets at which records are known to start. Raises WalkAgainError if a changed record lies
         before `walked_to`.
@@ -92,7 +93,7 @@ class ChangedPlaces:
         starts = [mark for mark in marks if physical_offset - SURVEY_BYTES <= mark <= physical_offset]
         start = min([*starts, physical_offset]) if starts else max(file_start, self._walked_from)
         if physical_offset - start > SURVEY_BYTES:
-            start = physical_offset  # no known record start lies in the SURVEY_BYTES before the record
+            start = physical_offset  # No known start of a record lies in the SURVEY_BYTES before this record.
         survey = self._claims.read(start, physical_offset + SURVEY_BYTES)
         is_first = start == self._walked_from
         bases = {}
@@ -112,7 +113,8 @@ class ChangedPlaces:
                 *(self._reader.root, physical_offset),
             )
             self.believe_the_rest()
-        # Records near the survey's end have no later records in the survey to compare with.
+        # For records near the end of the surveyed part of the log, there are no later records to compare with. So this
+        # end does not count as surveyed.
         is_whole = survey.end > self._log.starts[-1] + self._log.file_size
         self._surveyed.append((start, survey.end if is_whole else (physical_offset + survey.end) // 2))
         if any(offset < walked_to for offset in new):
@@ -120,7 +122,7 @@ class ChangedPlaces:
 
     def _believe_deleted_topics(self, survey: Survey) -> None:
         """After a clean stop, treat a topic without queues as deleted if several of its records have consecutive
-        offsets: damage would not change so many records alike."""
+        offsets. Damage would not change so many records in the same way."""
         if self._after_crash:
             return
         followers: Counter[QueueKey] = Counter()
@@ -136,13 +138,13 @@ class ChangedPlaces:
         )
 
     def _lost_ends(self, survey: Survey) -> list[int]:
-        """Return the physical offsets of records that a removed unit points to, beyond the last offset of a queue that
-        a surveyed record names. Only the first such record of each queue is returned."""
+        """Return the physical offsets of records to which removed units pointed, beyond the last surveyed offset of
+        their queue. Only the first such record of each queue is returned."""
         last = {claim.place.key: claim.place.queue_offset for claim in survey.claims}
         return self._ends.units_behind(last, survey.start, survey.end)
 
     def _leads_to(self, place: QueueUnit, physical_offset: int, size: int) -> bool:
-        """True if a queue had, before this recovery, a unit at `place` that points to the given record."""
+        """True if, before this recovery, a queue had a unit at `place` that pointed to the given record."""
         queue = self._queues.get_plain(*place.key)
         if queue is None:
             return False
@@ -154,8 +156,8 @@ class ChangedPlaces:
         return [(int(unit["physical_offset"]), int(unit["size"])) for unit in units] == [(physical_offset, size)]
 
     def _sequence_of(self, claim: PlaceClaim) -> ProducerSequence | None:
-        """Return the producer of a record and its sequence in the record's queue; None if the record has no producer. A
-        record that a scheduler delivered gives None too: its sequence belongs to another queue."""
+        """Return a record's producer with its sequence in the record's queue; None if the record has no producer. Also
+        returns None for a record that a scheduler delivered: its sequence belongs to another queue."""
         view = dispatch_view(self._reader.log_bytes(claim.physical_offset, claim.physical_offset + claim.size))
         producer = view.producer if claim.is_movable and not was_moved(view) else None
         return None if producer is None or delivery_source(producer.producer_id) is not None else producer

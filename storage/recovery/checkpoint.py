@@ -6,9 +6,10 @@ On disk
     | physic_msg_timestamp 8 | logics_msg_timestamp 8 | index_msg_timestamp 8 | master_flushed_offset 8 |
     | confirm_physical_offset 8 | zeros 24 | "RMQC" 4 | CRC-32 of the five longs 4 |
 
-After a crash recovery starts at the newest log file whose first message is older than both the log's and the queues'
-timestamps. A checkpoint that is missing, cut short or damaged counts as zeros: recovery then starts at the first file.
-RocketMQ writes no checksum; it leaves the existing checksum in place, which then does not match its values.
+After a crash, recovery starts at a log file whose first message is older than the timestamps of both the log and the
+queues. It takes the newest such file. A checkpoint that is missing, cut short or damaged counts as zeros: recovery then
+starts at the first file. RocketMQ writes no checksum; it leaves the existing checksum in place, which then does not
+match its values.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path, damage: DamageNotes) -> Checkpoint:
-    """Read the checkpoint at `path`. Returns zeros if the file does not exist, is too short, or is damaged; the damage
-    is recorded."""
+    """Read the checkpoint at `path`. Returns zeros if the file does not exist, is too short, or is damaged. Damage is
+    recorded in `damage`."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -65,8 +66,8 @@ def read_checkpoint(path: Path, damage: DamageNotes) -> Checkpoint:
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Replace the values at `path` and wait until they are on disk. All values are in one sector, so the write is
-    atomic."""
+    """Replace the values of the checkpoint file at `path` and wait until they are on disk. All values are in one
+    sector, so the write is atomic."""
     new = not path.exists()
     values = (
         checkpoint.physic_msg_timestamp,

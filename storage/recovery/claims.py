@@ -1,7 +1,8 @@
-"""Reads the places that records in a part of the log claim: the queue and the queue offset that each record names.
+"""Reads the places that records in a part of the log claim. A claim is the queue and the queue offset that a record
+names.
 
 No checksum covers these fields. One claim proves nothing; storage/recovery/misfits.py compares the claims of adjacent
-records. The amount that is read is bounded: SURVEY_BYTES on both sides of a record that does not fit its queue, and
+records. The amount that is read is bounded: SURVEY_BYTES on both sides of a record that does not match its queue, and
 SURVEY_RECORDS_MAX records.
 """
 
@@ -30,9 +31,9 @@ from storage.queue.queue_table import QueueTable
 from storage.recovery.log_end import LogEnd
 
 SURVEY_BYTES: Final = 32 << 20
-"""Number of log bytes that are read before a record that does not fit its queue, and again after the record."""
+"""Number of log bytes that recovery reads before a record that does not match its queue, and again after it."""
 SURVEY_RECORDS_MAX: Final = 1 << 19
-"""Maximum number of records whose claims are compared with each other."""
+"""Maximum number of records whose claims (queue and queue offset) are compared with each other."""
 QUEUE_ID_BITS: Final = 31
 """Number of bits of a queue id without the sign bit. A set sign bit is detected by `is_implausible`."""
 
@@ -43,22 +44,23 @@ class PlaceClaim(NamedTuple):
     physical_offset: int
     size: int
     place: QueueUnit
-    # True if the queue holds single messages and its topic was not deleted since: the queue's offsets are then
-    # consecutive.
+    # True if the queue offsets of consecutive claims are consecutive: the queue contains single messages, and its topic
+    # was not deleted later.
     is_chained: bool = True
-    # False for a claim that is trusted: the record has other damage, or the claim is about a further queue.
+    # False for a claim that is trusted as it is: the record has other damage, or the claim is about a further queue.
     is_movable: bool = True
 
 
 class Survey(NamedTuple):
-    """The claims of a part of the log, in log order."""
+    """The claims (queue and queue offset) of the records in a part of the log, in log order."""
 
     claims: list[PlaceClaim]
-    # The queues that inner batches name. Each inner batch takes several offsets of its queue.
+    # The queues that contain inner batches. Each inner batch takes several offsets of its queue.
     batch_keys: set[QueueKey]
-    # Physical offsets of damaged records whose headers are unreadable. Any queue may lack a unit for such a record.
+    # Physical offsets of damaged records whose headers are unreadable. Such a record may be the missing record of any
+    # queue.
     unknown: list[int]
-    # Physical offsets of the start and the end of the part of the log that was read.
+    # Physical offsets of the start and the end of the surveyed part of the log.
     start: int
     end: int
 
@@ -75,13 +77,13 @@ class ClaimReader:
         checks: dict[str, bool],
         delay_levels_ms: tuple[int, ...],
     ) -> None:
-        """`checks`: the arguments of `check_record` for the records of this log."""
+        """`checks`: the arguments with which `check_record` checks the records of this log."""
         self._log, self._reader, self._queues, self._end = log, reader, queues, end
         self._checks, self._delay_levels_ms = checks, delay_levels_ms
 
     def read(self, start: int, end: int) -> Survey:
-        """Read the claims of the records that begin in [`start`, `end`), at most up to the log's end. A record must
-        begin at `start`."""
+        """Read the claims (queue and queue offset) of the records that begin in [`start`, `end`), at most up to the
+        log's end. A record must begin at `start`."""
         self._batch_keys: set[QueueKey] = set()
         claims: list[PlaceClaim] = []
         unknown: list[int] = []
@@ -110,8 +112,8 @@ class ClaimReader:
         )
 
     def _read_file(self, file_start: int, physical_offset: int, end: int, claims: list[PlaceClaim]) -> int:
-        """Add the claims of a file's records from an offset on. Returns the offset at which no record starts, or the
-        file ends."""
+        """Add the claims of a log file's records, from an offset on, to `claims`. Returns the offset at which no
+        further record starts, or the file's end."""
         data = self._reader.maps.get(str(self._log.path(file_start))).data
         position = physical_offset - file_start
         while file_start + position < end and len(claims) < SURVEY_RECORDS_MAX:
@@ -141,7 +143,7 @@ class ClaimReader:
                     strict=True,
                 )
                 begin = file_start + position
-                # A block has many records of few queues, so each queue is looked up only once.
+                # Look up each queue only once, because a block has many records of few queues.
                 plain: dict[tuple[int, int], tuple[QueueKey, bool]] = {}
                 for at, size, code, queue_id, queue_offset in rows:
                     known = plain.get((code, queue_id))
@@ -164,8 +166,8 @@ class ClaimReader:
         return file_start + position
 
     def _claims_of(self, view: DispatchView, physical_offset: int) -> list[PlaceClaim]:
-        """Return the claims of one record: first its claims on further queues, which are in its properties, and then
-        its own queue's."""
+        """Return the claims (queue and queue offset) of one record. Its claims on further queues, which are in its
+        properties, come first, then the claim on its own queue."""
         if view.sys_flag & SYS_FLAG_INNER_BATCH:
             self._batch_keys.add((view.topic, view.queue_id))
         if not is_queued(view.sys_flag) or view.sys_flag & SYS_FLAG_INNER_BATCH:
@@ -186,8 +188,8 @@ class ClaimReader:
 
 
 def one_bit_away(place: QueueUnit, raw_topic: bytes) -> Iterator[QueueUnit]:
-    """Yield the places that a record may have had before one bit of its queue offset, queue id or topic changed.
-    `raw_topic` has the topic's bytes, which may no longer be valid text."""
+    """Yield the places (queue and queue offset) that a record may have had before one bit of its queue offset, queue id
+    or topic changed. `raw_topic`: the bytes of the topic, which may no longer be valid text."""
     (topic, queue_id), queue_offset = place
     for bit in range(63):
         yield QueueUnit(place.key, queue_offset ^ 1 << bit)
@@ -214,8 +216,8 @@ def raw_topic_of(record: memoryview) -> bytes:
 
 
 def with_place(record: memoryview, place: QueueUnit) -> bytearray:
-    """Return a copy of a record that names another place. The new topic must be as long as the record's own
-    topic."""
+    """Return a copy of a record with another place (queue and queue offset). The new topic must be as long as the
+    record's own topic."""
     copy = bytearray(record)
     (topic, queue_id), queue_offset = place
     copy[QUEUE_ID_OFFSET : QUEUE_ID_OFFSET + 4] = queue_id.to_bytes(4)

@@ -3,8 +3,8 @@
 On disk
     lost+cut/00000000000000184232       the bytes from that physical offset on; not read by the store
 
-At most CUT_KEPT_MAX_BYTES of each cut are kept, and the copies of the last KEPT_FILES_MAX cuts. Operators can delete
-the copies at any time.
+For each cut, at most CUT_KEPT_MAX_BYTES are kept. The copies of the last KEPT_FILES_MAX cuts are kept. Operators can
+delete the copies at any time.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 
 def keep_cut_bytes(root: Path, log: CommitLog, end_offset: int) -> None:
-    """Copy the bytes after `end_offset`, where a log is about to be cut, up to the last byte that is not zero. If the
-    disk cannot store the copy, this is logged, and the log is cut all the same."""
+    """Copy the bytes of a log from `end_offset` up to the last byte that is not zero, before the log is cut at
+    `end_offset`. If the disk cannot store the copy, this is logged, and the log is cut all the same."""
     left_bytes = CUT_KEPT_MAX_BYTES
     try:
         for start in log.starts:

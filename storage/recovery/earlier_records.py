@@ -1,7 +1,7 @@
-"""Finds out what the records before the start of a log scan tell: the producers that may send again, and open
+"""Reads facts about the records before the start of a log scan: the producers that may send again, and the open
 transactions.
 
-A snapshot contains this information. Without a snapshot, the file before the scan is read for the producers, and all
+A snapshot contains this information. Without a snapshot, the log file before the scan is read for the producers. All
 files before the scan are read for the transactions, if the store has any.
 """
 
@@ -26,12 +26,12 @@ from storage.recovery.log_files import LogFiles, placed_view
 from storage.recovery.snapshot import Snapshot
 
 MISFITS_MAX: Final = 1000
-"""Maximum number of records before the scan that do not fit their queues, and for which the true place is searched. If
-there are more, the queues have lost their units, and the records are trusted."""
+"""Maximum number of records before the scan that do not match their queues and whose true place is searched. If there
+are more, the queues have lost their units, and the records are trusted."""
 
 
 class EarlierRecords:
-    """The records of a log before the start of the recovery's scan."""
+    """The records of a log before the start of recovery's log scan."""
 
     def __init__(self, parts: StoreParts, files: LogFiles, end: LogEnd, redispatch: Redispatch) -> None:
         self._log, self._queues, self._reader = parts.log, parts.queues, parts.reader
@@ -40,15 +40,18 @@ class EarlierRecords:
         self._misfits_left = MISFITS_MAX
 
     def learn(self, walk_from: int, snapshot: Snapshot | None) -> None:
-        """Load the producers and the transactions of the records before the scan. If there is a snapshot, the scan
-        starts at the snapshot's end. Raises QueueGapError if a queue ends earlier than the snapshot says."""
+        """Load the producers and the transactions of the records before the log scan. If there is a snapshot, the scan
+        starts at the snapshot's end.
+
+        Raises QueueGapError if a queue ends earlier than it did when the snapshot was taken.
+        """
         if snapshot is not None:
             self._use_snapshot(snapshot)
             return
         index = self._log.starts.index(walk_from)
         if index > 0:
-            # This file is not checked and not dispatched: it is only read for the messages that producers may send
-            # again.
+            # The log file before the scan is neither checked nor dispatched. It is only read for the messages that
+            # producers may send again.
             self._remember_producers(self._log.starts[index - 1])
             if self._queues.get(HALF_TOPIC, HALF_QUEUE_ID) is not None:
                 for start in self._log.starts[:index]:
@@ -71,8 +74,8 @@ class EarlierRecords:
         self._halves.load(snapshot.transactions)
 
     def let_queues_reach(self, snapshot: Snapshot, end_offset: int) -> None:
-        """Extend rebuilt queues to the ends that the snapshot gives. If the log no longer holds any message of a queue,
-        the log does not show the queue's end."""
+        """Extend rebuilt queues to the ends in the snapshot. This is needed if the log no longer contains any message
+        of a queue: the log then does not show the queue's end."""
         if snapshot.end > end_offset or not snapshot.fits(self._reader):
             return
         is_deleted = self._deletions_after(snapshot)
@@ -83,19 +86,19 @@ class EarlierRecords:
                     queue.start_at(next_offset)
 
     def _deletions_after(self, snapshot: Snapshot) -> Callable[[QueueKey], bool]:
-        """Return a function that is true for queues that were deleted after the end of a snapshot."""
+        """Return a function that returns True for queues that were deleted after the end of the snapshot."""
 
         @cache
         def is_deleted(key: QueueKey) -> bool:
-            # A clean stop of this store leaves no records after the snapshot. If a queue continues there, RocketMQ has
-            # written to the store.
+            # A clean stop of this store leaves no records after the snapshot. If a queue has records there, RocketMQ
+            # has written them.
             here = self._queues.was_deleted_after(key, snapshot.end - 1)
             return here or self._redispatch.ends.was_deleted(key, snapshot.end)
 
         return is_deleted
 
     def _remember_producers(self, start: int) -> None:
-        """Add the producers of a file's records to the dedup table."""
+        """Add the producers of a log file's records to the dedup table."""
 
         def remember(block: Block, physical_offset: int) -> bool:
             return self._is_believed(block, physical_offset) and self._redispatch.remember_block(block, physical_offset)
@@ -110,9 +113,10 @@ class EarlierRecords:
     def _records(
         self, start: int, take: Callable[[Block, int], bool]
     ) -> Iterator[tuple[DispatchView, memoryview, int]]:
-        """Yield the intact records of a file that `take` did not accept as a block: view, bytes and physical offset.
+        """Yield the intact records of a log file that `take` did not accept as a block: view, bytes and physical
+        offset.
 
-        `take` gets a block and its physical offset, and returns False if the records have to be yielded one at a time.
+        `take` receives a block and its physical offset. It returns False if the records must be yielded one at a time.
         """
         data, position = self._files.data(start), 0
         while True:
@@ -133,12 +137,16 @@ class EarlierRecords:
                 position += size
 
     def _is_believed(self, block: Block, physical_offset: int) -> bool:
-        """True if the records of a block need not be compared with the queues' units one at a time."""
+        """True if the records of a block can be trusted, so that they need not be compared with their queue units one
+        at a time."""
         return not self._misfits_left or self._redispatch.places.units_agree(block, physical_offset)
 
     def _by_its_unit(self, view: DispatchView, record: memoryview, physical_offset: int) -> DispatchView:
-        """Return the view of a record before the scan. If a single changed bit explains why another place's unit points
-        to the record, the view has that place; otherwise the record's own."""
+        """Return the view of a record before the log scan, with its true place (queue and queue offset).
+
+        This is another place if the unit of that place points to the record and the record names it except for one
+        changed bit. Otherwise it is the place that the record names.
+        """
         own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
         for place in one_bit_away(own, raw_topic_of(record)):
             queue = self._queues.get_plain(*place.key)
@@ -151,8 +159,8 @@ class EarlierRecords:
         return view
 
     def _remember_transactions(self, start: int) -> None:
-        """Load the half messages of a file that is not scanned, and the records that ended them. They may be older than
-        all scanned records."""
+        """Load the half messages of a log file that is not scanned, and the records that ended their transactions. The
+        half messages may be older than all scanned records."""
         data = self._files.data(start)
 
         def note(block: Block, physical_offset: int) -> bool:

@@ -1,5 +1,5 @@
-"""Distinguishes a torn tail, at which the log ends, from a damaged record with intact records after it, which is kept
-as a hole.
+"""Decides where the log ends. Distinguishes a torn end of the log from a damaged record (hole) with intact records
+after it. A hole is kept.
 
 The log ends before a record that fails its checks if no intact record follows, in its file or in a later one. The log
 also ends at that record if it was never completely written, although some of the bytes after it were. This can happen
@@ -52,7 +52,7 @@ class LogEnd:
     def __init__(
         self, parts: StoreParts, checkpoint: Checkpoint, snapshot: Snapshot | None, checks: dict[str, bool]
     ) -> None:
-        """`checks`: the arguments of `check_record` for the records of this log."""
+        """`checks`: the arguments with which `check_record` checks the records of this log."""
         self._log, self._reader, self._checks, self._queues = parts.log, parts.reader, checks, parts.queues
         self._after_crash, self._named = parts.after_crash, parts.holes.holes
         self._replica_file = parts.settings.store_path_root_dir / "config" / "replica.json"
@@ -60,8 +60,9 @@ class LogEnd:
         self._flushed_offset = 0 if snapshot is None else snapshot.end
 
     def resume_offset(self, physical_offset: int) -> int | None:
-        """Return the physical offset at which the log continues after a position at which no intact record starts: at
-        an intact record, or after a known hole. Returns None if the log ends at that position."""
+        """Return the physical offset at which the log continues after a position without an intact record. The log
+        continues at an intact record, or after a known hole (damaged range). Returns None if the log ends at that
+        position."""
         found = self._next_record(physical_offset)
         known = self._known_end(physical_offset)
         if known is not None:
@@ -71,7 +72,8 @@ class LogEnd:
         return found
 
     def _known_end(self, physical_offset: int) -> int | None:
-        """Return the end of the known hole at a position; None if the file `holes` has no hole at that position.
+        """Return the end of the known hole (damaged range) at a physical offset. Return None if the file `holes` has no
+        hole there.
 
         The hole's bytes were on disk before the file named the hole. So they are neither torn nor unwritten, even if
         the hole is at the end of the log, as can happen on a slave (storage/replication/chunk_appender.py).
@@ -82,8 +84,8 @@ class LogEnd:
         )
 
     def holes_between(self, physical_offset: int, resume_offset: int) -> list[Hole]:
-        """Return the damaged records from one offset up to the intact record at `resume_offset`. Each hole lies in one
-        file."""
+        """Return the damaged records (holes) from a physical offset up to the intact record at `resume_offset`. Each
+        hole lies in one log file."""
         holes: list[Hole] = []
         position = physical_offset
         while position < resume_offset:
@@ -95,17 +97,19 @@ class LogEnd:
         return holes
 
     def _end_in_file(self, data: memoryview, start: int, position: int, resume_offset: int) -> int:
-        """Return the end, within a file, of the damaged bytes from `position` on. This is the record at which the log
-        continues, or the BLANK before the next file. Without these the end of the last damaged record is unknown, and
-        the file's end is returned."""
+        """Return the end, within a log file, of the damaged bytes from `position` on.
+
+        The damaged bytes end at the record at which the log continues, or at the BLANK (end-of-file marker) of the
+        file. Without these, the end of the last damaged record is unknown, and the file's end is returned.
+        """
         if resume_offset < start + len(data):
             return resume_offset - start
         found = resume_behind(data, start, position, **self._checks)
         return len(data) if found is None else found
 
     def resume_in_file(self, start: int, position: int) -> int | None:
-        """Return the position in a file at which a scan continues after a damaged record. Returns None if the file
-        ends, or only its BLANK follows."""
+        """Return the position in a log file at which a scan continues after a damaged record. Returns None if the file
+        ends after the record, or only its BLANK (end-of-file marker) follows."""
         data = self._data(start)
         if fills_file(data, position):
             return None
@@ -113,8 +117,8 @@ class LogEnd:
         return None if found is None or fills_file(data, found) else found
 
     def is_hole(self, hole: Hole) -> bool:
-        """False if intact records fill a hole from its start to its end, and each record's queue has a unit that points
-        to the record."""
+        """True if a range of the log is still damaged (a hole). False if intact records fill it from its start to its
+        end, and each record's queue has a unit that points to the record."""
         start = hole.offset - hole.offset % self._log.file_size
         if start not in self._log.starts:
             return False
@@ -126,7 +130,7 @@ class LogEnd:
         return position != end and not (fills_file(data, position) and end == len(data))
 
     def _is_misplaced(self, view: DispatchView, physical_offset: int) -> bool:
-        """True if the queue that an intact record names has another record, or no record, at the record's queue
+        """True if an intact record is misplaced: the queue that it names has another record, or no record, at its queue
         offset."""
         if not is_queued(view.sys_flag) or view.sys_flag & SYS_FLAG_INNER_BATCH:
             return False
@@ -142,7 +146,7 @@ class LogEnd:
         return not leads_there and unit["size"] != PRE_BLANK_SIZE
 
     def names_place_in(self, physical_offset: int, end_offset: int) -> bool:
-        """True if the file `holes` has a hole in the range because a record's place (queue and queue offset) was
+        """True if the file `holes` lists a record in this range of the log whose place (queue and queue offset) was
         changed."""
         return any(
             hole.offset < end_offset and physical_offset < hole.end_offset and hole.reason.startswith(PLACE_REASON)
@@ -150,7 +154,8 @@ class LogEnd:
         )
 
     def is_named(self, physical_offset: int) -> bool:
-        """Return `names_place_in` for the record at a physical offset."""
+        """True if the file `holes` lists the record at a physical offset because its place (queue and queue offset) was
+        changed."""
         return self.names_place_in(physical_offset, physical_offset + 1)
 
     def header_of(self, hole: Hole, delay_levels_ms: tuple[int, ...]) -> DispatchView | None:
@@ -160,8 +165,8 @@ class LogEnd:
         return believable_view(record, hole.offset, delay_levels_ms)
 
     def lost_blank(self, physical_offset: int) -> bytes:
-        """Return the 8 bytes of the BLANK that a file had at an offset, if only one of the BLANK's two fields is
-        damaged; otherwise empty.
+        """Return the 8 bytes of the BLANK (end-of-file marker) that a log file had at an offset, if only one of its two
+        fields is damaged. Otherwise return empty bytes.
 
         The content of a BLANK follows from the file's size. All bytes after a BLANK in its file are zero, which
         distinguishes the BLANK from a damaged record.
@@ -174,8 +179,8 @@ class LogEnd:
         return blank if is_half and not any(data[position + BLANK_LENGTH :]) else b""
 
     def _records_between(self, data: memoryview, start: int, position: int, end: int) -> list[Hole]:
-        """Return the damaged records in a range of a file: one hole per record if the records' sizes add up to the
-        range, otherwise one hole."""
+        """Return the damaged records in a range of a log file. There is one hole per record if the records' sizes add
+        up to the range, otherwise one hole for the whole range."""
         edges = [position]
         while edges[-1] < end:
             size = int.from_bytes(data[edges[-1] : edges[-1] + 4], signed=True)
@@ -186,13 +191,13 @@ class LogEnd:
         return [Hole(start + at, to - at, reason_of(data[at:to], start + at)) for at, to in pairwise(edges)]
 
     def _next_record(self, physical_offset: int) -> int | None:
-        """Return the offset of the next intact record after a position, in its file or in a later file; None if no
-        record follows."""
+        """Return the physical offset of the next intact record after a position, in the same log file or in a later
+        file. Return None if no record follows."""
         for start in self._log.starts:
             if start + self._log.file_size <= physical_offset:
                 continue
             position = max(physical_offset - start, 0)
-            # Usually nothing was ever written after the position, and then no bytes need to be read.
+            # Usually nothing was ever written to the log after the position. In that case no bytes need to be read.
             used_end = self._log.used_end(start, position)
             if used_end <= position:
                 continue
@@ -205,8 +210,8 @@ class LogEnd:
         return None
 
     def _was_never_written(self, physical_offset: int, resume_offset: int) -> bool:
-        """True if neither the record at an offset, nor the bytes after it, were completely written before the
-        crash."""
+        """True if the record at a physical offset was not completely written before the crash, nor were the bytes after
+        it."""
         if not self._after_crash or physical_offset < self._flushed_offset:
             return False
         start = physical_offset - physical_offset % self._log.file_size
@@ -217,13 +222,15 @@ class LogEnd:
         file_start = resume_offset - resume_offset % self._log.file_size
         stored_ms = store_timestamp_at(self._data(file_start), resume_offset - file_start)
         if end == len(data):
-            # The file's BLANK is lost, too, and most of the rest of the file may never have been used.
+            # The BLANK (end-of-file marker) is lost too. Limit the search for unwritten sectors, because most of the
+            # rest of the file may never have been used.
             end = position + _least_size(data, position)
         return stored_ms >= self._flushed_ms and _has_unwritten_sector(data, position, end)
 
     def _is_one_append(self, data: memoryview, start: int, position: int, end: int) -> bool:
-        """True if only first bytes of the record in [`position`, `end`) are missing, and the bytes after it belong to
-        the same append: intact records with the same store time up to the last byte of the log."""
+        """True if only some of the first 8 bytes of the record in [`position`, `end`) are missing, and the bytes after
+        it belong to the same append. These bytes are intact records with the same store time, up to the last byte of
+        the log."""
         first = _with_head(data[position:end])
         if not first or any(self._log.used_end(other, 0) for other in self._log.starts if other > start):
             return False
@@ -233,11 +240,11 @@ class LogEnd:
             if store_timestamp_at(data, at) != stored_ms and not self._writes_many():
                 return False
             at += int.from_bytes(data[at : at + 4])
-        # If the kill also cut the append short, no intact record follows.
+        # If killing the process also cut the append short, no intact record follows.
         return at >= used_end or resume_behind(data, start, at, used_end, **self._checks) is None
 
     def _writes_many(self) -> bool:
-        """True if records of many appends may be written together: by a replica, or from a transient store
+        """True if records of many appends may be written to the log together: by a replica, or from a transient store
         pool."""
         return self._log.has_pool or self._replica_file.exists()
 
@@ -246,8 +253,8 @@ class LogEnd:
 
 
 def believable_view(damaged: memoryview, physical_offset: int, delay_levels_ms: tuple[int, ...]) -> DispatchView | None:
-    """Return the header view of a record whose body, size or magic is damaged; None if another field may be damaged,
-    too."""
+    """Return the header view of a record whose body, size or magic is damaged. Return None if another field may be
+    damaged too."""
     record = bytearray(damaged)
     record[:4] = len(record).to_bytes(4)
     for magic in (bytes(record[4:HEAD_BYTES]), *_MAGICS):
@@ -264,8 +271,8 @@ def believable_view(damaged: memoryview, physical_offset: int, delay_levels_ms: 
 
 
 def _with_head(record: memoryview) -> bytearray:
-    """Return a record with its first 8 bytes completed, if only some of these bytes were written; otherwise
-    empty."""
+    """Return a copy of a record with its first 8 bytes completed. Return empty bytes if the record is not intact except
+    for some of these bytes."""
     whole = bytearray(record)
     for magic in _MAGICS:
         head = len(record).to_bytes(4) + magic
@@ -278,8 +285,7 @@ def _with_head(record: memoryview) -> bytearray:
 
 
 def _least_size(data: memoryview, position: int) -> int:
-    """Return the number of bytes, from `position` up to the end of a file, that certainly belong to a damaged
-    record."""
+    """Return the number of bytes of a log file, from `position` on, that certainly belong to a damaged record."""
     rest = bytes(data[position:])
     size = int.from_bytes(rest[:4], signed=True)
     named = size if rest[4:HEAD_BYTES] in _MAGICS and MIN_RECORD_SIZE <= size <= len(rest) else HEAD_BYTES
@@ -287,8 +293,8 @@ def _least_size(data: memoryview, position: int) -> int:
 
 
 def _has_unwritten_sector(data: memoryview, position: int, end: int) -> bool:
-    """True if all bytes that a range has of any one sector are zero. A record begins with its size and magic; a first
-    part shorter than these fields proves nothing."""
+    """True if a range of a log file contains only zeros in one of its disk sectors. A first part that is shorter than a
+    record's size and magic does not count."""
     at = position
     while at < end:
         sector_end = min((at // SECTOR_BYTES + 1) * SECTOR_BYTES, end)

@@ -8,36 +8,37 @@ from storage.parts import StoreParts
 
 
 class LogFiles:
-    """The files of one log, for recovery."""
+    """Reads the files of one log during recovery."""
 
     def __init__(self, parts: StoreParts) -> None:
         self.log, self._reader = parts.log, parts.reader
         self._after_crash, settings = parts.after_crash, parts.settings
         self.delay_levels_ms = settings.delay_levels_ms
-        # The property CRC covers the whole record, so with it the body's own CRC adds nothing.
+        # The property CRC covers the whole record. If it is checked, the CRC of the body adds nothing.
         check_property_crc = settings.force_verify_prop_crc
         check_crc = settings.check_crc_on_recover and not check_property_crc
         self.checks = {"check_crc": check_crc, "check_property_crc": check_property_crc}
-        """Arguments of `check_record` for the records of this log."""
+        """Arguments with which `check_record` checks the records of this log."""
 
     def data(self, start: int) -> memoryview:
-        """Return the bytes of the file that starts at a physical offset."""
+        """Return the bytes of the log file that starts at a physical offset."""
         return self._reader.maps.get(str(self.log.path(start))).data
 
     def bytes_at(self, physical_offset: int, size: int) -> memoryview:
-        """Return `size` bytes from a physical offset on; all of them are in one file."""
+        """Return `size` bytes of the log from a physical offset on. All of them must be in one log file."""
         start = physical_offset - physical_offset % self.log.file_size
         return self.data(start)[physical_offset - start : physical_offset - start + size]
 
     def checked_block(self, start: int, position: int) -> Block | None:
-        """Return a block of the records from a position of a file on that pass all checks. None if they must be checked
-        one at a time."""
+        """Return a block of log records that pass all checks, from a position of a log file on. Return None if the
+        caller must check the records one at a time."""
         if self.checks["check_property_crc"]:
             return None
         return self.block(start, position, check_crc=self.checks["check_crc"])
 
     def block(self, start: int, position: int, *, check_crc: bool) -> Block | None:
-        """Return a block of the records from a position of a file on. None if they must be read one at a time."""
+        """Return a block of log records from a position of a log file on. Return None if the caller must read the
+        records one at a time."""
         return read_block(
             self.data(start),
             position,
@@ -48,10 +49,12 @@ class LogFiles:
         )
 
     def singles_end(self, position: int) -> int:
-        """Return the position up to which records are read one at a time after `position` gave no block."""
+        """Return the position up to which records are read one at a time, because no block of records could be read at
+        `position`."""
         return position + BLOCK_BYTES
 
 
 def placed_view(view: DispatchView, physical_offset: int) -> DispatchView:
-    """Return a record's view with the record's actual physical offset, whatever offset the record contains."""
+    """Return a record's view with the physical offset at which the record really is, whatever offset the record
+    contains."""
     return view if view.physical_offset == physical_offset else view._replace(physical_offset=physical_offset)

@@ -2,8 +2,8 @@
 
 No checksum covers these fields, unless the property CRC is on. But the log has every record of a queue, in the order of
 the queue's offsets. So a record with one changed bit causes two breaks. In the queue that the record names, it does not
-follow the record before it, and the next record does not follow it. In the queue that the record came from, exactly its
-offset is missing. A record counts as changed if one changed bit explains what does not fit:
+follow the record before it, and the next record does not follow it. In its true queue, exactly its offset is missing. A
+record counts as changed if one changed bit explains the breaks:
 
 - A unit of a queue points to the record, at a place that differs in one bit from the place that the record names. After
   a clean stop these are the queues' units. After a crash these are the units that recovery has removed, which are right
@@ -17,8 +17,8 @@ offset is missing. A record counts as changed if one changed bit explains what d
 If several explanations are equally good, all records in them count as damaged, without a place: none of their bytes are
 lost, and none is served as intact. A record that fits in no place counts as damaged, too. A repeat of offset 0 may be a
 topic that RocketMQ deleted and created again, and a jump ahead at the end of a queue may be genuine. Such a record is
-trusted unless a unit or a producer contradicts it. So after a crash that lost a unit, a change of the last record of
-its queue may stay unnoticed. Two changed bits, or a changed inner batch, are not searched for.
+trusted unless a unit or a producer contradicts it. So if a crash lost a unit, a change of the last record of its queue
+may stay unnoticed. Two changed bits, or a changed inner batch, are not searched for.
 """
 
 from __future__ import annotations
@@ -34,29 +34,32 @@ from storage.log.holes import PLACE_REASON
 from storage.recovery.claims import PlaceClaim, Survey, one_bit_away
 
 CHANGED_RECORDS_MAX: Final = 64
-"""Maximum number of changed records that are found in one survey; further records are trusted."""
+"""Maximum number of changed records that recovery finds in one surveyed part of the log. Further records are
+trusted."""
 BREAKS_MAX: Final = 256
-"""Maximum number of breaks (places where a queue's offsets are not consecutive) that are examined."""
+"""Maximum number of breaks that recovery examines. A break is a position at which a queue's offsets are not
+consecutive."""
 LACKING_MAX: Final = 8
-"""Maximum number of offsets missing in one break that are searched for in other queues, from the first missing offset
-on."""
+"""Maximum number of missing queue offsets per break that recovery searches for in other queues, from the first missing
+offset on."""
 NEAR_MAX: Final = 256
-"""Maximum number of records that are examined for each of these missing offsets."""
+"""Maximum number of records that recovery examines for each missing queue offset."""
 
 SENT_BEFORE_MAX: Final = 64
-"""Number of records of a queue before a record in which the search looks for the message that the same producer sent
-just before."""
+"""Number of records of a queue, before a given record, in which the search looks for the previous message of the
+record's producer."""
 
 LeadsTo = Callable[[QueueUnit, int, int], bool]
-"""Function (place, physical offset, size) that returns True if the queue's unit at a place points to the record with
-this offset and size."""
+"""Function (place, physical offset, size). Returns True if the queue unit at the place (queue and queue offset) points
+to the record with this offset and size."""
 
 
 class Change(NamedTuple):
-    """The true place of a changed record (None if it is unknown), and the reason for the record's hole.
+    """The true place (queue and queue offset) of a changed record, None if it is unknown; and the reason for recording
+    the record as damaged (a hole).
 
-    If not `is_sure`, either this record or a second record is the changed one, and the place is the true place of the
-    changed one.
+    If not `is_sure`, either this record or one other record is the changed one. The place is the true place of the
+    changed record.
     """
 
     place: QueueUnit | None
@@ -65,28 +68,30 @@ class Change(NamedTuple):
 
 
 class _Point(NamedTuple):
-    """A record in the order of its queue: its row among the claims; -1 for the record before the survey."""
+    """The position of a record in its queue. `row` is its row among the surveyed claims; -1 for the last record before
+    the surveyed part of the log."""
 
     row: int
     queue_offset: int
 
 
 class _Move(NamedTuple):
-    """An explanation: the claim `row` was originally at `place`. Explanations sort by how much they explain, best
-    first."""
+    """A possible explanation of breaks: the record of claim `row` was originally at `place`. Explanations sort by how
+    much they explain, best first."""
 
-    # Change in the number of breaks between adjacent records; negative if the explanation removes breaks.
+    # Change in the number of breaks by this explanation; negative if it removes breaks. A break is a pair of adjacent
+    # records whose queue offsets are not consecutive.
     gain: int
-    # False if at `place` the offsets of both adjacent records are consecutive with the claim's.
+    # False if, at `place`, the record's queue offset is consecutive with the offsets of both adjacent records.
     is_open: bool
-    # False if the producer's sequence continues at `place`, and not at the place that the record names.
+    # False if the sequence of the record's producer continues at `place`, and not at the place that the record names.
     is_unsupported: bool
     row: int
     place: QueueUnit
 
 
 class Misfits:
-    """The search for changed records in one survey."""
+    """The search for records with a changed place in one surveyed part of the log."""
 
     def __init__(
         self,
@@ -97,8 +102,9 @@ class Misfits:
         raw_topic: Callable[[PlaceClaim], bytes],
         sequence_of: Callable[[PlaceClaim], ProducerSequence | None],
     ) -> None:
-        """`bases`: the next offset of each queue at the start of the survey; `default_base`: the next offset of all
-        other queues, None if unknown. `raw_topic` reads the topic of a record, and `sequence_of` reads its producer."""
+        """`bases`: the next offset of each queue at the start of the surveyed part of the log. `default_base`: the next
+        offset of all other queues; None if unknown. `raw_topic` reads the topic of a record, and `sequence_of` reads
+        its producer."""
         self._claims, self._unknown = survey.claims, sorted(survey.unknown)
         self._bases, self._default_base, self._leads_to, self._raw_topic = bases, default_base, leads_to, raw_topic
         self._sequence_of, self._batch_keys = sequence_of, survey.batch_keys
@@ -112,13 +118,15 @@ class Misfits:
         self._deleted = {claim.place.key[0] for claim in survey.claims if not claim.is_chained}
         self._trusted = {index for index, claim in enumerate(survey.claims) if not claim.is_movable}
         self._found: dict[int, Change] = {}
-        # The breaks of each queue that has any, and the queues whose breaks must be computed again.
+        # The breaks of each queue that has any. A break is a pair of adjacent records whose queue offsets are not
+        # consecutive. `_stale`: the queues whose breaks must be computed again.
         self._breaks_of: dict[QueueKey, list[tuple[_Point, _Point]]] = {}
         self._stale = set(self._chains)
 
     def find(self, suspects: Iterable[int], named: Callable[[int], bool]) -> dict[int, Change]:
-        """Find the changed records, by physical offset. `suspects`: physical offsets of records that do not fit.
-        `named` is true for a record that an earlier recovery treated as changed."""
+        """Find the records with a changed place. Return the changes by physical offset. `suspects`: physical offsets of
+        records that do not match their queues. `named` returns True for a record that an earlier recovery treated as
+        changed."""
         index_of = {claim.physical_offset: index for index, claim in enumerate(self._claims)}
         doubted = [index for index, claim in enumerate(self._claims) if named(claim.physical_offset)]
         breaks = self._breaks()
@@ -139,7 +147,8 @@ class Misfits:
                 claimed = {self._places[row] for row in rows}
                 places: list[QueueUnit | None] = [None] * len(rows)
                 if len(rows) == 2 and len(claimed) == 1 and {move.place for move in rivals} == {best.place}:
-                    # Whichever of the two records is the changed one, both queues keep their offsets.
+                    # Reserve both places. Whichever of the two records is the changed one, no queue offset is then
+                    # missing.
                     places = [*claimed, best.place]
                 for row, place in zip(rows, places, strict=True):
                     self._give_up(row, place)
@@ -153,12 +162,13 @@ class Misfits:
         return {self._claims[index].physical_offset: change for index, change in self._found.items()}
 
     def _is_chained(self, index: int) -> bool:
-        """True if a claim's offset must follow the previous claim's offset in the queue that the claim names."""
+        """True if the queue offset of a claim must follow the queue offset of the previous claim on the same
+        queue."""
         return self._claims[index].is_chained and self._claims[index].place.key not in self._batch_keys
 
     def _breaks(self) -> list[tuple[_Point, _Point]]:
-        """Return the first breaks, at most BREAKS_MAX: pairs of adjacent records of a queue whose offsets are not
-        consecutive."""
+        """Return the first breaks, at most BREAKS_MAX. A break is a pair of adjacent records of a queue whose queue
+        offsets are not consecutive."""
         for key in self._stale:
             self._breaks_of.pop(key, None)
             points = [self._point(index) for index in self._chains[key]]
@@ -174,14 +184,16 @@ class Misfits:
         ]
 
     def _base(self, key: QueueKey) -> int | None:
-        """Return the next offset of a queue at the start of the survey; None if it is unknown. The offset is unknown
-        for a deleted topic: a replica may have recorded the deletion too late, and so have no units of the first
-        records after it."""
+        """Return the next offset of a queue at the start of the surveyed part of the log. Return None if it is unknown.
+
+        It is unknown for a deleted topic: a replica may have recorded the deletion too late. The replica then has no
+        units of the first records after the deletion.
+        """
         return None if key[0] in self._deleted else self._bases.get(key, self._default_base)
 
     def _is_break(self, before: _Point | None, after: _Point | None) -> bool:
-        """True if a record's offset does not follow the offset of the previous record in its queue, and no unreadable
-        bytes explain the gap."""
+        """True if a record's queue offset does not follow the offset of the previous record in its queue, and no
+        unreadable bytes explain the gap."""
         if before is None or after is None or after.queue_offset == before.queue_offset + 1:
             return False
         lacking = after.queue_offset - before.queue_offset - 1
@@ -192,8 +204,8 @@ class Misfits:
         return lacking < 0 or not between
 
     def _near(self, before: _Point, after: _Point) -> set[int]:
-        """Return the claims that may have caused a break: the two claims beside the break, and claims between them in
-        the log that name an offset missing in the queue."""
+        """Return the claims that may have caused a break in a queue's offsets. These are the two claims beside the
+        break, and claims between them in the log that name an offset missing in the queue."""
         found = {before.row, after.row} - {-1}
         for offset in range(before.queue_offset + 1, min(after.queue_offset, before.queue_offset + 1 + LACKING_MAX)):
             named = self._by_offset.get(offset, [])
@@ -201,8 +213,8 @@ class Misfits:
         return found
 
     def _around(self, index: int, place: QueueUnit | None = None) -> tuple[_Point | None, _Point | None]:
-        """Return the adjacent records of a claim in its queue, or, if `place` is given, in the queue of that
-        place."""
+        """Return the records before and after a claim in its queue. If `place` is given, return the records before and
+        after that place in its queue."""
         key = (place or self._places[index]).key
         chain = self._chains.get(key, [])
         at = bisect_left(chain, index)
@@ -216,18 +228,19 @@ class Misfits:
         return _Point(index, self._places[index].queue_offset)
 
     def _fits(self, index: int) -> bool:
-        """True if the offsets of both adjacent records are consecutive with the claim's."""
+        """True if the queue offset of a claim is consecutive with the offsets of both adjacent records."""
         before, after = self._around(index)
         offset = self._places[index].queue_offset
         return bool(before and after and before.queue_offset + 1 == offset == after.queue_offset - 1)
 
     def _does_not_belong(self, index: int, before: _Point | None, after: _Point | None) -> bool:
-        """True if the adjacent records of a claim have consecutive offsets without the claim."""
+        """True if the records before and after a claim in its queue have consecutive offsets without the claim."""
         is_whole = bool(before and after and before.queue_offset + 1 == after.queue_offset)
         return is_whole and self._is_break(before, self._point(index)) and self._is_break(self._point(index), after)
 
     def _moves(self, index: int) -> Iterable[_Move]:
-        """Yield the possible explanations of breaks in which the claim at `index` is the changed one."""
+        """Yield the possible explanations of breaks by which the record of the claim at `index` is the changed
+        one."""
         claim = self._claims[index]
         if index in self._trusted or index in self._found:
             return
@@ -243,8 +256,8 @@ class Misfits:
         return (place.key in self._chains or place.key in self._bases) and place.key not in self._batch_keys
 
     def _explain(self, index: int, place: QueueUnit) -> _Move | None:
-        """Return the explanation that a claim was originally at `place`; None if it explains nothing, or too little to
-        be trusted."""
+        """Return the explanation that the record of a claim was originally at `place`. Return None if this explains
+        nothing, or too little to be trusted."""
         gain = self._gain(index, place)
         if gain >= 0:
             return None
@@ -255,8 +268,8 @@ class Misfits:
         is_supported = is_next and self._continues(before, index)
         if place.key != self._places[index].key:
             is_supported = is_supported and not self._goes_on_where_named(index)
-        # If a topic was deleted and created again, its producer continues its sequence at offset 0. So an offset of 0
-        # proves nothing.
+        # An offset of 0 proves nothing: if a topic was deleted and created again, its producer continues its sequence
+        # at offset 0.
         is_sent_next = is_supported and self._places[index].queue_offset > 0
         is_proven = gain <= -2 or is_closed or is_sent_next or self._is_impossible(index)
         return (
@@ -266,16 +279,15 @@ class Misfits:
         )
 
     def _goes_on_where_named(self, index: int) -> bool:
-        """True if the claim's producer sent its previous message to the queue that the claim names, shortly before.
-        Other claims to the same place do not count."""
+        """True if the claim's producer sent its previous message to the queue that the claim names, shortly before the
+        claim's record. Other claims to the same place do not count."""
         chain, offset = self._chains.get(self._places[index].key, []), self._places[index].queue_offset
         at = bisect_left(chain, index)
         before = [row for row in chain[max(at - SENT_BEFORE_MAX, 0) : at] if self._places[row].queue_offset != offset]
         return any(self._continues(self._point(row), index) for row in before)
 
     def _continues(self, before: _Point | None, index: int) -> bool:
-        """True if the record `before` is the message that the claim's producer sent directly before the claim's
-        message."""
+        """True if the producer of a claim's record sent the record `before` directly before this record."""
         if before is None or before.row < 0:
             return False
         first, second = (self._sequence_of(self._claims[row]) for row in (before.row, index))
@@ -285,7 +297,8 @@ class Misfits:
         return is_same and first.first_sequence + 1 == second.first_sequence
 
     def _gain(self, index: int, place: QueueUnit) -> int:
-        """Return the change in the number of breaks if a claim were at `place`; negative if breaks disappear."""
+        """Return the change in the number of breaks (gaps or repeats in queue offsets) if the record of a claim were at
+        `place`. Negative if breaks disappear."""
         here, there = self._point(index), _Point(index, place.queue_offset)
         same_queue = place.key == self._places[index].key
         gain = 0
@@ -299,8 +312,8 @@ class Misfits:
         return gain + self._is_break(before, there) + self._is_break(there, after)
 
     def _is_impossible(self, index: int) -> bool:
-        """True if a claim and an adjacent claim of its queue cannot both be valid: a repeated offset that does not
-        start a new queue, or a new queue that starts in its middle."""
+        """True if a claim and an adjacent claim on the same queue cannot both be valid. This is so if a queue offset
+        above 0 is repeated, or if a new queue does not start at offset 0."""
         before, after = self._around(index)
         here = self._point(index)
         pairs = [pair for pair in ((before, here), (here, after)) if self._is_break(*pair)]
@@ -311,8 +324,8 @@ class Misfits:
         )
 
     def _ask_units(self, indices: set[int]) -> None:
-        """Move each claim to the place whose queue unit points to the claim's record, if that place differs in one bit.
-        Trust claims whose own unit agrees."""
+        """Move each claim to the place whose queue unit points to the claim's record, if that place differs in one bit
+        from the claimed place. Trust claims whose own queue unit points to their record."""
         for index in sorted(indices):
             claim = self._claims[index]
             if index in self._trusted or self._fits(index) or len(self._found) >= CHANGED_RECORDS_MAX:
@@ -329,9 +342,9 @@ class Misfits:
                 self._move(index, places[0])
 
     def _allows(self, index: int, place: QueueUnit) -> bool:
-        """True if the adjacent records of a claim do not contradict a unit at another place that points to the claim's
-        record. In the same queue they must confirm that unit, because RocketMQ puts all units after a gap at wrong
-        offsets."""
+        """True if the adjacent records do not contradict a unit at another place that points to the claim's record. If
+        that place is in the same queue, they must confirm the unit, because RocketMQ puts all units after a gap at
+        wrong offsets."""
         gain = self._gain(index, place)
         return gain < 0 or (gain == 0 and place.key != self._places[index].key)
 
@@ -353,11 +366,13 @@ class Misfits:
         self._found[index] = Change(place, f"{PLACE_REASON}: it says {named}, and belongs at {true}")
 
     def _give_up(self, index: int, place: QueueUnit | None = None) -> None:
-        """Treat a claim as damaged. `place`: a place that the claim may have had, which stays reserved for it."""
+        """Treat the record of a claim as damaged. `place`: a place (queue and queue offset) that the record may have
+        had; it stays reserved for the record."""
         claim = self._claims[index]
         self._remove(index)
         self._unknown.insert(bisect_left(self._unknown, claim.physical_offset), claim.physical_offset)
-        # The claim's bytes may now be the missing record of any queue, so all breaks must be computed again.
+        # The bytes of this record may now be the missing record of any queue, so the breaks of all queues must be
+        # computed again.
         self._stale.update(self._breaks_of)
         named = f"offset {claim.place.queue_offset} of {claim.place.key[0]}:{claim.place.key[1]}"
         reason = f"{PLACE_REASON}: it says {named}, which its neighbours contradict"

@@ -59,14 +59,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The result of a recovery."""
+    """The result of one recovery of a store."""
 
     text: str
-    """Text that describes findings and changes; the store logs the text and shows it in its status."""
+    """Text that describes what recovery found and changed. The store logs this text and shows it in its status."""
     cut_bytes: int
-    """Number of bytes that were cut off after the last good record."""
+    """Number of bytes that recovery cut off the log after the last good record."""
     last_store_timestamp_ms: int
-    """The newest store time in the part of the log that was scanned or that the snapshot covers; 0 for an empty
+    """The newest store time in ms in the part of the log that was scanned or that the snapshot covers; 0 for an empty
     log."""
     last_record_offset: int
     """Physical offset of the log's last record; -1 for an empty log."""
@@ -83,9 +83,9 @@ class Recovery:
         self._log, self._queues, self._reader = parts.log, parts.queues, parts.reader
         self._halves, self._hole_table = parts.halves, parts.holes
         self._checkpoint = checkpoint
-        """The store times up to which log and queues are known to be on disk. Only used after a crash."""
+        """The store times up to which the log and the queues are known to be on disk. Used only after a crash."""
         self._snapshot = snapshot
-        """The snapshot at whose end a scan may begin, with the state up to that end; None if there is no usable
+        """The snapshot of the state up to a log offset, at which a scan may begin; None if there is no usable
         snapshot."""
         self._after_crash = parts.after_crash
         self._redispatch = Redispatch(
@@ -119,8 +119,8 @@ class Recovery:
         self._queues.end_deletions_at(end_offset)
         for start in self._log.starts:
             if start + self._log.file_size > self._walk.began_at:
-                # Bytes that the previous process wrote may still be only in memory. From now on they count as flushed,
-                # so write them again.
+                # Bytes that the previous process wrote may still be only in memory. Write them again, because from now
+                # on they count as flushed.
                 if self._after_crash:
                     disk.write_again(self._log.path(start), max(self._walk.began_at - start, 0), end_offset - start)
                 else:
@@ -142,9 +142,11 @@ class Recovery:
         return Recovered(text, cut_bytes, self._walk.last_store_timestamp_ms, self._walk.last_record_offset, holes)
 
     def _cut_units(self, queue: AnyQueue, end_offset: int) -> int:
-        """Remove a queue's units of records beyond the log's end. Returns the number of removed units. On return the
-        removed units are also gone from the disk: a new record will be stored where they point, and the next recovery
-        must not find these units."""
+        """Remove a queue's units of records beyond the log's end. Returns the number of removed units.
+
+        On return the removed units are also gone from the disk. New records will be stored at the offsets to which they
+        point, so the next recovery must not find them.
+        """
         count = queue.truncate_from(end_offset)
         if count or (isinstance(queue, ConsumeQueue) and queue.has_lost_units):
             for path in sorted(queue.take_dirty()):
@@ -152,7 +154,8 @@ class Recovery:
         return count
 
     def _write_down_holes(self, end_offset: int) -> None:
-        """Keep the holes of the scanned part, and the earlier holes that still exist."""
+        """Write the file `holes`: the damaged ranges (holes) of the scanned part of the log, and the earlier holes that
+        still exist."""
         start = self._log.min_offset
         before = [
             hole
@@ -188,8 +191,9 @@ class Recovery:
         return text
 
     def _walk_newest(self) -> int:
-        """Find the ends of the queues, load what is known of the records before the scan, and scan the newest part of
-        the log. Returns the log's end. Raises QueueGapError if a queue lacks units before that part."""
+        """Scan the newest part of the log, and return the log's end. Before the scan, find the ends of the queues, and
+        load the facts about the records before the scan. Raises QueueGapError if a queue lacks units before that part.
+        """
         snapshot = self._snapshot if self._snapshot is not None and self._snapshot.fits(self._reader) else None
         if self._after_crash:
             self._cut_queues_at(self._walk_start(snapshot))
@@ -220,8 +224,8 @@ class Recovery:
         return self._walk.walk_from(start, lambda: None, knows_ends=True, is_whole=True)
 
     def _reset_misplaced_queues(self) -> str:
-        """Empty the queues whose files do not belong to them, so that they are rebuilt. Returns a text that names these
-        queues."""
+        """Empty the queues whose files belong to another queue, so that these queues are rebuilt. Returns a text that
+        names the queues."""
         found = []
         for queue in self._queues.plain:
             misplaced = misplaced_file(queue, self._reader)
@@ -231,12 +235,13 @@ class Recovery:
         return "; ".join(found)
 
     def _cut_queues_at(self, physical_offset: int) -> None:
-        """Remove the units that the scan from `physical_offset` on will put into the queues again."""
+        """Remove the units of records from `physical_offset` on, because the scan will put these units into the queues
+        again."""
         for queue in self._queues:
             queue.recover_until(physical_offset)
 
     def _walk_start(self, snapshot: Snapshot | None) -> int:
-        """Return the physical offset at which the scan begins. `snapshot`: the snapshot if it matches the log.
+        """Return the physical offset at which the log scan begins. `snapshot`: the snapshot if it matches the log.
 
         If the snapshot exists and does not match, the log's bytes have changed from the snapshot's tail on. The scan
         then begins at the tail's file or before it. If it started later, readers would find the damage instead.
@@ -249,8 +254,8 @@ class Recovery:
         return self._log.starts[first]
 
     def _first_file_to_walk(self) -> int:
-        """Return the index of the newest file whose first record matches (spec §5, file match test); 0 if no file
-        matches."""
+        """Return the index of the log file at which a scan without a snapshot begins: the newest file whose first
+        record matches (spec §5, file match test). Return 0 if no file matches."""
         for index in range(len(self._log.starts) - 1, 0, -1):
             data = self._files.data(self._log.starts[index])
             size, good = check_record(data, 0, **self._files.checks)

@@ -1,5 +1,5 @@
-"""A snapshot of the dedup table and of the half messages, with a physical offset at which recovery can start its log
-scan, instead of at the start of a file.
+"""A snapshot of the dedup table and of the half messages. It contains a physical offset at which recovery can start its
+log scan, instead of at the start of a file.
 
 On disk
     dedup           1a2b3c4d                the CRC-32 of what follows
@@ -8,10 +8,10 @@ On disk
                      "transactions": {"open": [], "ended": [], "ops": []}}
 
 `end` is a physical offset up to which the log, the queues and this table are consistent and on disk. The record that
-ends at `end` starts at `last`. The log's bytes from `tail` to `end` have the CRC-32 `tail_crc`. `queues` holds the next
-offset of each queue. Without the file, or if the tail has changed, recovery scans whole files as RocketMQ does, which
-takes a few seconds per GiB. If the tail has changed, recovery scans the tail's file, too, so that damage in that file
-is found. Neither way finds damage before the tail; this damage shows when the records are read.
+ends at `end` starts at `last`. The log's bytes from `tail` to `end` have the CRC-32 `tail_crc`. `queues` contains the
+next offset of each queue. Without the file, or if the tail has changed, recovery scans whole files as RocketMQ does,
+which takes a few seconds per GiB. If the tail has changed, recovery scans the tail's file too, to find the damage in
+that file. Neither way finds damage before the tail; this damage shows when the records are read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NAMES: Final = ("end", "last", "tail", "tail_crc", "queues", "producers", "tran
 
 
 class QueueRow(NamedTuple):
-    """A queue and its next offset."""
+    """A row of a snapshot: a queue and its next offset."""
 
     topic: str
     queue_id: int
@@ -44,7 +44,7 @@ class QueueRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The values of the snapshot file, which the module's docstring explains."""
+    """The values of a snapshot file. The docstring of the module describes them."""
 
     end: int
     last: int
@@ -52,7 +52,8 @@ class Snapshot:
     tail_crc: int
     queues: list[QueueRow]
     producers: list[ProducerRow]
-    # Result of HalfMessages.rows; a file of an older version has no such value.
+    # The half messages and outcomes, as HalfMessages.rows returns them. A file of an older version does not contain
+    # this value.
     transactions: dict[str, Any]
 
     def fits(self, reader: LogReader) -> bool:
@@ -72,8 +73,8 @@ def take_snapshot(
     producers: list[ProducerRow],
     transactions: dict[str, Any],
 ) -> Snapshot:
-    """Create a snapshot of the given state, with the CRC of at most the last 4 MiB before `end` in its log
-    file."""
+    """Create a snapshot of the given state. It contains the CRC of the log's last bytes before `end`: at most 4 MiB,
+    within one log file."""
     tail = max(last - last % reader.commit_log_file_size, end - TAIL_BYTES)
     return Snapshot(end, last, tail, crc32(reader.log_bytes(tail, end)), queues, producers, transactions)
 

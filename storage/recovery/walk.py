@@ -1,8 +1,8 @@
 """Scans a part of the log during recovery, in blocks or record by record, and makes the queues consistent with the log.
 
-A damaged record is a hole, and the scan continues after it. A record that does not fit its queue may name a changed
-place (queue and queue offset): the part of the log around it is searched (changed_places.py) before the scan trusts the
-record. If a scan has trusted a changed record, the scan is undone and starts again.
+A damaged record is a hole, and the scan continues after it. A record that does not match its queue may name a changed
+place (queue and queue offset). The part of the log around it is then searched (changed_places.py) before the scan
+trusts the record. If a scan has trusted a changed record, the scan is undone and starts again.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from storage.recovery.log_files import LogFiles, placed_view
 from storage.recovery.misfits import Change
 
 WALKS_MAX: Final = 16
-"""Maximum number of scans. A scan starts again if a record that was already scanned turns out to name a wrong place.
-After the last attempt all records are trusted."""
+"""Maximum number of log scans in one recovery. A scan starts again if a record that was already scanned turns out to
+name a wrong place. After the last attempt all records are trusted."""
 
 logger = logging.getLogger(__name__)
 
 
 class LogWalk:
-    """The log scans of one recovery."""
+    """The log scans of one recovery, which may have to repeat a scan."""
 
     def __init__(self, parts: StoreParts, files: LogFiles, end: LogEnd, redispatch: Redispatch) -> None:
         self._root, self._after_crash = parts.settings.store_path_root_dir, parts.after_crash
@@ -43,28 +43,29 @@ class LogWalk:
         self._files, self._end, self._redispatch = files, end, redispatch
         self._changed = ChangedPlaces(parts, files, end, redispatch)
         self._marks: deque[int] = deque()
-        """Physical offsets of some records that the scan passed most recently."""
+        """Physical offsets of the starts of some records that the scan passed most recently."""
         self.began_at = 0
         """Physical offset at which the last scan of the log began."""
         self.holes: list[Hole] = []
-        """The holes in the part of the log that was scanned last."""
+        """The damaged ranges (holes) in the part of the log that was scanned last."""
         self.walked = 0
-        """The number of records that were scanned."""
+        """The number of log records that the recovery has scanned. Scans that were undone do not count."""
         self.blanks = 0
-        """The number of damaged BLANKs that were rewritten."""
+        """The number of damaged BLANKs (end-of-file markers) that recovery rewrote."""
         self.last_store_timestamp_ms = 0
-        """The newest store time in ms of the records that were counted as scanned (`note`)."""
+        """The newest store time in ms of all scanned records (`note`)."""
         self.last_record_offset = -1
         """Physical offset of the log's last record; -1 for an empty log."""
 
     def walk_from(
         self, physical_offset: int, learn_again: Callable[[], None], *, knows_ends: bool, is_whole: bool
     ) -> int:
-        """Scan the log from the start of a record on. Returns the physical offset at which the last good record ends.
+        """Scan the log from `physical_offset` on, the start of a record. Returns the physical offset at which the last
+        good record ends.
 
-        `learn_again` restores, after a scan that was undone, what is known of the records before the scan.
-        `knows_ends`: no queue lacks units of these earlier records. `is_whole`: the log has no earlier records. Raises
-        QueueGapError if a queue lacks units before the scan.
+        `learn_again` is called after a scan was undone, and loads the facts about the records before the scan again.
+        `knows_ends`: True if no queue lacks units of these earlier records. `is_whole`: True if the log has no earlier
+        records. Raises QueueGapError if a queue lacks units before the scan.
         """
         self._changed.begin(physical_offset)
         may_fill_gaps = physical_offset == self._log.min_offset
@@ -87,7 +88,8 @@ class LogWalk:
         return self._walk_once(physical_offset, may_fill_gaps=may_fill_gaps)
 
     def _undo_walk(self) -> None:
-        """Restore the queues to their state before the scan, and discard all producers and transactions."""
+        """Undo a log scan: restore the queues to their state before the scan, and discard all producers and
+        transactions."""
         self._redispatch.start_again()
         self._halves.clear()
         self._dedup.clear()
@@ -100,7 +102,7 @@ class LogWalk:
                 queue.truncate_to(base)
 
     def _walk_once(self, physical_offset: int, *, may_fill_gaps: bool) -> int:
-        """Do one scan for `walk_from`. Raises WalkAgainError if the scan has to be undone."""
+        """Do one log scan for `walk_from`. Raises WalkAgainError if the scan must be undone."""
         self.began_at = physical_offset
         self.holes.clear()
         self._marks.clear()
@@ -119,8 +121,8 @@ class LogWalk:
         return end_offset
 
     def _walk_good(self, physical_offset: int, *, may_fill_gaps: bool) -> int:
-        """Scan good records from the start of a record on. Returns the physical offset at which no good record
-        starts."""
+        """Scan good records from `physical_offset` on, the start of a record. Returns the first physical offset at
+        which no good record starts."""
         end_offset = physical_offset
         for start in self._log.starts:
             if start + self._log.file_size > end_offset:
@@ -130,25 +132,27 @@ class LogWalk:
         return end_offset
 
     def _rewrite(self, physical_offset: int, blank: bytes) -> None:
-        """Rewrite the damaged BLANK of a file; on return it is on disk. Raises OSError."""
+        """Rewrite the damaged BLANK (end-of-file marker) of a log file. On return it is on disk. Raises OSError if the
+        disk fails."""
         path = self._log.path(physical_offset - physical_offset % self._log.file_size)
         disk.overwrite(path, physical_offset % self._log.file_size, blank)
         logger.error("%s: the BLANK at %d was damaged, and is written again", path, physical_offset)
         self.blanks += 1
 
     def _pass_hole(self, hole: Hole) -> None:
-        """Record a hole. If the damaged record's header is still readable, the record is dispatched to its queue,
+        """Record a damaged record as a hole. If its header is still readable, the record is dispatched to its queue,
         producer and transaction as if it were good."""
         self.holes.append(hole)
         view = self._end.header_of(hole, self._files.delay_levels_ms)
         self._redispatch.put_hole(hole, view)
-        # for a record of the op topic only the body counts, and the body is damaged
+        # In a record of the op topic only the body counts. This record's body is damaged, so the table of half messages
+        # ignores the record.
         if view is not None and view.topic != OP_HALF_TOPIC:
             self._halves.note(placed_view(view, hole.offset), self._files.bytes_at(hole.offset, hole.size))
 
     def _pass_changed(self, change: Change, record: memoryview, physical_offset: int) -> None:
-        """Record a record with a changed place as a hole. If its true place is known, the record is dispatched to that
-        place."""
+        """Treat a record with a changed place (queue and queue offset) as a hole. If its true place is known, the
+        record is dispatched to that place."""
         hole = Hole(physical_offset, len(record), change.reason)
         self.holes.append(hole)
         if change.place is None or not change.is_sure:
@@ -160,8 +164,8 @@ class LogWalk:
         self._halves.note(placed_view(view, physical_offset), mended)
 
     def _walk_file(self, start: int, position: int, *, may_fill_gaps: bool) -> tuple[int, bool]:
-        """Scan one file from `position` on. Returns the physical offset at which the last good record ends, and True if
-        the log continues in the next file."""
+        """Scan one log file from `position` on. Returns the physical offset at which the last good record ends, and
+        True if the log continues in the next file."""
         data = self._files.data(start)
         while True:
             self._mark(start + position)
@@ -181,15 +185,15 @@ class LogWalk:
                 position += size
 
     def _mark(self, physical_offset: int) -> None:
-        """Record the start of a record that the scan passes, and drop starts that are more than SURVEY_BYTES
+        """Remember the start of a record that the scan passes. Drop remembered starts that are more than SURVEY_BYTES
         before it."""
         self._marks.append(physical_offset)
         while self._marks[0] < physical_offset - SURVEY_BYTES:
             self._marks.popleft()
 
     def _put_block(self, block: Block, physical_offset: int, *, may_fill_gaps: bool) -> bool:
-        """Dispatch the records of a block. Returns False if nothing was done, because the records must be scanned one
-        by one."""
+        """Dispatch the records of a block. Returns False if nothing was done: the records must then be scanned one by
+        one."""
         end_offset = physical_offset + block.length
         if self._changed.has_changes_in(physical_offset, end_offset):
             return False
@@ -201,7 +205,8 @@ class LogWalk:
         )
 
     def _walk_record(self, data: memoryview, start: int, position: int, *, may_fill_gaps: bool) -> int | None:
-        """Check and dispatch one record. Returns its size, 0 for a BLANK, or None if it is not a good record."""
+        """Check and dispatch one record. Returns its size, 0 for a BLANK (end-of-file marker), or None if there is no
+        good record."""
         size, good = check_record(data, position, **self._files.checks)
         if not good:
             return None
@@ -225,8 +230,8 @@ class LogWalk:
         return size
 
     def note(self, count: int, last_record_offset: int, store_timestamp_ms: int) -> None:
-        """Count records as scanned. `last_record_offset`: the physical offset of the last of them;
-        `store_timestamp_ms`: their newest store time."""
+        """Count `count` records as scanned. `last_record_offset`: the physical offset of the last of these records.
+        `store_timestamp_ms`: the newest store time of these records."""
         self.walked += count
         self.last_record_offset = last_record_offset
         self.last_store_timestamp_ms = max(self.last_store_timestamp_ms, store_timestamp_ms)

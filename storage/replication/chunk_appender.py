@@ -1,10 +1,11 @@
-"""Appends another replica's chunks (log_chunks.py) to the log, the queues, the dedup table and the delivery progress.
+"""Appends log chunks of another replica (log_chunks.py) to the log, the queues, the dedup table and the delivery
+progress.
 
 A chunk of many ordinary records is appended as one block (record_blocks.py), a column at a time. If anything is
 doubtful, the block path changes nothing, and the chunk is read record by record. The record path has the same result
-and is faster for few records. It also handles more: it describes errors, puts inner batches into their queues
+and is faster for few records. It also does more. It describes errors, puts inner batches into their queues
 (batch_dispatch.py) and messages into several queues (multi_dispatch.py), and deletes a topic in the middle of a chunk.
-The chunk's records decide on the path, not this store's settings, because the master may have other settings.
+The chunk's records decide which path is used, not this store's settings, because the master may have other settings.
 
 hole_appender.py appends the holes of the master.
 """
@@ -34,13 +35,14 @@ from storage.queue.consume_queue import ConsumeQueue
 from storage.replication.queue_gaps import PlacedUnit, QueueGaps, QueueUnits
 
 BLOCK_RECORDS_MIN: Final = 32
-"""Minimum number of records of a chunk that is appended as a block. A smaller chunk is read record by record."""
+"""Minimum number of records of a log chunk that is appended as a block. A smaller chunk is read record by
+record."""
 
 T = TypeVar("T")
 
 
 class _Last(NamedTuple):
-    """The physical offset of a chunk's last record, and the newest store time of all its records."""
+    """The physical offset of a log chunk's last record, and the newest store time of all its records."""
 
     physical_offset: int
     store_timestamp_ms: int
@@ -49,9 +51,9 @@ class _Last(NamedTuple):
 def parse_chunk(
     data: memoryview, physical_offset: int, file_size: int, delay_levels_ms: tuple[int, ...]
 ) -> list[DispatchView]:
-    """Parse the records of a chunk that will be written at `physical_offset`.
+    """Parse the records of a log chunk that will be written at `physical_offset`.
 
-    Raises InvalidArgumentError unless the chunk is whole and intact.
+    Raises InvalidArgumentError if the chunk is not complete and intact.
     """
     if len(data) > file_size - physical_offset % file_size:
         raise InvalidArgumentError(f"a chunk of {len(data)} bytes at {physical_offset} crosses the end of its log file")
@@ -64,11 +66,11 @@ def parse_chunk(
 def leading_records(
     data: memoryview, physical_offset: int, file_size: int, delay_levels_ms: tuple[int, ...], max_bytes: int
 ) -> tuple[list[DispatchView], int]:
-    """Return the intact records at the beginning of `data`, whose first byte is at `physical_offset`, and their total
-    length.
+    """Return the intact records at the beginning of `data`, and their total length. The first byte of `data` is at
+    `physical_offset`.
 
-    Only records that begin before `max_bytes` are returned. A BLANK at the end of a file counts towards the length,
-    with the rest of the file.
+    Only records that begin before `max_bytes` are returned. If a BLANK (end-of-file marker) follows, the BLANK and the
+    rest of its file count towards the length.
     """
     views: list[DispatchView] = []
     position, left = 0, file_size - physical_offset % file_size
@@ -88,18 +90,18 @@ def leading_records(
 
 
 def _has_many(data: memoryview) -> bool:
-    """True if the chunk probably has enough records to be appended faster as a block. The estimate uses the size of the
-    first record."""
+    """True if a log chunk probably has enough records to be appended faster as a block. The estimate uses the size of
+    the first record."""
     return len(data) >= BLOCK_RECORDS_MIN * int.from_bytes(data[:4])
 
 
 def _fits(view: DispatchView, physical_offset: int) -> bool:
-    """True if the record contains its own physical offset, and recovery would keep the record."""
+    """True if the record contains its own physical offset, and recovery would accept the record."""
     return view.physical_offset == physical_offset and not is_implausible(view, physical_offset)
 
 
 class ChunkAppender:
-    """Appends another replica's chunks to a log, and their records to the queues and the dedup table."""
+    """Appends log chunks of another replica to a log, and their records to the queues and the dedup table."""
 
     def __init__(self, parts: StoreParts, appender: Appender) -> None:
         self._log, self._queues, self._dedup, self._deliveries = parts.log, parts.queues, parts.dedup, parts.deliveries
@@ -108,21 +110,21 @@ class ChunkAppender:
         self._delay_levels_ms = parts.settings.delay_levels_ms
         self._root = parts.settings.store_path_root_dir
         self._space = parts.space
-        # The units that the current chunk put into queues: topic, messages, bytes.
+        # The units that the current chunk put into queues, as (topic, number of messages, number of bytes).
         self._puts: list[tuple[str, int, int]] = []
 
     def append_chunk(self, physical_offset: int, data: bytes | memoryview) -> list[tuple[str, int, int]]:
-        """Write a chunk at the log's end, which must be `physical_offset`. Called under the append lock.
+        """Write a log chunk at the log's end, which must be `physical_offset`. Called under the append lock.
 
         Returns the units that were put into queues: topic, messages, bytes. The queues may have gaps if the other
         replica's queues have the same gaps (QueueGaps).
 
-        Raises InvalidArgumentError if the chunk is not whole, not intact, or does not continue the log; nothing is
-        written. Raises StoreNotWritableError if the disk is full; nothing is written. Raises OSError if the disk fails
+        Raises InvalidArgumentError if the chunk is not complete, not intact, or does not continue the log. Raises
+        StoreNotWritableError if the disk is full. In both cases nothing is written. Raises OSError if the disk fails
         during the write.
 
         If a record has queue offset 0 and its queue is not empty, the topic was deleted on the other replica and
-        created again. This store then deletes the topic, too, before it writes the record.
+        created again. This store then also deletes the topic, before it writes the record.
         """
         if physical_offset != self._log.end_offset:
             raise InvalidArgumentError(
@@ -136,11 +138,12 @@ class ChunkAppender:
         return self._puts
 
     def _append_block(self, physical_offset: int, data: memoryview) -> bool:
-        """Append a chunk as one block. Returns False, and does nothing, if the records have to be read one by one."""
+        """Append a log chunk as one block. Returns False, and does nothing, if the records must be read one by
+        one."""
         if len(data) > self._log.file_size - physical_offset % self._log.file_size:
             return False
-        # The fields of each record must be consistent, and its physical offset must be the offset at which it will be
-        # written.
+        # Check that the fields of each record are consistent, and that its physical offset is the offset at which it
+        # will be written.
         block = read_block(data, 0, physical_offset, check_crc=True, delay_levels_ms=self._delay_levels_ms)
         if block is None or not block.is_ordinary or not self._ends_with(data, block.length, physical_offset):
             return False
@@ -150,8 +153,8 @@ class ChunkAppender:
         producers = producers_of(block, counted)
         if not producers.fits_into(self._dedup):
             return False
-        # The units of each queue. A queue whose offsets have gaps is left out, so that the following count of units
-        # differs.
+        # The units of each queue. A queue whose offsets have gaps is left out, so that the following comparison of unit
+        # counts fails.
         units = [
             QueueUnits(
                 block.queue_of(rows),
@@ -170,15 +173,16 @@ class ChunkAppender:
         return True
 
     def _ends_with(self, data: memoryview, position: int, physical_offset: int) -> bool:
-        """True if the chunk ends at `position`, or has a BLANK at `position` and ends with its file."""
+        """True if the chunk ends at `position`. Also true if it has a BLANK (end-of-file marker) at `position` and ends
+        with its log file."""
         if position == len(data):
             return True
         at_file_end = (physical_offset + len(data)) % self._log.file_size == 0
         return at_file_end and check_record(data, position) == (0, True)
 
     def _continues(self, units: QueueUnits) -> bool:
-        """True if these units follow the last unit of their queue, or begin a queue. Always False for a queue of inner
-        batches."""
+        """True if these units directly follow the last unit of their queue, or begin a new queue. Always False for a
+        queue of inner batches."""
         queue = self._queues.get(*units.key)
         if queue is None:
             return True
@@ -186,7 +190,7 @@ class ChunkAppender:
         return follows and isinstance(queue, ConsumeQueue)
 
     def _append_views(self, physical_offset: int, data: memoryview, views: Sequence[DispatchView]) -> None:
-        """Append a chunk record by record."""
+        """Append a log chunk record by record."""
         anew = self._first_begun_anew(views)
         if anew is not None:
             first, key = anew
@@ -242,7 +246,7 @@ class ChunkAppender:
         return None
 
     def _by_kind(self, views: Sequence[DispatchView]) -> tuple[list[DispatchView], list[DispatchView]]:
-        """Split records into those for queues of single messages, and those for `put_batch`.
+        """Split records into records for queues of single messages, and records for `put_batch`.
 
         `put_batch` also logs records that belong into no queue. The first record of a new queue decides the queue's
         kind, as if the records arrived one at a time.
@@ -262,19 +266,19 @@ class ChunkAppender:
         return singles, batches
 
     def put_batch(self, view: DispatchView) -> None:
-        """Put an inner batch into its queue, if it belongs into one."""
+        """Put an inner batch into its batch queue, if it belongs into a batch queue."""
         if put_batch(self._queues, view, view.physical_offset, may_fill_gaps=True):
             self._show_end_of((view.topic, view.queue_id))
             self._puts.append((view.topic, inner_batch(view)[1], view.size))
 
     def _show_end_of(self, key: tuple[str, int]) -> None:
-        """Make the queue's new end visible to consumers once the rest of the chunk is visible."""
+        """Register the queue's new end with the log chunk: consumers see it once they may see the whole chunk."""
         queue = self._queues.get(*key)
         assert queue is not None
         self._visibility.add(self._log.end_offset, queue, queue.next_offset)
 
     def _units_of(self, views: Sequence[DispatchView]) -> list[QueueUnits]:
-        """Return the units of these records, by queue. Units for offsets that a queue lacks are added before them
+        """Return the queue units of these records, by queue. Units for offsets that a queue lacks are added before them
         (QueueGaps)."""
         by_queue: dict[tuple[str, int], list[PlacedUnit]] = {}
         for view in views:
@@ -283,7 +287,8 @@ class ChunkAppender:
         return self._gaps.units_of(by_queue)
 
     def _write(self, physical_offset: int, data: memoryview, last: _Last | None, units: Sequence[QueueUnits]) -> None:
-        """Write a checked chunk and its units. `last` is None for a chunk without a record."""
+        """Write a checked log chunk and the queue units of its records. `last` is None for a chunk without a
+        record."""
         for_state = all(one.key[0] == STATE_TOPIC for one in units)
 
         def make_files() -> list[ConsumeQueue]:
@@ -297,10 +302,10 @@ class ChunkAppender:
         self.put_units(queues, units)
 
     def make_room(self, make_files: Callable[[], T], *, for_state: bool = False) -> T:
-        """Call a function that creates files, and return its result. `for_state`: use the disk space reserved for the
-        broker's state.
+        """Call a function that creates files, and return its result. `for_state`: True if it may use the disk space
+        reserved for the broker's state.
 
-        Raises StoreNotWritableError if the disk is full, OSError if the disk fails.
+        Raises StoreNotWritableError if the disk is full, and OSError if the disk fails.
         """
         try:
             return self._space.write(make_files) if for_state else make_files()
@@ -310,7 +315,8 @@ class ChunkAppender:
             raise StoreNotWritableError(no_space_text(self._root, self._log.file_size, error)) from error
 
     def queues_with_room(self, units: Sequence[QueueUnits]) -> list[ConsumeQueue]:
-        """Return the queues of these units, after creating the files that the units need. Raises OSError."""
+        """Create the files that these units need, and return their queues. Raises OSError if the disk fails or
+        is full."""
         queues = []
         for one in units:
             queue = self._queues.get_or_create(*one.key)
@@ -321,8 +327,7 @@ class ChunkAppender:
         return queues
 
     def put_units(self, queues: Sequence[ConsumeQueue], units: Sequence[QueueUnits]) -> None:
-        """Put units into their queues. The units become visible to consumers once the log is visible up to its
-        end."""
+        """Put units into their queues. Consumers see the units once they may see the log up to its end."""
         for queue, one in zip(queues, units, strict=True):
             queue.append_scattered(one.physical_offsets, one.sizes, one.tags_codes)
             self._puts.append((one.key[0], len(one.sizes), int(one.sizes.sum(dtype=np.int64))))

@@ -1,7 +1,8 @@
 """The files in which a replica stores its epochs and its highest confirm offset (spec §11.2).
 
-The epoch file holds the offset at which each epoch began, to compare with the master's epochs. The confirm file holds
-the highest confirm offset that the replica reported: a log that ends before that offset lacks acknowledged messages.
+The epoch file contains the offset at which each epoch began. The replica compares these offsets with the master's
+epochs. The confirm file contains the highest confirm offset that the replica reported: a log that ends before that
+offset lacks acknowledged messages.
 
 On disk
     epochFileCheckpoint         2                   the number of lines of epochs
@@ -12,9 +13,9 @@ On disk
     confirmOffset               two slots of 512 bytes, zeros after the fields, big-endian:
                                 CRC-32 of the next 24 bytes (4 bytes), number of the write, epoch, offset (8 bytes each)
 
-A new text of epochs is written to another file and renamed: a crash leaves the new text, or the previous text as
-`.bak`. The confirm file is written three times a second while messages arrive. Its two slots are overwritten in turn,
-in place, so a crash damages at most one slot, and the other slot still has the previous confirm offset.
+A new text of epochs is written to another file, which is then renamed. A crash leaves the new text, or the previous
+text as `.bak`. The confirm file is written three times a second while messages arrive. Its two slots are overwritten in
+turn, in place, so a crash damages at most one slot, and the other slot still has the previous confirm offset.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ logger = logging.getLogger(__name__)
 EPOCH_FILE: Final = "epochFileCheckpoint"
 CONFIRM_FILE: Final = "confirmOffset"
 CONFIRM_SLOT_BYTES: Final = 512
-"""Size in bytes of a confirm slot: one disk sector. A power cut leaves a sector completely old or completely
-new."""
+"""Size in bytes of a slot of the confirm file: one disk sector. A power cut leaves a sector completely old or
+completely new."""
 _FIELDS: Final = struct.Struct(">QQQ")
 
 
@@ -64,7 +65,8 @@ def decode_epochs(text: bytes) -> list[EpochEntry]:
 
 
 class EpochFile:
-    """The epochs of one store directory. Not thread-safe. Each change is on disk on return."""
+    """The epochs of the log in one store directory. Not thread-safe. Each change is on disk when the method
+    returns."""
 
     def __init__(self, root: Path) -> None:
         """Read the epoch file, or its `.bak` if the file is missing or damaged. Raises StoreCorruptError if both are
@@ -84,14 +86,14 @@ class EpochFile:
         return next((entry for entry in reversed(self.entries) if entry.start_offset <= physical_offset), None)
 
     def epoch_at(self, end_offset: int) -> int:
-        """Return the epoch of the last record before `end_offset`; 0 if no record precedes it, or the record was stored
-        without an epoch."""
+        """Return the epoch of the last record before `end_offset`. Return 0 if no record precedes it, or if the record
+        was stored without an epoch."""
         entry = self.entry_at(end_offset - 1)
         return 0 if entry is None else entry.epoch
 
     def begin_epoch(self, epoch: int, start_offset: int) -> None:
-        """Record that a new epoch began. Raises InvalidArgumentError unless both numbers are larger than the last
-        epoch's."""
+        """Record that a new epoch began at `start_offset`. Raises InvalidArgumentError unless the epoch and the offset
+        are both larger than those in the last entry."""
         entry = EpochEntry(epoch, start_offset)
         last = self.entries[-1] if self.entries else EpochEntry(-1, -1)
         if epoch <= last.epoch or start_offset <= last.start_offset:
@@ -103,7 +105,8 @@ class EpochFile:
         self._write(tuple(entry for entry in self.entries if entry.start_offset < physical_offset))
 
     def forget_before(self, physical_offset: int) -> None:
-        """Remove the epochs that ended at or before `physical_offset`, the log's new start. The last epoch stays."""
+        """Remove the epochs that ended at or before `physical_offset`, the log's new start. The last epoch is always
+        kept."""
         ends = [entry.start_offset for entry in self.entries[1:]]
         self._write(tuple(e for e, end in zip(self.entries, [*ends, 2**63], strict=False) if end > physical_offset))
 
@@ -134,26 +137,27 @@ class EpochFile:
 
 
 class ConfirmFile:
-    """The highest confirm offset of one store directory. Not thread-safe. Each change is on disk on return."""
+    """The highest confirm offset of one store directory, in the confirm file. Not thread-safe. Each change is on disk
+    when the method returns."""
 
     def __init__(self, root: Path) -> None:
         """Read the confirm file, or create it. The confirm offset is 0 if the file is new, or if both slots are
-        damaged. Raises OSError."""
+        damaged. Raises OSError if the disk fails or is full."""
         self._path = root / CONFIRM_FILE
         if not self._path.exists():
-            # Create the file now, so that raising the confirm offset later needs no disk space.
+            # Create the confirm file now, so that raising the confirm offset later needs no disk space.
             disk.replace_file(self._path, bytes(2 * CONFIRM_SLOT_BYTES))
         self._write_number, self.floor = self._read()
 
     def raise_to(self, epoch: int, offset: int) -> None:
         """Record that messages are confirmed up to `offset`, unless the confirm offset on disk is already higher.
-        Raises OSError."""
+        Raises OSError if the disk fails."""
         if offset > self.floor.offset:
             self.reset(ConfirmFloor(epoch, offset))
 
     def reset(self, floor: ConfirmFloor) -> None:
-        """Replace the stored confirm offset, even by a lower one: messages before the old offset are lost or given up.
-        Raises OSError."""
+        """Replace the stored confirm offset, even by a lower one. Used if messages before the old offset are lost or
+        given up. Raises OSError if the disk fails."""
         fields = _FIELDS.pack(self._write_number + 1, *floor)
         slot = struct.pack(">I", crc32(fields)) + fields
         descriptor = disk.open_file(self._path, os.O_RDWR)

@@ -1,11 +1,11 @@
 """Epochs and sync-state sets: the values by which the replicas of a broker group compare their logs.
 
-A broker group has replicas 0, 1, …; each replica is a store of its own. One of them, the master, leads in an *epoch*, a
-number that grows each time a replica begins to lead; the other replicas follow. The *sync-state set* consists of the
-replicas that have the whole log up to the *confirm offset*. Any replica of the set may lead next, and consumers see
-nothing after the confirm offset (spec/storage.md §11.2).
+A broker group has replicas 0, 1, …; each replica is a separate store. One replica, the master, leads; the other
+replicas follow. It leads in an *epoch*, a number that grows each time a replica begins to lead. The *sync-state set*
+consists of the replicas that have the whole log up to the *confirm offset*. Any replica of the set may lead next, and
+consumers see nothing after the confirm offset (spec/storage.md §11.2).
 
-This module holds the comparison of two logs, and values that are both sent and stored on disk. Values that are only
+This module contains the comparison of two logs, and values that are both sent and stored on disk. Values that are only
 sent are in actors.core.replica.orders.
 
 These values survive a crash: the epochs, in each replica's epoch file (storage.replication.epoch_file), and the
@@ -33,7 +33,7 @@ class ConfirmFloor(NamedTuple):
     """The highest confirm offset that a replica has stored (a physical offset), and the epoch in which it was
     confirmed.
 
-    A log that ends before `offset` lacks acknowledged messages.
+    A log that ends before this offset lacks acknowledged messages.
     """
 
     epoch: int
@@ -42,20 +42,22 @@ class ConfirmFloor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SyncStateSet:
-    """The replicas that may lead next. Of two sets, the set with the larger (`epoch`, `version`) is newer.
+    """The sync-state set: the replicas that may lead next. Of two sets, the set with the larger (`epoch`, `version`) is
+    newer.
 
-    `stores`: the id of each member's store directory. A directory that was lost and created again has another id, so it
-    is not a member.
+    `stores`: the id of each member's store directory. If a directory was lost and created again, it has another id, so
+    it is not a member.
     """
 
     epoch: int
     version: int
-    # The id of each member's store directory. A directory that was lost and created again is not a member.
+    # The id of each member's store directory, by replica number. A directory that was lost and created again is not a
+    # member.
     stores: Mapping[int, str]
 
     @property
     def members(self) -> frozenset[int]:
-        """The replica numbers of the set's members."""
+        """The replica numbers of the members of the sync-state set."""
         return frozenset(self.stores)
 
     @property
@@ -69,39 +71,40 @@ class EpochHistory:
     """A master's epochs and the bounds of its log. A follower compares them with its own epochs and log."""
 
     entries: tuple[EpochEntry, ...]
-    # Physical offsets of the log's start, and of the end of what the master sends. A follower never has more records of
-    # the master's epoch.
+    # Physical offsets of the start of the master's log, and of the end of what the master sends to followers. A
+    # follower never has more records of the master's epoch.
     min_offset: int
     end_offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """Bytes of a master's log from `physical_offset` on: whole records of one file and of one epoch, `entry`.
+    """Bytes of a master's log from `physical_offset` on: whole records of one log file and of one epoch, `entry`.
 
-    Empty if no new record was stored during the wait. If `hole` is set, the bytes are damaged and belong to that hole.
-    `confirm_offset` is the master's; `end_offset` is the end of what the master sends.
+    Empty if no new record was stored while the follower waited. If `hole` is set, the bytes are damaged and belong to
+    that hole. `confirm_offset` is the master's; `end_offset` is the end of what the master sends.
     """
 
     # The physical offset of the first byte of `data`.
     physical_offset: int
-    # Empty if no new record was stored during the wait. A memoryview is valid only while the chunk is being appended.
+    # The bytes of the chunk; empty if no new record was stored while the follower waited. A memoryview is valid only
+    # while the chunk is being appended.
     data: bytes | memoryview
-    # The epoch of the records; None for records from before the log's first epoch.
+    # The epoch in which the chunk's records were stored; None for records from before the log's first epoch.
     entry: EpochEntry | None
-    # The master's confirm offset, and the end of what the master sends to followers.
+    # The master's confirm offset, and the log offset up to which the master sends to followers.
     confirm_offset: int
     end_offset: int
-    # The hole to which the bytes belong; None for intact records.
+    # The damaged range (hole) to which the bytes belong; None for intact records.
     hole: HoleCopy | None = None
 
 
 def common_end(mine: Sequence[EpochEntry], my_end: int, theirs: Sequence[EpochEntry], their_end: int) -> int | None:
-    """Return the offset up to which two logs are equal; None if they have no common part (spec/storage.md §11.2,
-    handshake truncation).
+    """Return the physical offset up to which two logs are equal. Return None if they have no common part
+    (spec/storage.md §11.2, handshake truncation).
 
-    The offset lies in the newest epoch that began at the same offset in both logs. It is the smaller of the two ends of
-    that epoch.
+    The offset lies in the newest epoch that began at the same offset in both logs. Of the two ends of that epoch, it is
+    the smaller one.
     """
     ends = dict(with_ends(theirs, their_end))
     for entry, end in reversed(with_ends(mine, my_end)):
@@ -116,8 +119,8 @@ def with_ends(entries: Sequence[EpochEntry], end_offset: int) -> list[tuple[Epoc
 
 
 def first_lost_offset(floor: ConfirmFloor, theirs: Sequence[EpochEntry], their_end: int) -> int | None:
-    """Return the offset from which another log lacks messages that are confirmed up to `floor.offset`; None if it has
-    all of them.
+    """Return the offset from which another log lacks messages that are confirmed up to `floor.offset`. Return None if
+    it lacks none of them.
 
     A replica that has every confirmed message begins its epoch at `floor.offset` or later. So if an epoch newer than
     the floor's began before `floor.offset`, the log lacks some confirmed messages.

@@ -1,4 +1,5 @@
-"""Appends a hole of a master to a slave's log, part by part: the same damaged bytes, units and table entry.
+"""Appends a hole (damaged range) of a master's log to a slave's log, part by part: the same damaged bytes, units and
+table entry.
 
     part ─▶ written after the log's end, flushed ─▶ … ─▶ last part ─▶ the log's end moves ─▶ units ─▶ file `holes`
 
@@ -31,10 +32,11 @@ from storage.replication.chunk_appender import ChunkAppender
 from storage.replication.queue_gaps import PlacedUnit, QueueGaps, QueueUnits
 
 VIEWED_RECORDS_MAX: Final = 10_000
-"""Maximum number of damaged records of a hole whose headers are read to find their producers. Each read takes about 20
-µs."""
+"""Maximum number of damaged records of a hole (damaged range) whose headers are read to find their producers. Each read
+takes about 20 µs."""
 VIEWED_BYTES_MAX: Final = 64 << 20
-"""Maximum size in bytes of a damaged record whose header is read."""
+"""Maximum size in bytes of a damaged record whose header is read; larger ones are not searched for their
+producers."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,17 +50,18 @@ class HoleAppender:
         self._delay_levels_ms = parts.settings.delay_levels_ms
         self._chunks, self._gaps = chunks, QueueGaps(parts)
         self._begin = -1
-        """The log's end when the first staged part of the current hole arrived."""
+        """The log's end at the time when the first staged part of the current hole arrived."""
         self._units: dict[tuple[str, int], list[PlacedUnit]] = {}
-        """The queue units of the hole's staged parts, by queue."""
+        """The queue units in the staged parts of the current hole (damaged range), by queue."""
 
     def append_hole(self, physical_offset: int, data: bytes | memoryview, hole: HoleCopy) -> None:
-        """Stage a part of a master's hole. The part begins at the log's end, or at the end of the previous part.
+        """Stage a part of a master's hole (damaged range). The part begins at the log's end, or at the end of the
+        previous part.
 
         On return the bytes are on disk. With the last part the log's end moves, and the hole is recorded.
 
         A part that was staged already changes nothing. Raises InvalidArgumentError if the part does not continue the
-        log and the hole; staged parts may then be dropped. Raises the errors of `ChunkAppender.append_chunk`, too.
+        log and the hole; staged parts may then be dropped. Also raises the errors of `ChunkAppender.append_chunk`.
 
         All bytes and units are on disk before the file `holes` names the hole, so recovery can rely on them. The
         master's units keep the queue offsets of the damaged records occupied.
@@ -92,9 +95,10 @@ class HoleAppender:
             self._finish(hole.reason)
 
     def _finish(self, reason: str) -> None:
-        """Append the hole after all its parts are staged.
+        """Append the hole (damaged range) to the log after all its parts are staged.
 
-        Raises InvalidArgumentError if a queue of the hole's units has inner batches; nothing is appended.
+        Raises InvalidArgumentError, and appends nothing, if one of the hole's units belongs to a queue of inner
+        batches.
         """
         begin, end_offset = self._begin, self._log.staged_end
         by_queue, self._units = self._units, {}
@@ -120,7 +124,8 @@ class HoleAppender:
             if is_queued(view.sys_flag):
                 remember_producer(view, self._dedup, self._deliveries)
             if view.topic not in (HALF_TOPIC, OP_HALF_TOPIC):
-                # in the half topic and the op topic only the body counts, and the body is damaged
+                # The table of half messages ignores damaged records of the half topic and the op topic, because only
+                # their bodies count.
                 self._halves.note(view, b"")
         logger.error("%d damaged bytes at %d were copied from the master: %s", noted.size, noted.offset, noted.reason)
 
@@ -140,13 +145,14 @@ class HoleAppender:
         }
         for begin, size in islice(sorted(places) if len(places) > 1 else self._by_sizes(hole), VIEWED_RECORDS_MAX):
             view = believable_view(self._reader.log_bytes(begin, begin + size), begin, self._delay_levels_ms)
-            # If the hole has units, a record that matches none of them is damaged in the fields that name its queue or
-            # offset.
+            # If the hole has units, skip a record that matches none of them. It is damaged in the fields that name its
+            # queue or offset.
             if view is not None and (not units or _is_placed(view, units)):
                 yield view
 
     def _by_sizes(self, hole: Hole) -> list[tuple[int, int]]:
-        """Return the position and size of each record of a hole, if the records' sizes add up to the hole.
+        """Return the position and size of each record of a hole (damaged range), if the records' sizes add up to the
+        hole.
 
         Otherwise the hole counts as one record.
         """
@@ -161,10 +167,10 @@ class HoleAppender:
         return [place for place in places if place[1] <= VIEWED_BYTES_MAX]
 
     def _add_units(self, physical_offset: int, end_offset: int, units: Sequence[HoleUnit]) -> None:
-        """Keep the units of a part of the hole until the last part arrives.
+        """Keep the queue units of one part of the hole in memory until the last part arrives.
 
-        Raises InvalidArgumentError if the units do not point into the part, or their offsets do not ascend; nothing is
-        kept.
+        Raises InvalidArgumentError, and keeps nothing, if the units do not point into the part, or if their queue
+        offsets do not ascend.
         """
         last = {key: rows[-1].queue_offset for key, rows in self._units.items()}
         for unit in units:
@@ -177,6 +183,6 @@ class HoleAppender:
 
 
 def _is_placed(view: DispatchView, units: Sequence[QueueUnits]) -> bool:
-    """True if one of the units is at the queue offset that the record names."""
+    """True if one of the queue units is at the queue and queue offset that the record names."""
     key, offset = (view.topic, view.queue_id), view.queue_offset
     return any(one.key == key and one.queue_offset <= offset < one.queue_offset + len(one.sizes) for one in units)

@@ -1,9 +1,9 @@
 """The log as chunks of bytes, for replication: reads and appends chunks, and cuts a log at an offset.
 
-A chunk consists of the bytes between two record boundaries of one file: whole records, and at the file's end its BLANK
-with the bytes after the BLANK. So a replica that appends chunk after chunk has the same files, byte for byte, and after
-each chunk recovery would accept its log. chunk_appender.py builds queues, dedup table and index entries from the
-records, as recovery does.
+A chunk consists of the bytes between two record boundaries of one log file: whole records, and at the file's end its
+BLANK (end-of-file marker) with the bytes after it. So a replica that appends chunk after chunk has the same files, byte
+for byte, and after each chunk recovery would accept its log. chunk_appender.py builds queues, dedup table and index
+entries from the records, as recovery does.
 """
 
 from __future__ import annotations
@@ -59,12 +59,11 @@ class LogChunks:
         self._holes = HoleAppender(parts, self._appender)
 
     def read_chunk(self, physical_offset: int, max_bytes: int, limit: int | None = None) -> bytes:
-        """Read the log's bytes from a record's start: whole records of one file, about `max_bytes`, at least one
-        record.
+        """Read about `max_bytes` of the log from a record's start: whole records of one log file, at least one record.
 
-        Returns empty bytes at `limit`, by default the end of what consumers see. A chunk ends before a hole. Raises
-        StoreCorruptError if the offset lies in a hole (use `read_hole`), ServiceNotAvailableError if the store is
-        closed or must not be read now, and the errors of the function `read_chunk`.
+        Returns empty bytes at `limit`, by default the end of what consumers see. A chunk ends before a hole (damaged
+        range). Raises StoreCorruptError if the offset lies in a hole (use `read_hole`). Raises ServiceNotAvailableError
+        if the store is closed or must not be read now. Also raises the errors of the function `read_chunk`.
         """
         self._gate.require_readable()
         limit = self._parts.visibility.visible_offset if limit is None else limit
@@ -78,16 +77,17 @@ class LogChunks:
         return read_chunk(self._parts.reader, self._parts.log.min_offset, physical_offset, limit, max_bytes)
 
     def hole_at(self, physical_offset: int) -> Hole | None:
-        """Return the hole that contains a physical offset; None if no hole contains it."""
+        """Return the hole (damaged range of the log) that contains a physical offset; None if no hole contains
+        it."""
         holes = self._parts.holes.holes
         return next((one for one in holes if one.offset <= physical_offset < one.end_offset), None)
 
     def read_hole(self, physical_offset: int, limit: int, max_bytes: int = CHUNK_MAX_BYTES) -> tuple[bytes, HoleCopy]:
-        """Read a part of the damaged bytes of a hole, and the hole's data that a replica records with the part.
+        """Read a part of the damaged bytes of a hole, and the data about the hole that a replica records with the part.
 
         The part begins at a physical offset and has at most `max_bytes`. For the replica the hole ends at `limit`, if
-        it does not end earlier. Raises StoreCorruptError if a queue's units cannot be read, InvalidArgumentError if the
-        offset lies in no hole, and ServiceNotAvailableError as `read_chunk` does.
+        it does not end earlier. Raises StoreCorruptError if a queue's units cannot be read, and InvalidArgumentError if
+        the offset lies in no hole. Raises ServiceNotAvailableError as `read_chunk` does.
         """
         self._gate.require_readable()
         hole = self.hole_at(physical_offset)
@@ -96,7 +96,7 @@ class LogChunks:
         hole_end = min(hole.end_offset, limit)
         end = min(hole_end, physical_offset + min(max(max_bytes, 1), CHUNK_MAX_BYTES))
         units: list[HoleUnit] = []
-        # the lock, because the queues' newest units, not yet visible to consumers, are included
+        # Take the append lock, because the newest units of the queues, which consumers do not see yet, are included.
         with self._parts.append_lock:
             for queue in self._parts.queues.plain:
                 units += _units_between(queue, physical_offset, end)
@@ -105,8 +105,8 @@ class LogChunks:
 
     @property
     def append_offset(self) -> int:
-        """Physical offset of the next chunk to append: the log's end, or the end of the hole parts that have arrived so
-        far."""
+        """Physical offset at which the next chunk is appended: the log's end, or the end of the hole parts that have
+        arrived so far."""
         return self._parts.log.staged_end
 
     def append_hole(self, physical_offset: int, data: Bytes, hole: HoleCopy) -> None:
@@ -118,11 +118,12 @@ class LogChunks:
         self._gate.write(partial(self._holes.append_hole, physical_offset, data, hole), against=AGAINST_REPLICATION)
 
     def read_part(self, physical_offset: int, size: int, max_bytes: int = CHUNK_MAX_BYTES) -> tuple[int, bytes] | None:
-        """Return the physical offset and the bytes of the first intact records in a range of the log, in one file.
+        """Return the physical offset and the bytes of the first intact records in a range of the log. The records are
+        in one log file.
 
         A record starts at `physical_offset`. Returns about `max_bytes`, and at least one record. Returns None if this
         log has no intact record within the range. Raises ServiceNotAvailableError if the store is closed or must not be
-        read now, and OSError.
+        read now, and OSError if the disk fails.
         """
         self._gate.require_readable()
         log, levels_ms = self._parts.log, self._parts.settings.delay_levels_ms
@@ -146,11 +147,11 @@ class LogChunks:
         return None
 
     def append_chunk(self, physical_offset: int, data: Bytes, *, wait: bool = True) -> bool:
-        """Append a chunk of another replica at the log's end (`ChunkAppender.append_chunk`). A fenced store accepts
+        """Append a log chunk of another replica at the log's end (`ChunkAppender.append_chunk`). A fenced store accepts
         chunks.
 
-        Returns True if the chunk is as durable as the settings promise. Returns False if the disk was too slow or,
-        without `wait`, if a flush was only requested. Raises the errors of `WriteGate.write` and
+        Returns True if the chunk is as durable as the settings promise. Returns False if the disk was too slow. Without
+        `wait`, returns False if a flush was only requested. Raises the errors of `WriteGate.write` and
         `ChunkAppender.append_chunk`.
         """
         write = partial(self._appender.append_chunk, physical_offset, data)
@@ -163,16 +164,16 @@ class LogChunks:
         return on_disk
 
     def is_durable(self, end_offset: int) -> bool:
-        """True if all bytes before `end_offset` are as durable as the settings promise. Raises StoreFailedError if the
-        disk failed.
+        """True if all bytes of the log before `end_offset` are as durable as the settings promise. Raises
+        StoreFailedError if the disk failed.
 
         The parts of an incomplete hole are on disk in any case.
         """
         return self._gate.is_durable(min(end_offset, self._parts.log.end_offset), late=False)
 
     def begin_at(self, physical_offset: int) -> None:
-        """Begin an empty log at the offset at which a file of another replica begins. Raises
-        InvalidArgumentError."""
+        """Begin an empty log at the physical offset at which a log file of another replica begins. Raises
+        InvalidArgumentError if the log is not empty, or if no log file may begin at this offset."""
         with self._parts.append_lock:
             self._parts.log.begin_at(physical_offset)
 
@@ -198,13 +199,13 @@ def _units_between(queue: ConsumeQueue, physical_offset: int, end_offset: int) -
 
 
 def has_state_only(data: memoryview) -> bool:
-    """True if every record of a chunk is a record of a broker's state. False if the chunk is not whole."""
+    """True if every record of a log chunk is a record of a broker's state. False if the chunk is not complete."""
     position = 0
     while position < len(data):
         size, good = check_record(data, position, check_crc=False)
         if not good:
             return False
-        if size == 0:  # a BLANK fills the rest of a file
+        if size == 0:  # The BLANK (end-of-file marker) fills the rest of the log file.
             return True
         try:
             if dispatch_view(data, position).topic != STATE_TOPIC:
@@ -216,11 +217,11 @@ def has_state_only(data: memoryview) -> bool:
 
 
 def read_chunk(reader: LogReader, min_offset: int, physical_offset: int, limit: int, max_bytes: int) -> bytes:
-    """Read the log's bytes from `physical_offset`, where a record or a file starts: about `max_bytes`, at least one
-    record.
+    """Read about `max_bytes` of the log from `physical_offset` on, at least one record. A record or a log file must
+    start at this offset.
 
     Returns empty bytes at `limit`, the end of what may be read. Raises InvalidArgumentError if the offset is after
-    `limit`, DataLossError if the offset is before `min_offset`, the log's start, and StoreCorruptError if the log is
+    `limit`, and DataLossError if it is before `min_offset`, the log's start. Raises StoreCorruptError if the log is
     damaged at the offset.
     """
     if physical_offset > limit:
@@ -230,11 +231,11 @@ def read_chunk(reader: LogReader, min_offset: int, physical_offset: int, limit: 
     if physical_offset == limit:
         return b""
     file_end = physical_offset - physical_offset % reader.commit_log_file_size + reader.commit_log_file_size
-    # Include the rest of a file only if the log continues in the next file.
+    # Include the rest of a log file only if the log continues in the next file.
     data = reader.log_bytes(physical_offset, min(limit, file_end))
     max_bytes = min(max(max_bytes, 1), CHUNK_MAX_BYTES)
     if len(data) > max_bytes:
-        # Only sizes and magics are checked, because the replica that appends the chunk checks the rest.
+        # Check only sizes and magics of the records: the replica that appends the chunk checks the rest.
         data = data[: _records_end(data, max_bytes)]
         if not data:
             raise StoreCorruptError(
@@ -245,9 +246,10 @@ def read_chunk(reader: LogReader, min_offset: int, physical_offset: int, limit: 
 
 
 def _records_end(data: memoryview, max_bytes: int) -> int:
-    """Return the end of the first record that ends at or after `max_bytes`, or of the last record.
+    """Return the end of the first record in `data` that ends at or after `max_bytes`, or else of the last record.
 
-    A BLANK takes the rest of `data`. Returns 0 if `data` does not start with a record.
+    A BLANK (end-of-file marker) counts as a record that fills the rest of `data`. Returns 0 if `data` does not start
+    with a record.
     """
     end = walk_records(data, 0, max_bytes).end
     return len(data) if end < max_bytes and is_blank(data, end) else end
@@ -256,9 +258,9 @@ def _records_end(data: memoryview, max_bytes: int) -> int:
 def truncate_log(settings: StoreSettings, physical_offset: int) -> int:
     """Cut the log of a closed store at `physical_offset`, and return the number of removed bytes.
 
-    On return the cut is on disk; queues, index and dedup table follow when the store is opened. Raises StoreLockedError
-    if the store is open. Raises InvalidArgumentError if `physical_offset` is neither the start of a record nor the
-    log's end; nothing has changed.
+    On return the cut is on disk; queues, index and dedup table are adjusted when the store is opened. Raises
+    StoreLockedError if the store is open. Raises InvalidArgumentError if `physical_offset` is neither the start of a
+    record nor the log's end. Nothing has changed in these cases.
     """
     root = settings.store_path_root_dir
     lock = DirectoryLock(root, settings.log_directories_elsewhere)
@@ -268,8 +270,8 @@ def truncate_log(settings: StoreSettings, physical_offset: int) -> int:
             damage = DamageNotes()
             holes = HoleTable(root, damage)
             _require_boundary(log, physical_offset, holes.holes)
-            # Remove the holes after the cut first: new records will be stored there, and must not lie in a recorded
-            # hole.
+            # Before the cut, remove the recorded holes after it. New records will be stored there, and must not lie in
+            # a recorded hole.
             holes.replace([one for one in holes.holes if one.end_offset <= physical_offset], log.file_size)
             snapshot = read_snapshot(root / SNAPSHOT_FILE, damage)
             if snapshot is not None and snapshot.end > physical_offset:

@@ -1,9 +1,9 @@
 """Replaces damaged bytes of a log by the intact bytes of another replica, in place.
 
-All replicas have the same bytes at the same physical offsets. So bytes fit a part of a hole if they are whole, intact
-records, and each record contains its own physical offset. A large hole is repaired part by part: each part is checked
-and on disk before the hole shrinks, so a crash leaves a smaller hole and whole records. The queue units that point into
-the part are rewritten from these records, and the index gets the records' keys.
+All replicas have the same bytes at the same physical offsets. So bytes match a part of a damaged range (hole) if they
+are whole, intact records, and each record contains its own physical offset. A large hole is repaired part by part. Each
+part is checked and on disk before the hole shrinks, so a crash leaves a smaller hole and whole records. The queue units
+that point into the part are rewritten from these records, and the index gets the records' keys.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from storage.replication.chunk_appender import parse_chunk
 logger = logging.getLogger(__name__)
 
 PutKeys = Callable[[bytes, Sequence[int], int], None]
-"""Function that puts the keys of records into the index. Its arguments are bytes, the starts of the records in the
-bytes, and the physical offset of the bytes."""
+"""Function that puts the keys of records into the index. Its arguments are the bytes of the records, the start of each
+record in these bytes, and the physical offset of the first byte."""
 
 
 class HoleMender:
-    """The damaged ranges of one open log, and their repair. Thread-safe: `mend` takes the append lock."""
+    """Repairs the damaged ranges (holes) of one open log. Thread-safe: `mend` takes the append lock."""
 
     def __init__(
         self, parts: StoreParts, gate: WriteGate, *, put_keys: PutKeys, forget_snapshot: Callable[[], None]
@@ -39,17 +39,19 @@ class HoleMender:
 
     @property
     def holes(self) -> tuple[Hole, ...]:
-        """The damaged ranges of the log that recovery has found, ascending. Intact records follow each range."""
+        """The damaged ranges (holes) of the log that recovery has found, ascending. Each range has intact records after
+        it."""
         return self._parts.holes.from_offset(self._parts.log.min_offset)
 
     def mend(self, offset: int, data: bytes) -> None:
-        """Replace the bytes of a hole, or of a part of it from a physical offset on, by another replica's intact bytes.
+        """Replace the bytes of a hole (damaged range) from physical offset `offset` on by the intact bytes `data` of
+        another replica. The bytes may cover a part of the hole.
 
         On return the bytes are on disk, the hole is smaller or gone, and the records can be found by their keys.
 
-        Raises InvalidArgumentError if the part does not lie in one hole, or if `data` does not consist of whole, intact
-        records for exactly this offset; nothing has changed. Raises StoreNotWritableError if the disk fails; the hole
-        stays. Raises ServiceNotAvailableError if the store is closed.
+        Raises InvalidArgumentError, and changes nothing, if the bytes do not lie in one hole. Also raises it if `data`
+        does not consist of whole, intact records for exactly this offset. Raises StoreNotWritableError if the disk
+        fails; the hole stays. Raises ServiceNotAvailableError if the store is closed.
         """
         with self._parts.append_lock:
             self._gate.require_open()
@@ -61,8 +63,8 @@ class HoleMender:
         self._forget_snapshot()
 
     def _mend_part(self, offset: int, data: bytes) -> None:
-        """Write `data` over a part of a hole. Called under the append lock. Raises OSError, and the errors of the
-        method `mend`."""
+        """Write `data` over a part of a damaged range (hole). Called under the append lock. Raises OSError if the disk
+        fails, and the errors of the method `mend`."""
         parts = self._parts
         end = offset + len(data)
         hole = next((one for one in parts.holes.holes if one.offset <= offset < end <= one.end_offset), None)

@@ -1,7 +1,7 @@
-"""Finds a slave's queue units for queue offsets that no record of the master's log has, or that several records have.
+"""Computes a slave's queue units for queue offsets that occur in no record of the master's log, or in several records.
 
 A log has such offsets if records were lost before RocketMQ or this store appended more, or if the disk changed the
-offsets in records. The master's recovery accepted the log as it is (storage/dispatch/redispatch.py). So a slave has to
+offsets in records. The master's recovery accepted the log as it is (storage/dispatch/redispatch.py). So a slave must
 accept the log, too, or it would wait forever. The slave uses the same rules as the master and gets the same units:
 
 - Offsets that are missing before a record point to damaged records before it to which no unit points yet, if enough of
@@ -10,7 +10,7 @@ accept the log, too, or it would wait forever. The slave uses the same rules as 
 - Otherwise the missing offsets point to no record, and readers skip them.
 - A record at an offset that its queue already has gets no unit.
 
-Both logs are equal, so the log holds no intact record for the missing offsets before that record.
+Both logs are equal, so the log contains no intact record for the missing offsets before that record.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ logger = logging.getLogger(__name__)
 
 
 class QueueUnits(NamedTuple):
-    """The units that a chunk, or a hole, adds to one queue, in order; each array has one element per unit."""
+    """The units that a log chunk, or a hole, adds to one queue, in order. Each array has one element per unit."""
 
-    # The topic and queue id.
+    # The topic and queue id of the queue that gets the units.
     key: tuple[str, int]
-    # The queue offset of the first unit; the offsets of the other units follow without gaps.
+    # The queue offset of the first unit. The offsets of the later units follow without gaps.
     queue_offset: int
     physical_offsets: Ints
     sizes: NDArray[np.int32]
@@ -55,8 +55,8 @@ class PlacedUnit(NamedTuple):
 
 
 class QueueGaps:
-    """Computes the units to append to the queues of one store, with units for missing offsets. Called under the append
-    lock."""
+    """Computes the units to append to the queues of one store. They include units for queue offsets without a record.
+    Called under the append lock."""
 
     def __init__(self, parts: StoreParts) -> None:
         self._queues, self._holes = parts.queues, parts.holes
@@ -98,8 +98,8 @@ class QueueGaps:
         return QueueUnits(key, first, columns[:, 0], columns[:, 1].astype(np.int32), columns[:, 2])
 
     def _fill(self, key: tuple[str, int], count: int, reach: int, physical_offset: int) -> Ints:
-        """Return the units, as columns, for missing offsets of a queue, whose records should lie between two physical
-        offsets."""
+        """Return units, as columns, for queue offsets without a record. The missing records should lie between the
+        physical offsets `reach` and `physical_offset`."""
         shared = share_among_holes(self._unplaced(reach, physical_offset), count)
         logger.error(
             "%d offsets of queue %s:%d have no intact record before physical offset %d: they lead to %s",
@@ -110,12 +110,12 @@ class QueueGaps:
         return np.tile(np.array([0, PRE_BLANK_SIZE, 0], np.int64), (count, 1))
 
     def _unplaced(self, start: int, end_offset: int) -> list[Hole]:
-        """Return the damaged ranges within a range of the log to which no queue unit points."""
+        """Return the damaged ranges (holes) within a part of the log to which no queue unit points."""
         holes = [hole for hole in self._holes.holes if start <= hole.offset < end_offset]
         return [hole for hole in holes if not any(self._leads_into(queue, hole) for queue in self._queues.plain)]
 
     def _leads_into(self, queue: ConsumeQueue, hole: Hole) -> bool:
-        """True if a unit of the queue points into a damaged range."""
+        """True if a unit of the queue points into a damaged range (hole) of the log."""
         offset = queue.first_placed_at(hole.offset)
         if offset >= queue.next_offset:
             return False

@@ -6,8 +6,8 @@ On disk
     config/syncStateSet.json    {"epoch": 6, "version": 9, "stores": {"0": "9f…", "1": "c2…"}}
 
 The id is created with the directory and lost with it: a new directory at the same path is another store. The
-incarnation counts how often the store was opened; it is on disk before the directory is used. A crash leaves the old or
-the new text.
+incarnation counts how often the store was opened; it is written to disk before the directory is used. A crash leaves
+the old or the new text of a file.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ SET_FILE: Final = "syncStateSet.json"
 
 class ReplicaFiles:
     """The replica's id, incarnation and sync-state set in one store directory. Not thread-safe. Each change is on disk
-    on return."""
+    when the method returns."""
 
     def __init__(self, config: ConfigFiles) -> None:
-        """Read the files and start the next incarnation. Raises StoreCorruptError if a file cannot be parsed."""
+        """Read the replica's files and increase its incarnation by one. Raises StoreCorruptError if a file cannot be
+        parsed."""
         self._config = config
         known = _parse(config.read(REPLICA_FILE) or "{}")
         self.store_id = str(known.get("storeId") or secrets.token_hex(8))
@@ -38,7 +39,7 @@ class ReplicaFiles:
         self.sync_state_set = self._read_set()
 
     def note_set(self, newest: SyncStateSet) -> None:
-        """Store a sync-state set, if it is newer than the stored one."""
+        """Store a sync-state set, if it is newer than the stored sync-state set."""
         known = self.sync_state_set
         if known is None or newest.order > known.order:
             stores = {str(replica): store_id for replica, store_id in sorted(newest.stores.items())}

@@ -9,8 +9,8 @@ On disk
 The queues are flushed before anything is deleted. Log files are deleted first, one by one from the oldest on, so that a
 crash leaves no gap. The queues' first offsets move before the files are deleted: a later read gets the new offset, and
 a reader that has mapped a file can still read its bytes. After the log files, the queue and index files that point only
-to deleted records are deleted. Waiting delayed messages, and messages that the holds name, are still needed: these
-records stay, with everything after them.
+to deleted records are deleted. Waiting delayed messages, and messages in config/retentionHolds.json, are still needed:
+these records stay, with everything after them.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ LOGGED_MAX: Final = 10
 
 
 class LogReservations(Protocol):
-    """Protocol that gives the parts of the log that compaction needs.
+    """Protocol that returns the parts of the log that compaction needs.
 
-    Retention always keeps the log from `held_from` on, and keeps it from `reserved_from` on unless the disk is nearly
-    full. The log before `settled_offset` cannot be cut any more.
+    Retention always keeps the log from `held_from` on. It keeps the log from `reserved_from` on unless the disk is
+    nearly full. The log before `settled_offset` cannot be cut any more.
     """
 
     def settled_offset(self) -> int: ...
@@ -64,8 +64,8 @@ class LogReservations(Protocol):
 class Cleaner:
     """Deletes the old files of one store, in its own thread, which runs every clean_resource_interval_ms.
 
-    It deletes nothing in the first minute. The constructor measures the disk usage before it returns. Thread-safe. No
-    file before `log_start_on_disk` reappears after a power cut.
+    It deletes nothing in the first minute. The constructor measures the disk usage before it returns. Thread-safe.
+    After a power cut, no deleted file before `log_start_on_disk` exists again.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Cleaner:
         flush_queues: Callable[[], None],
         on_failed: Callable[[OSError], None],
     ) -> None:
-        """Start the thread. `holds` gives the parts of the log that compaction still needs.
+        """Start the cleaner's thread. `holds` returns the parts of the log that compaction still needs.
 
         `flush_queues` flushes all queue units to disk, or raises OSError. `on_failed` is called if the disk fails in
         the thread, which then ends.
@@ -86,38 +86,40 @@ class Cleaner:
         settings = parts.settings
         self._root = settings.store_path_root_dir
         self._parts, self._log, self._queues = parts, parts.log, parts.queues
-        # The key index; None in a store without an index. Index files are deleted after the log files.
+        # The key index; None in a store without an index. The cleaner deletes index files after the log files.
         self._index = index
-        # The cleaner sets and clears DISK_FULL and DISK_CRITICAL in these flags.
+        # The store's running flags. The cleaner sets and clears DISK_FULL and DISK_CRITICAL in them.
         self._flags = flags
         self._settings = settings
         self._holds = holds
-        # Applies the reserved times of topics that have their own.
+        # Advances the first offsets of queues whose topics have their own reserved time (reserve.time).
         self._topic_times = TopicTimes(parts)
         self._flush_queues, self._on_failed = flush_queues, on_failed
-        # Held for a whole run of the cleaner, so that runs happen one at a time.
+        # Lock that is held during a whole run of the cleaner, so that only one run happens at a time.
         self._run_lock = threading.Lock()
         self._stop, self._wake = threading.Event(), threading.Event()
-        # The number of remaining runs that `request_run` requested.
+        # The number of remaining cleaner runs that `request_run` requested.
         self._by_hand = 0
-        # The used share of the fullest disk at the last run.
+        # The used share of the fullest disk at the cleaner's last run, from 0 to 1.
         self._usage = UNKNOWN_USAGE
-        # Numbers of deleted log files, deleted log bytes, and log files deleted before their time, since the store was
-        # opened.
+        # Counters since the store was opened: deleted log files, deleted log bytes, and log files deleted before their
+        # reserved time had passed.
         self._files_deleted = self._bytes_deleted = self._young_files_deleted = 0
-        # Messages that were deleted before their time because the disk was full, by topic and queue id.
+        # Messages that were deleted before their reserved time had passed, because the disk was full, by topic and
+        # queue id.
         self._deleted_young: dict[tuple[str, int], DeletedRange] = {}
-        # Physical offset before which all log files are certainly deleted on disk. `min_offset` of the log moves
-        # slightly earlier than this offset.
+        # Physical offset before which all log files are certainly deleted on disk. The log's `min_offset` moves first,
+        # and this offset shortly after it.
         self.log_start_on_disk = parts.log.min_offset
-        # The reason for the last deletion of log files.
+        # The reason for which log files were last deleted.
         self._last_reason = ""
         self.look_at_disk()
         self._thread = threading.Thread(target=self._run, name="raymq-clean", daemon=True)
         self._thread.start()
 
     def request_run(self) -> None:
-        """Delete expired files now, at any hour, in the next 20 runs, so that many files are deleted in small portions.
+        """Request the deletion of expired files now, at any hour: in the next 20 runs, so that many files are deleted
+        in small portions.
 
         Raises ServiceNotAvailableError if the store is closed.
         """
@@ -140,10 +142,10 @@ class Cleaner:
             return min([pin for pin in pins if pin is not None], default=self._log.end_offset)
 
     def run_once(self, now: datetime) -> int:
-        """Measure the disk once, delete the files that the rules select, and advance queues past messages older than
-        their topic's reserved time.
+        """Measure the disk once, and delete the files that the rules select. Advance the first offsets of queues past
+        messages older than their topic's reserved time.
 
-        Returns the number of deleted log files. Raises OSError.
+        Returns the number of deleted log files. Raises OSError if the disk fails.
         """
         rules = RetentionRules.from_settings(self._settings)
         with self._run_lock:
@@ -180,7 +182,7 @@ class Cleaner:
 
     def _measure(self) -> list[float]:
         """Return the used shares of the log's disk and of the queues' disk."""
-        # If the log is on several disks, the least used disk counts.
+        # If the log is on several disks, use the share of the least used disk.
         of_log = min(disk_usage(directory) for directory in self._log.paths.directories)
         usages = [of_log, disk_usage(self._queues.directory)]
         self._usage = max(usages)
@@ -204,15 +206,15 @@ class Cleaner:
         )
 
     def deleted_young(self) -> list[DeletedRange] | None:
-        """Return, by queue, the messages that were deleted before their time because the disk was full, since the store
-        was opened.
+        """Return, by queue, the messages that were deleted before their reserved time had passed, because the disk was
+        full. Counts from the opening of the store.
 
         Returns None if the settings do not allow these deletions (clean_file_forcibly_enable).
         """
         return list(self._deleted_young.copy().values()) if self._settings.clean_file_forcibly_enable else None
 
     def close(self) -> None:
-        """Stop the thread after it has deleted the current file. Idempotent."""
+        """Stop the cleaner's thread after it has deleted the current file. Idempotent."""
         self._stop.set()
         self._wake.set()
         self._thread.join(CLEANER_STOP_TIMEOUT_S)
@@ -242,8 +244,8 @@ class Cleaner:
         return files
 
     def _held_from(self) -> int:
-        """Return the physical offset of the first record that a hold keeps; the log's end if no hold keeps a
-        record."""
+        """Return the physical offset of the first record that config/retentionHolds.json keeps; the log's end if it
+        keeps no record."""
         end_offset = self._log.end_offset
         text = self._parts.config.read(HOLDS_FILE)
         for topic, queues in parse_fastjson(text).items() if text else ():
@@ -274,10 +276,13 @@ class Cleaner:
     def _delete_log_files(self, limit: int, reason: str, young_from: int | None = None) -> int:
         """Delete the log files that end at or before `limit`, and the queue and index files that point only into them.
 
-        Returns the number of deleted log files. Files from `young_from` on are deleted before their time.
+        Returns the number of deleted log files. Files from `young_from` on are deleted before their reserved time has
+        passed.
         """
-        # Once a queue's records are deleted, only the queue's units hold its next offset. So flush the units first.
-        with suppress(NoRoomError):  # the units are flushed even if it raises, and deleting files frees space
+        # Flush the queue units before the log files are deleted. Once a queue's records are deleted, only its units
+        # record its next offset.
+        # The units are flushed even if NoRoomError is raised, and deleting files frees space.
+        with suppress(NoRoomError):
             self._flush_queues()
         with self._parts.append_lock:
             doomed = self._log.drop_files_before(limit)
@@ -311,7 +316,8 @@ class Cleaner:
         return len(doomed)
 
     def _note_young(self, lost: list[DeletedRange], files: int) -> None:
-        """Log the messages that are deleted before their time, and keep them for `deleted_young`."""
+        """Log the messages that are deleted before their reserved time has passed, and add them to the result of
+        `deleted_young`."""
         self._young_files_deleted += files
         for one in lost:
             key = (one.topic, one.queue_id)
@@ -331,8 +337,8 @@ class Cleaner:
         )
 
     def _unlink(self, path: Path) -> None:
-        """Delete one file. The deletion is on disk on return, because a power cut must not restore an old file without
-        the later files."""
+        """Delete one file. The deletion is on disk on return: a power cut must not bring back an old file without the
+        later files."""
         disk.unlink(path)
         disk.sync_directory(path.parent)
         self._parts.reader.maps.drop_map(str(path))

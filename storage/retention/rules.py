@@ -1,8 +1,8 @@
 """The rules of retention (spec/storage.md §9): they select the log files to delete, and delete nothing themselves.
 
-Time, disk usage and files are arguments; the result is a list of files and whether the disk counts as full. It does not
-matter whether the messages were consumed. Files younger than their reserved time stay, and a full disk refuses appends
-instead. With clean_file_forcibly_enable a full disk deletes young files, too.
+The inputs are the time, the disk usage and the log files. The result is a list of files to delete and whether the disk
+counts as full. It does not matter whether the messages were consumed. Files younger than their reserved time stay, and
+a full disk refuses appends instead. With clean_file_forcibly_enable a full disk deletes young files, too.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ class RetentionRules:
 
     # Hours of the day, in local time, in which expired files are deleted (delete_when).
     delete_hours: frozenset[int]
-    # Age in ms up to which a file is kept.
+    # Age in ms up to which a log file is kept.
     reserved_ms: int
-    # Used share of a disk above which expired files are deleted at any hour.
+    # Used share of a disk above which expired log files are deleted at any hour.
     max_used_ratio: float
-    # Used share of a disk above which files younger than their reserved time are deleted too, if `forcibly`.
+    # Used share of a disk above which log files younger than their reserved time are deleted too, if `forcibly` is
+    # True.
     clean_forcibly_ratio: float
     # Used share of a disk above which the disk counts as full and the store refuses appends.
     warning_ratio: float
     # True if log files younger than their reserved time may be deleted when the disk is nearly full.
     forcibly: bool
-    # Maximum number of files that one run deletes.
+    # Maximum number of log files that one run of the cleaner deletes.
     batch_max: int
 
     @classmethod
@@ -59,8 +60,8 @@ class RetentionRules:
 
     @property
     def critical_ratio(self) -> float:
-        """Used share above which a full disk refuses a master's message chunks. Half of the space above `warning_ratio`
-        is then used."""
+        """Used share of a disk above which the store also refuses chunks of messages from a master. It is halfway
+        between `warning_ratio` and a full disk."""
         return (1 + self.warning_ratio) / 2
 
 
@@ -70,17 +71,18 @@ def _clamp(percent: int, low: int, high: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RetentionDecision:
-    """The files that `decide` selects for deletion, and whether the disk counts as full."""
+    """The result of `decide`: the log files to delete, and whether the disk counts as full."""
 
-    # The files to delete, oldest first.
+    # The log files to delete, oldest first.
     delete: tuple[LogFile, ...]
-    # True if the store must refuse appends now.
+    # True if the disk is so full that the store must refuse appends now.
     disk_full: bool
-    # Reason why files are deleted now, for the log message; empty if no files are due.
+    # Reason why log files are deleted now, for the log message; empty if no files must be deleted.
     reason: str
-    # True if the store must also refuse chunks of messages from a master.
+    # True if the disk is so full that the store must also refuse chunks of messages from a master.
     disk_critical: bool
-    # Physical offset of the first deleted file that is younger than its reserved time; None if there is no such file.
+    # Physical offset of the first log file that is deleted before its reserved time has passed; None if there is no
+    # such file.
     young_from: int | None = None
 
 
@@ -96,13 +98,13 @@ def decide(
     keep_from: int,
     reserved_from: int,
 ) -> RetentionDecision:
-    """Decide which of `files`, all files of the log from the oldest on, to delete now.
+    """Decide which log files to delete now. `files`: all files of the log, from the oldest on.
 
-    `usages`: the used share of each partition that the store is on; negative if unknown. `by_hand`: True if a run was
-    requested. `disk_full`: the result of the last decision. `keep_from`: the physical offset from which everything is
-    still needed, whatever its age. `reserved_from`: the physical offset from which a topic has a longer reserved time
-    than the store, so that files count as younger than their reserved time. Never deletes the last file, nor a file
-    after one that is kept.
+    `usages`: the used share of each disk partition of the store; negative if unknown. `by_hand`: True if a run was
+    requested. `disk_full`: the result of the last decision. `keep_from`: the physical offset from which all messages
+    are still needed, whatever their age. `reserved_from`: the physical offset from which a topic has a longer reserved
+    time than the store, so that files count as younger than their reserved time. Never deletes the last file, nor a
+    file after a file that is kept.
     """
     known = list(usages)
     fullest = max(known, default=UNKNOWN_USAGE)
@@ -132,7 +134,7 @@ def decide(
 def is_full(fullest: float, rules: RetentionRules, *, disk_full: bool) -> tuple[bool, bool]:
     """Return whether a disk is too full for messages, and whether it is also too full for a master's chunks.
 
-    `fullest`: the used share of the disk. `disk_full`: True if the disk counted as full before. Such a disk counts as
+    `fullest`: the used share of the disk. `disk_full`: True if the disk counted as full before. It then still counts as
     full until its usage is below the next lower level.
     """
     full = fullest > rules.warning_ratio or (disk_full and fullest > rules.clean_forcibly_ratio)

@@ -31,7 +31,7 @@ class StoreTopics:
         self._attributes = StoredAttributes(parts.config)
 
     def queue_ids(self) -> dict[str, list[int]]:
-        """Return the ids of the existing queues by topic."""
+        """Return, by topic, the ids of the existing queues."""
         self._gate.require_open()
         return self._queues.topics()
 
@@ -46,27 +46,28 @@ class StoreTopics:
         )
 
     def light_queues(self) -> list[LightQueue]:
-        """Return the light queues that exist: they have messages, or retention has not yet removed the empty queue.
-        Sorted by name."""
+        """Return the light queues (LMQ) that exist, sorted by name. They have messages, or retention has not yet
+        removed the empty queue."""
         self._gate.require_open()
         light = [queue for queue in self._queues if is_light_queue(queue.topic) and queue.exists]
         return sorted(LightQueue(queue.topic, queue.min_offset, queue.visible_offset) for queue in light)
 
     def delete(self, topic: str) -> None:
-        """Delete the queues of `topic`, if it has any; on return the deletion is on disk. If the topic is created
+        """Delete the queues of `topic`, if it has any. On return the deletion is on disk. If the topic is created
         again, it starts at offset 0.
 
-        The messages leave the disk with the log files they are in. Raises StoreNotWritableError if the disk fails; it
-        is then unknown whether the topic is deleted, and the store accepts no more appends.
+        The messages are removed from the disk later, with their log files. Raises StoreNotWritableError if the disk
+        fails. It is then unknown whether the topic is deleted, and the store accepts no more appends.
         """
         with self._parts.append_lock:
-            self._gate.require_writable(AGAINST_STATE)  # allowed on a full disk, because deleting frees space
+            self._gate.require_writable(AGAINST_STATE)  # Deleting is allowed on a full disk, because it frees space.
             self._delete_queues(topic)
 
     def delete_before(self, existing: Collection[str], position: int) -> list[str]:
         """Delete the queues of topics that do not exist in a broker's state, and return the topics' names.
 
-        For a replica that follows: its master deleted the topics, and the log does not record that deletion.
+        Used by a replica that follows a master: the master deleted the topics, and the log does not record that
+        deletion.
 
         `existing`: the topics of the state before record `position` of STATE_TOPIC. Does nothing while this log lacks
         the record before `position`. A topic with a later message stays, because it may have been created again. The

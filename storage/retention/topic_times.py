@@ -4,12 +4,13 @@ On disk
     config/topics.json              the topics' attributes, as the broker writes them, some seconds after a change
     config/topicMinOffsets.json     {"TOPIC": {"QUEUE": [first offset, physical offset of the message before it]}}
 
-Shorter: a queue's first offset advances past messages that are old enough by their store time, as if their log files
-had been deleted. The files stay until the store's own reserved time has passed, because they also hold messages of
-other topics. A new first offset is on disk before readers see it, so expired messages do not reappear after a crash.
+If a topic's time is shorter than the store's, a queue's first offset advances past messages that are old enough by
+their store time, as if their log files had been deleted. The files stay until the store's own reserved time has passed,
+because they also contain messages of other topics. A new first offset is on disk before readers see it, so expired
+messages do not reappear after a crash.
 
-Longer: log files stay from the first message on that is not old enough. With clean_file_forcibly_enable a nearly full
-disk deletes these files anyway.
+If a topic's time is longer, log files from the first message on that is not old enough stay. With
+clean_file_forcibly_enable a nearly full disk deletes these files anyway.
 
 Each replica moves its own queues' first offsets, by the store times in the records, which are the same on all replicas.
 So the replicas' offsets differ by at most what expires between two runs. Queues of inner batches use the store's
@@ -35,18 +36,20 @@ class TopicTimes:
     """The topics of one store that have their own reserved time. Only one thread at a time may use the object."""
 
     def __init__(self, parts: StoreParts) -> None:
-        """Restore the queues' first offsets to the values they had when the store was closed, or crashed."""
+        """Restore the first offsets of the queues to their values when the store was closed, or crashed."""
         self._parts, self._queues, self._log = parts, parts.queues, parts.log
         self._attributes = StoredAttributes(parts.config)
         text = parts.config.read(MIN_OFFSETS_FILE)
         self._moved: dict[str, dict[str, list[int]]] = parse_fastjson(text) if text else {}
         for queue, (offset, physical_offset) in self._known():
-            # An offset before the log's start has no effect, and may belong to an earlier topic of the same name.
+            # Skip an offset before the log's start: it has no effect, and may belong to an earlier topic of the same
+            # name.
             if physical_offset >= self._log.min_offset:
                 queue.forget_before(offset)
 
     def times(self) -> Mapping[str, int]:
-        """Return the reserved time in ms of each topic that has its own. Compacted topics are omitted."""
+        """Return the reserved time in ms of each topic that has its own reserved time. Compacted topics are
+        omitted."""
         return {
             topic: max(values.reserve_time_ms, SETTLED_MS)
             for topic, values in self._attributes.read().items()
@@ -54,9 +57,10 @@ class TopicTimes:
         }
 
     def trim(self, now_ms: int, settled_offset: int) -> list[Path]:
-        """Advance the first offsets of queues past old messages that lie before the physical offset `settled_offset`.
+        """Advance the first offsets of queues past messages older than their topic's reserved time. Only messages
+        before the physical offset `settled_offset` count.
 
-        Returns the queue files that the caller has to delete. Raises OSError.
+        Returns the queue files that the caller must delete. Raises OSError if the disk fails.
         """
         moved: dict[ConsumeQueue, tuple[int, int]] = {}
         for queue, time_ms in self._timed():
@@ -75,13 +79,14 @@ class TopicTimes:
         files: list[Path] = []
         for queue, (first, _) in moved.items():
             with self._parts.append_lock:
-                if self._queues.get(*queue.key) is queue:  # otherwise the queue's topic was deleted in the meantime
+                if self._queues.get(*queue.key) is queue:  # Skip a queue whose topic was deleted during this method.
                     queue.forget_before(first)
                     files += queue.drop_files_before_min()
         return files
 
     def reserved_from(self, now_ms: int, longer_than_ms: int) -> int:
-        """Return the physical offset of the first message that its topic keeps longer than the store.
+        """Return the physical offset of the first message that must still be kept because its topic's reserved time is
+        longer than the store's.
 
         Returns the log's end if no such message exists.
         """
@@ -98,8 +103,8 @@ class TopicTimes:
         return [(queue, times[queue.topic]) for queue in self._queues.plain if queue.topic in times] if times else []
 
     def _known(self) -> list[tuple[ConsumeQueue, tuple[int, int]]]:
-        """Return the queues whose first offsets were moved, with the new offsets. Queues of topics that were deleted
-        since are omitted."""
+        """Return the queues whose first offsets were moved, with the new offsets. Queues whose topics were deleted
+        later are omitted."""
         known = []
         for topic, queues in self._moved.items():
             for queue_id, (offset, physical_offset) in queues.items():

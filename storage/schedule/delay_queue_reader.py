@@ -1,11 +1,11 @@
 """Reads the queues of delayed messages for the scheduler: their ends, their units' times, and their records.
 
-The reader keeps no state: it reads the store's own components. The messages it reads may not be on disk yet. A delivery
-is after its source message in the log, so a power cut that loses the source loses the delivery too.
+The reader keeps no state: it reads the store's own components. The messages that it reads may not be on disk yet. A
+delivery is after its source message in the log, so a power cut that loses the source loses the delivery too.
 
-A record is compared with its unit, as readers of other queues do (raymq/records/logfiles/own_records.py). If record and
-unit disagree, the store first rewrites the unit from the log. If they still disagree, the record is damaged: its size
-is corrected, and any other damage makes the record unreadable.
+A record is compared with its queue unit, as readers of other queues do (raymq/records/logfiles/own_records.py). If
+record and unit disagree, the store first rewrites the unit from the log. If they still disagree, the record is damaged:
+its size is corrected, and any other damage makes the record unreadable.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class DelayQueueReader:
     """Gives the scheduler access to one store's delay queues, and to their delivery progress. Thread-safe."""
 
     def __init__(self, parts: StoreParts, appender: Appender) -> None:
-        """`appender` provides the time, and commits appended records to the files, so that they can be read."""
+        """`appender` returns the current time, and commits appended records to the log files, so that they can
+        be read."""
         self._append_lock = parts.append_lock
         self._appender = appender
         self._queues = parts.queues
@@ -48,11 +49,12 @@ class DelayQueueReader:
 
     @property
     def store_host_ipv6(self) -> bool:
-        """True if the store's records carry an IPv6 store host."""
+        """True if the store's records contain an IPv6 store host."""
         return len(self._appender.store_host) == IPV6_HOST_BYTES
 
     def read_bounds(self) -> tuple[int, dict[Source, DelayQueueBounds]]:
-        """Return the time now in ms, and the bounds of each delay queue. No later message gets an earlier store time.
+        """Return the current time in ms, and the bounds of each delay queue. No later message gets an earlier store
+        time.
 
         Raises OSError if the appended records cannot be written to the log's files.
         """
@@ -67,10 +69,10 @@ class DelayQueueReader:
         return now_ms, bounds
 
     def delivery_times(self, source: Source, from_offset: int, count: int) -> NDArray[np.int64]:
-        """Return the delivery times, in ms, of at most `count` units from an offset on. At the end of a file fewer are
-        returned.
+        """Return the delivery times, in ms, of at most `count` units of a delay queue from an offset on. At the end of
+        a queue file fewer are returned.
 
-        A unit that RocketMQ rebuilt holds a tags code of 32 bits instead of a time: the time is then read from the
+        A unit that RocketMQ rebuilt contains a tags code of 32 bits instead of a time: the time is then read from the
         record.
         """
         queue = self._queues.get_plain(*source)
@@ -78,13 +80,13 @@ class DelayQueueReader:
             return _NO_CODES
         units = queue.units(from_offset, count)
         codes = self._reader.tags_codes(*source, units)[0]
-        # A time has more than 32 bits, so smaller codes are tags codes, or belong to units without a record.
+        # A delivery time has more than 32 bits. So smaller codes are tags codes, or belong to units without a record.
         for row in np.flatnonzero((codes == codes.astype(np.int32)) & (units["size"] != PRE_BLANK_SIZE)).tolist():
             codes[row] = self._time_of(units[row : row + 1], int(codes[row]))
         return codes
 
     def _time_of(self, units: NDArray[np.void], otherwise: int) -> int:
-        """Return the delivery time in the record of one unit; `otherwise` if the record cannot be read."""
+        """Return the delivery time from the record of one queue unit; `otherwise` if the record cannot be read."""
         view = self._record(units)
         try:
             return otherwise if view is None else dispatch_view(view, delay_levels_ms=self._levels_ms).tags_code
@@ -94,7 +96,8 @@ class DelayQueueReader:
     def read_records(self, source: Source, queue_offsets: Sequence[int]) -> list[memoryview | None]:
         """Return the records at these offsets of a delay queue; None for a missing record.
 
-        In a damaged record, the size, queue offset and physical offset are replaced by the values in the record's unit.
+        In a damaged record, the size, queue offset and physical offset are replaced by the values in the record's queue
+        unit.
         """
         queue = self._queues.get_plain(*source)
         if queue is None:
@@ -115,8 +118,8 @@ class DelayQueueReader:
         return found
 
     def _records(self, units: NDArray[np.void]) -> list[memoryview | None]:
-        """Return the record of each unit. None for a unit without a record, or if the record is lost, which is
-        logged."""
+        """Return the record of each queue unit. A unit without a record gives None. A lost record also gives None, and
+        is logged."""
         if (units["size"] > 0).all() and not (units["size"] == PRE_BLANK_SIZE).any():
             try:
                 views = self._reader.views(units)
@@ -125,7 +128,7 @@ class DelayQueueReader:
             found: list[memoryview | None] = []
             sizes = iter(units["size"].tolist())
             for view in views:
-                # Records that are adjacent in the log share one view.
+                # Split the view into records: records that are adjacent in the log share one view.
                 at = 0
                 while at < len(view):
                     size = next(sizes)
@@ -136,8 +139,8 @@ class DelayQueueReader:
         return [self._record(units[row : row + 1]) for row in range(len(units))]
 
     def _record(self, units: NDArray[np.void]) -> memoryview | None:
-        """Return the record of the first unit. None for a unit without a record, or if the record is lost, which is
-        logged."""
+        """Return the record of the first queue unit. Return None if the unit has no record, or if the record is lost. A
+        lost record is logged."""
         if units[0]["size"] == PRE_BLANK_SIZE:
             return None
         try:
@@ -157,18 +160,18 @@ class DelayQueueReader:
             self._deliveries.advance(source, epoch, queue_offset + 1)
 
     def raise_low(self, source: Source, low: int) -> None:
-        """Record that no message of a timer queue before offset `low` waits any more."""
+        """Record that no message of a timer queue before offset `low` waits for delivery."""
         with self._append_lock:
             self._deliveries.raise_low(source, low)
 
 
 def _units_at(queue: ConsumeQueue, queue_offsets: Sequence[int]) -> NDArray[np.void]:
-    """Return the units at these offsets of a queue. An offset that the queue lacks gets a unit without a
-    record."""
+    """Return the units at these offsets of a queue. If the queue lacks an offset, the result contains a unit without a
+    record for it."""
     wanted = np.array(queue_offsets, np.int64)
     found = np.zeros(len(wanted), UNIT_DTYPE)
     found["size"] = PRE_BLANK_SIZE
-    # Read in a loop, because the units of a queue are in several files.
+    # Read the queue's units in a loop, because they are in several files.
     first, end = max(min(queue_offsets), queue.min_offset), max(queue_offsets) + 1
     while first < end and len(units := queue.units(first, end - first)):
         here = (wanted >= first) & (wanted < first + len(units))
@@ -180,7 +183,8 @@ def _units_at(queue: ConsumeQueue, queue_offsets: Sequence[int]) -> NDArray[np.v
 def _rows_elsewhere(
     records: Sequence[memoryview | None], units: NDArray[np.void], queue_offsets: Sequence[int]
 ) -> list[int]:
-    """Return the row numbers of records whose physical offset or queue offset differs from their unit's."""
+    """Return the row numbers of records that do not match their queue unit: their physical offset or queue offset
+    differs."""
     return [
         row
         for row, (record, position, offset) in enumerate(

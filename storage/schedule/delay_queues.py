@@ -1,7 +1,7 @@
-"""Decides which messages of a delay queue are due, and in which order. Pure: the time is an argument.
+"""Decides which messages of a delay queue are due, and in which order. It reads no clock: the time is an argument.
 
 There are two kinds of delay queues, which differ in the order of their units' times. Both return due messages in one
-fixed order, and both start from the progress that the previous process stored
+fixed order. Both start from the progress that the previous process stored
 (storage.dispatch.delivery_progress.SourceProgress). Messages that `due` returned stay due until `done` is called with
 them.
 
@@ -11,8 +11,8 @@ them.
                   sorted; later ones are read again from the units when the first of them is due. The order is by
                   (time, offset).
 
-For a TimerQueue's order to be complete, a unit that is appended after `due` was called with a time must have a later
-time. The store ensures this order (raymq.common.delay), if it was given the same time before.
+The order of a TimerQueue must be complete: a unit that is appended after `due` was called with a time must have a later
+time. The store ensures this (raymq.common.delay), if it was given the same time before.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from storage.dispatch.delivery_progress import SourceProgress
 
 Ints = NDArray[np.int64]
 Codes = Callable[[int, int], Ints]
-"""Function (queue offset, count) that returns the times in at most `count` units from the offset on. At the end of a
-file fewer are returned."""
+"""Function (queue offset, count) that returns the delivery times of at most `count` queue units from the offset on. At
+the end of a file it returns fewer."""
 
 WINDOW_MS: Final = 600_000
 HELD_MAX: Final = 1_000_000
@@ -41,21 +41,22 @@ class Due(NamedTuple):
     """A message of a delay queue that is due."""
 
     queue_offset: int
-    # Primary sort key of a queue's messages, before the offset: the time in a timer queue, 0 in a level queue.
+    # The first sort key of a delay queue's messages; the second is the offset. It is the delivery time in a timer
+    # queue, and 0 in a level queue.
     epoch: int
     # The time in ms at which the message is due.
     due_ms: int
 
 
 class DelayQueueBounds(NamedTuple):
-    """Range of the queue offsets in a delay queue: from `min_offset` up to `end`, exclusive."""
+    """Range of the queue offsets in a delay queue: from `min_offset` up to `end` (exclusive)."""
 
     min_offset: int
     end: int
 
 
 class LevelQueue:
-    """A delay queue whose messages all wait for the same time, `delay_ms`."""
+    """A delay queue in which each message waits equally long: `delay_ms` milliseconds."""
 
     def __init__(self, codes: Codes, delay_ms: int, progress: SourceProgress) -> None:
         self._codes = codes
@@ -64,10 +65,10 @@ class LevelQueue:
         self._wake_ms: int | None = None
 
     def due(self, bounds: DelayQueueBounds, now_ms: int, limit: int) -> list[Due]:
-        """Return the first messages that are due at `now_ms`, at most `limit`.
+        """Return the first messages of the delay queue that are due at `now_ms`, at most `limit`.
 
-        If a unit's time is further ahead than the delay, the clock was set back, or the delay level changed: the
-        message then counts as due now (spec/storage.md §12).
+        If the delivery time of a unit is further ahead than the delay, the clock was set back, or the delay level was
+        changed. The message then counts as due now (spec/storage.md §12).
         """
         self._position = min(max(self._position, bounds.min_offset), bounds.end)
         self._wake_ms = None
@@ -90,8 +91,8 @@ class LevelQueue:
         self._position = dues[-1].queue_offset + 1
 
     def wake_ms(self) -> int | None:
-        """Return the time in ms at which the next message that the last `due` read is due; None if `due` read no
-        waiting message."""
+        """Return the due time, in ms, of the first message that the last `due` call read but that was not due yet; None
+        if there was no such message."""
         return self._wake_ms
 
     def pending(self, bounds: DelayQueueBounds) -> int:
@@ -108,27 +109,27 @@ class TimerQueue:
     ) -> None:
         self._codes = codes
         self._window_ms, self._held_max = window_ms, held_max
-        # All messages before this (time, offset) are delivered or given up.
+        # Delivery progress as (time in ms, queue offset): all messages before it are delivered or given up.
         self._mark = (progress.epoch, progress.next_offset)
-        # The queue offset up to which units were read.
+        # The end offset of the queue entries (units) that were read so far.
         self._seen = progress.low
-        # The times and offsets of the held messages, sorted by (time, offset). `_at` is the index of the first message
-        # that is not done.
+        # The due times and queue offsets of the messages held in memory, sorted by (time, offset). `_at` is the index
+        # of the first held message that is neither delivered nor given up.
         self._held_codes = self._held_offsets = _NO_INTS
         self._at = 0
-        # Newly appended messages that are due before the horizon, by ascending offset. Each offset is higher than all
-        # offsets of held messages.
+        # Due times and queue offsets of newly appended messages that are due before the horizon, by ascending offset.
+        # Each offset is higher than all offsets of held messages.
         self._fresh_codes = self._fresh_offsets = _NO_INTS
-        # Time in ms up to which waiting messages are held in memory; -1 before the first read.
+        # The horizon: messages that are due up to this time, in ms, are held in memory; -1 before the first read.
         self._horizon_ms = -1
-        # First time, lowest offset, and number of the messages after the horizon, which are not held. In the order of
-        # (time, offset) they follow all held messages.
+        # Earliest due time, lowest offset, and number of the waiting messages that are not held in memory, because they
+        # are due after the horizon. In the order of (time, offset) they follow all held messages.
         self._beyond_ms: int | None = 0
         self._beyond_low: int | None = progress.low
         self._beyond = 0
 
     def due(self, bounds: DelayQueueBounds, now_ms: int, limit: int) -> list[Due]:
-        """Return the first messages that are due at `now_ms`, at most `limit`."""
+        """Return the messages that are due at `now_ms`, earliest first, at most `limit`."""
         self._seen = max(self._seen, bounds.min_offset)
         if self._horizon_ms >= 0:
             self._look_at_new(bounds.end)
@@ -150,7 +151,7 @@ class TimerQueue:
         self._at += len(dues)
 
     def wake_ms(self) -> int | None:
-        """Return the time in ms at which the next message that `due` has read is due; None if no such message
+        """Return the due time, in ms, of the next waiting message that `due` has read; None if no such message
         waits."""
         firsts = [] if self._beyond_ms is None else [self._beyond_ms]
         if self._at < len(self._held_codes):
@@ -160,11 +161,11 @@ class TimerQueue:
         return min(firsts) if firsts else None
 
     def pending(self, bounds: DelayQueueBounds) -> int:
-        """Return the number of waiting messages that `due` has read."""
+        """Return the number of messages that `due` has read and that still wait."""
         return len(self._held_codes) - self._at + len(self._fresh_codes) + self._beyond
 
     def low(self) -> int:
-        """Return the queue offset before which no message waits any more."""
+        """Return a queue offset: all messages before this offset are delivered or given up."""
         lows = [self._seen] if self._beyond_low is None else [self._beyond_low]
         if self._at < len(self._held_offsets):
             lows.append(int(self._held_offsets[self._at :].min()))
@@ -173,12 +174,13 @@ class TimerQueue:
         return min(lows)
 
     def _ready(self, now_ms: int, limit: int) -> int:
-        """Return the number of held messages that are due, at most `limit`. Assumes sorted times."""
+        """Return the number of held messages that are due at `now_ms`, at most `limit`. Assumes that the held messages
+        are sorted by time."""
         return int(np.searchsorted(self._held_codes[self._at : self._at + limit], now_ms, "right"))
 
     def _look_at_new(self, end: int) -> None:
-        """Read the units from `_seen` up to `end`. Messages before the horizon become fresh; the others count as beyond
-        the horizon."""
+        """Read the queue entries (units) from offset `_seen` up to `end`. Messages that are due before the horizon are
+        added to the fresh messages. Later messages are only counted as due after the horizon."""
         while self._seen < end:
             codes = self._codes(self._seen, min(end - self._seen, SCAN_UNITS))
             if not len(codes):
@@ -193,7 +195,7 @@ class TimerQueue:
                 self._merge_fresh(None)
 
     def _leave_beyond(self, codes: Ints, offsets: Ints) -> None:
-        """Count messages as due after the horizon, so that they are not held in memory."""
+        """Count these messages as due after the horizon; they are not held in memory."""
         if len(codes):
             first_ms, low = int(codes.min()), int(offsets.min())
             self._beyond_ms = first_ms if self._beyond_ms is None else min(self._beyond_ms, first_ms)
@@ -201,17 +203,19 @@ class TimerQueue:
             self._beyond += len(codes)
 
     def _merge_fresh(self, now_ms: int | None) -> None:
-        """Move the fresh messages to the held messages if a fresh one is due at `now_ms`; always if `now_ms` is
-        None."""
+        """Move the fresh (newly appended) messages to the held messages if a fresh message is due at `now_ms`; always
+        if `now_ms` is None."""
         fresh = self._fresh_codes
         if not len(fresh) or (now_ms is not None and fresh.min() > now_ms):
             return
-        # Sort the fresh messages by time; a stable sort keeps the order of offsets within a time.
+        # Sort the fresh messages by due time. A stable sort keeps messages with the same due time in the order of their
+        # offsets.
         order = np.argsort(fresh, kind="stable")
         fresh, offsets = fresh[order], self._fresh_offsets[order]
         # Keep only the held messages that are not yet delivered or given up.
         codes, held_offsets = self._held_codes[self._at :], self._held_offsets[self._at :]
-        # Insert each fresh message after the held messages with the same time, whose offsets are all lower.
+        # Insert each fresh message after the held messages with the same due time: the offsets of held messages are all
+        # lower.
         positions = np.searchsorted(codes, fresh, "right")
         self._held_codes = np.insert(codes, positions, fresh)
         self._held_offsets = np.insert(held_offsets, positions, offsets)
@@ -224,16 +228,17 @@ class TimerQueue:
         last = self._at + self._held_max
         if last < len(self._held_codes):
             self._leave_beyond(self._held_codes[last:], self._held_offsets[last:])
-            # Messages with the time of the last held message may have been left out. So a later unit with that time
-            # must count as beyond the horizon, too.
+            # Messages with the same due time as the last held message may have been left out. So later messages with
+            # that due time must count as due after the horizon, too.
             self._horizon_ms = int(self._held_codes[last - 1]) - 1
             self._held_codes = self._held_codes[self._at : last].copy()
             self._held_offsets = self._held_offsets[self._at : last].copy()
             self._at = 0
 
     def _reload(self, bounds: DelayQueueBounds, now_ms: int) -> None:
-        """Read all units that may still wait, and hold the messages that are due within the window."""
-        # Compute the lowest offset that may wait before the state is reset.
+        """Read all queue entries (units) whose messages may still wait, and hold the messages that are due within the
+        time window."""
+        # Compute the lowest offset at which a message may wait, before the state that `low` uses is reset.
         offset = max(self.low(), bounds.min_offset)
         self._held_codes = self._held_offsets = self._fresh_codes = self._fresh_offsets = _NO_INTS
         self._at = 0
@@ -247,8 +252,8 @@ class TimerQueue:
             if not len(codes):
                 break
             offsets = np.arange(offset, offset + len(codes))
-            # `waits`: the messages that are not done yet, by (time, offset). `near`: the waiting messages within the
-            # window.
+            # `waits`: marks the messages that are neither delivered nor given up, judged by (time, offset). `near`:
+            # marks the waiting messages that are due within the time window.
             waits = (codes > epoch) | ((codes == epoch) & (offsets >= next_offset))
             near = waits & (codes <= self._horizon_ms)
             self._leave_beyond(codes[waits & ~near], offsets[waits & ~near])
@@ -261,8 +266,8 @@ class TimerQueue:
         self._seen = offset
 
     def _hold(self, parts: list[tuple[Ints, Ints]]) -> list[tuple[Ints, Ints]]:
-        """Hold the messages of these parts (pairs of times and offsets), up to `held_max`. Returns the held messages as
-        one part."""
+        """Hold the first messages of these arrays (pairs of due times and queue offsets), up to `held_max` messages.
+        Returns the held messages as a list with one pair of arrays."""
         codes = np.concatenate([part for part, _ in parts]) if parts else _NO_INTS
         offsets = np.concatenate([part for _, part in parts]) if parts else _NO_INTS
         order = np.lexsort((offsets, codes))

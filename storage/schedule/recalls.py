@@ -1,11 +1,11 @@
-"""The recalls of delayed messages, which the scheduler reads from the timer queue of recalls.
+"""The recalls (cancellations) of delayed messages, which the scheduler reads from the timer queue of recalls.
 
-The queue is part of the log, so recovery and replicas have it, and each scheduler rebuilds the table from it. A round
-of the scheduler reads the recalls that were stored before the round read the clock. So the table has every recall that
-was stored before its message was due. A recall stays in the table until its message's time is past and every timer
-queue is delivered up to now. A recall of a message that is due in more than a day is stored again each day, like a
-message of the roll queue, so that the recall does not keep old log files. The appender refuses more recalls than
-RECALLS_MAX at a time.
+The queue is part of the log, so recovery and replicas have it, and each scheduler rebuilds its table of recalls from
+the queue. In each round the scheduler first reads the clock, and then the recalls that were stored before. So the table
+has every recall that was stored before its message was due. A recall stays in the table until its message's due time is
+past and every timer queue is delivered up to now. If a message is due in more than a day, its recall is stored again
+each day, like a message of the roll queue. So the recall does not keep old log files. The appender refuses a recall if
+RECALLS_MAX recalls are already stored.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class RecallRequest(NamedTuple):
 
 
 class RecallTable:
-    """The recalls in force. Only the scheduler's thread uses the table."""
+    """Table of the recalls of delayed messages that are in force. Only the scheduler's thread uses the table."""
 
     def __init__(self, reader: DelayQueueReader) -> None:
         self._reader = reader
         self._seen = reader.progress(RECALLS).next_offset
         self._due_ms: dict[str, int] = {}
-        # Number of recalled messages due at each time. Most messages need only this check, because no recall has their
-        # time.
+        # Number of recalled messages, by due time. If no recalled message has the due time of a message, the message's
+        # record need not be read for its recall key.
         self._times: Counter[int] = Counter()
 
     def look(self, bounds: DelayQueueBounds) -> None:
-        """Read the recalls that were stored since the last call."""
+        """Read the recalls of delayed messages that were stored since the last call of this method."""
         self._seen = max(self._seen, bounds.min_offset)
         while self._seen < bounds.end:
             end = min(self._seen + _CHUNK, bounds.end)
@@ -71,7 +71,8 @@ class RecallTable:
             self._seen = end
 
     def among(self, source: Source, dues: Sequence[Due], views: Sequence[memoryview | None]) -> set[int]:
-        """Return the indices of the recalled messages among due messages of a delay queue."""
+        """Return the indices, in `dues`, of the messages that were recalled. `dues` are due messages of one delay
+        queue."""
         if not self._due_ms or source[0] != TIMER_TOPIC:
             return set()
         return {
@@ -81,7 +82,7 @@ class RecallTable:
         }
 
     def forget(self, recall: RecallRequest) -> None:
-        """Drop a recall after its message's time is past and the message has left the timer queues."""
+        """Drop the recall of a message whose due time is past and which has left the timer queues."""
         due_ms = self._due_ms.pop(recall.key, None)
         if due_ms is not None:
             self._times[due_ms] -= 1

@@ -35,9 +35,9 @@ class ScheduleService:
     """Delivers one store's delayed messages. Thread-safe. Nothing is delivered before `start_delivery`."""
 
     def __init__(self, parts: StoreParts, gate: WriteGate, appender: Appender, stats: StoreStats) -> None:
-        """`gate` and `appender` store due messages, and `stats` counts them."""
+        """`gate` and `appender` are used to store due messages, and `stats` to count them."""
         self._parts, self._gate, self._appender, self._stats = parts, gate, appender, stats
-        # Held while delivery starts or stops, but not while the delivery thread ends.
+        # This lock is held while delivery starts or stops, but not while waiting for the delivery thread to end.
         self._lock = threading.Lock()
         # The thread that delivers; None while delivery is stopped. A closed store keeps its last thread, for `status`.
         self._thread: DeliveryThread | None = None
@@ -57,7 +57,7 @@ class ScheduleService:
     def stop_delivery(self) -> None:
         """Stop delivering delayed messages, because this store is no longer a master. Idempotent.
 
-        On return the current append has ended.
+        When this call returns, no append of delayed messages is in progress.
         """
         with self._lock:
             thread, self._thread = self._thread, None
@@ -72,15 +72,16 @@ class ScheduleService:
             thread.close()
 
     def status(self) -> ScheduleStatus | None:
-        """Return the status of the scheduler's last round, with the waiting messages; None while delivery is
+        """Return the status of the scheduler's last round, with the numbers of waiting messages; None while delivery is
         stopped."""
         thread = self._thread
         return None if thread is None else thread.scheduler.status()
 
     def waiting(self, begin_ms: int, end_ms: int, limit: int) -> DelayedInStore:
-        """Count the waiting delayed messages, and return the first `limit` messages that are due in a time range.
+        """Count the waiting delayed messages, and return the first `limit` messages that are due in [`begin_ms`,
+        `end_ms`).
 
-        See storage.schedule.waiting. Raises InvalidArgumentError.
+        See storage.schedule.waiting. Raises InvalidArgumentError if `limit` is out of its bounds.
         """
         if not 1 <= limit <= WAITING_LIMIT_MAX:
             raise InvalidArgumentError(f"limit must be 1 to {WAITING_LIMIT_MAX} messages, not {limit}")

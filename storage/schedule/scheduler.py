@@ -67,14 +67,14 @@ class Scheduler:
         self._reader = reader
         self._store = store
         self._levels_ms = levels_ms
-        # The delay queues found so far, and the bounds that they had in the last round.
+        # The delay queues found so far, and the bounds (first and end offset) of each queue in the last round.
         self._queues: dict[Source, LevelQueue | TimerQueue] = {}
         self._bounds: dict[Source, DelayQueueBounds] = {}
-        # Time in ms at which the put to a queue is retried, for the delay queues whose last put was refused.
+        # For each delay queue whose last append was refused: the time in ms at which the scheduler retries it.
         self._retry_at_ms: dict[Source, int] = {}
-        # Time in ms at which the `low` offsets of the timer queues were last recorded.
+        # Time in ms at which the scheduler last recorded the lowest waiting offset of each timer queue.
         self._low_at_ms = 0
-        # Maximum delay in ms, past its due time, of any message in the last round.
+        # Lateness, in ms past its due time, of the latest message in the last round.
         self._late_ms = 0
         # The number of due messages that the last round tried to deliver.
         self._due = 0
@@ -89,7 +89,7 @@ class Scheduler:
         self._stopping = True
 
     def status(self) -> ScheduleStatus:
-        """Return the waiting messages as of the last round, and the counters."""
+        """Return the numbers of waiting messages as of the last round, and the counters of the scheduler."""
         pending: dict[str, int] = {}
         by_hour: dict[int, int] = {}
         for (topic, queue_id), queue in self._queues.copy().items():
@@ -99,15 +99,15 @@ class Scheduler:
             name = f"level {queue_id + 1}" if topic == SCHEDULE_TOPIC else "deliver_at"
             if count:
                 pending[name] = pending.get(name, 0) + count
-                # the queue's messages are due within a day; later messages are in the roll queue
+                # messages of a timer queue are due within a day; later messages are in the roll queue
                 if isinstance(queue, TimerQueue):
                     by_hour[timer_queue_hours(queue_id, self._round_ms)] = count
         figures = self._delivered, self._given_up, self._recalled, self._due, by_hour
         return ScheduleStatus(pending, self._late_ms, *figures)
 
     def round(self) -> float:
-        """Deliver the first due messages of each queue, up to a limit. Returns the seconds to wait before the next
-        round."""
+        """Run one round: deliver the first due messages of each delay queue, up to a limit. Returns the seconds to wait
+        before the next round."""
         now_ms, self._bounds = self._reader.read_bounds()
         late_ms, wake_ms, settled = 0, now_ms + DELIVERY_POLL_MS, True
         due = 0
@@ -160,8 +160,8 @@ class Scheduler:
         return queue
 
     def _deliver(self, source: Source, queue: LevelQueue | TimerQueue, dues: list[Due], now_ms: int) -> bool:
-        """Store due messages of a queue in their order. Returns False if the store refused them, so that they must be
-        retried."""
+        """Store due messages of a delay queue in order. Returns False if the store refused them, so that the scheduler
+        must retry them."""
         deliveries: list[Delivery] = []
         done: list[Due] = []
         size = 0
@@ -202,8 +202,8 @@ class Scheduler:
     def _move_together(
         self, source: Source, dues: Sequence[Due], views: Sequence[memoryview | None]
     ) -> list[MovedRecord | None]:
-        """Build the records of due messages for their target queues. None for each message that must be handled
-        individually."""
+        """Build the records of due messages for their target queues. The list contains None for each message that must
+        be handled individually."""
         here = [view for view in views if view is not None]
         if len(here) < len(views) or source == (TIMER_TOPIC, TIMER_ROLL_QUEUE) or self._reader.store_host_ipv6:
             return [None] * len(views)
@@ -212,7 +212,8 @@ class Scheduler:
         return [None if record is None or record.topic == HALF_TOPIC else record for record in moved]
 
     def _file_recalls_again(self, bounds: DelayQueueBounds, now_ms: int) -> None:
-        """Store again the day-old recalls whose messages are not due yet, and drop the other day-old recalls.
+        """Store again the recalls that are a day old and whose messages are not due yet. Drop the other recalls that
+        are a day old.
 
         Called when no due message waits in a timer queue.
         """
@@ -270,7 +271,8 @@ class Scheduler:
 
 
 def _next_queue(source: Source, record: WaitingRecord, now_ms: int) -> tuple[str, int, int]:
-    """Return the topic, queue id and unit code of a message's next queue: its target queue, or a timer queue."""
+    """Return the topic and queue id of a message's next queue (its target queue or a timer queue), and the number that
+    its entry in that queue stores: the due time in ms, or the tags code."""
     if source == RECALLS:
         return TIMER_TOPIC, TIMER_RECALL_QUEUE, 0
     if source == (TIMER_TOPIC, TIMER_ROLL_QUEUE) and (record.deliver_at_ms or 0) > now_ms:

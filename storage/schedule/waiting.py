@@ -1,6 +1,7 @@
-"""Counts the delayed messages that wait now, by level and by hour, and returns the first due messages. Changes nothing.
+"""Counts the delayed messages that wait now, by level and by hour, and returns the first due messages. Read-only.
 
-Units, 20 bytes each, are read from the queues; records are read only for the messages that are returned.
+Consume-queue entries (units) of 20 bytes are read for all waiting messages. Records are read only for the messages that
+are returned.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from storage.schedule.delay_queues import DelayQueueBounds
 HOURS: Final = 24
 _HOUR_MS: Final = 3_600_000
 WAITING_UNITS_MAX: Final = 2_000_000
-"""Maximum number of units of one queue that a query reads, from the first unit that may wait."""
+"""Maximum number of consume-queue entries (units) of one queue that a query reads, from the first entry that
+may wait."""
 WAITING_RECORD_BYTES: Final = 2 << 20
-"""Number of record bytes after which a result ends. The record that reaches this number is the last in the
+"""Size limit of a result, in bytes of records. The record that reaches the limit is the last record in the
 result."""
 WAITING_LIMIT_MAX: Final = 1000
 
@@ -30,7 +32,7 @@ Ints = NDArray[np.int64]
 
 
 class DelayQueues(Protocol):
-    """The methods of DelayQueueReader that this module needs."""
+    """The methods of DelayQueueReader that are used to count and read waiting delayed messages."""
 
     def read_bounds(self) -> tuple[int, dict[Source, DelayQueueBounds]]: ...
 
@@ -44,8 +46,8 @@ class DelayQueues(Protocol):
 def waiting(queues: DelayQueues, begin_ms: int, end_ms: int, limit: int) -> DelayedInStore:
     """Count the waiting messages, and return at most `limit` records of the messages due in [`begin_ms`, `end_ms`).
 
-    A message that is due in more than a day waits in the roll queue, whose unit holds another time. Such a message is
-    counted, but neither returned nor assigned to an hour.
+    A message that is due in more than a day waits in the roll queue, where its queue entry does not contain its due
+    time. Such a message is counted, but neither returned nor assigned to an hour.
     """
     now_ms, bounds = queues.read_bounds()
     levels: dict[str, int] = {}
@@ -77,8 +79,8 @@ def waiting(queues: DelayQueues, begin_ms: int, end_ms: int, limit: int) -> Dela
 
 
 def _undelivered(queues: DelayQueues, source: Source, held: DelayQueueBounds) -> tuple[Ints, Ints, bool]:
-    """Return the times and offsets of the waiting units, by offset. The flag is False if units were left out, because
-    the queue has too many."""
+    """Return the due times and queue offsets of the messages that wait in a delay queue, by offset. The flag is False
+    if the queue has more entries than a query may read, so that some are missing."""
     progress = queues.progress(source)
     timer = source[0] == TIMER_TOPIC
     begin = min(max(progress.low if timer else progress.next_offset, held.min_offset), held.end)
@@ -100,8 +102,8 @@ def _undelivered(queues: DelayQueues, source: Source, held: DelayQueueBounds) ->
 
 
 def _read(queues: DelayQueues, listed: list[tuple[int, Source, int]]) -> tuple[tuple[int, ...], list[bytes], bool]:
-    """Return the times and records of listed messages. The flag is False if records were left out, because of the size
-    limit."""
+    """Return the due times and records of the listed messages. The flag is False if records were left out because of
+    the size limit."""
     by_source: dict[Source, list[int]] = {}
     for _, source, at in listed:
         by_source.setdefault(source, []).append(at)
@@ -116,7 +118,7 @@ def _read(queues: DelayQueues, listed: list[tuple[int, Source, int]]) -> tuple[t
     for time, source, at in listed:
         record = found[source, at]
         if record is None:
-            continue  # either the record is lost (already logged), or a recall replaced it
+            continue  # the message has no record: it was lost (already logged), or a recall replaced it
         if size >= WAITING_RECORD_BYTES:
             return tuple(due), records, False
         due.append(time)

@@ -25,8 +25,8 @@ from storage.dispatch.half_messages import HALF_QUEUE_ID, OP_TAG, HalfMessage, o
 
 
 class HalfRecord:
-    """The parsed record of a half message. Raises RecordError if the record's fields are inconsistent, or name no real
-    queue."""
+    """The parsed record of a half message. Raises RecordError if the record's fields are inconsistent, or if its real
+    topic or queue is invalid."""
 
     def __init__(self, half: HalfMessage, record: bytes | memoryview, *, store_host_ipv6: bool) -> None:
         self._half = half
@@ -55,8 +55,8 @@ class HalfRecord:
         return self._moved(self._properties[PROPERTY_REAL_TOPIC], queue_id, kept, SYS_FLAG_TRANSACTION_COMMIT)
 
     def checked_copy(self) -> Delivery:
-        """Copy the half message, with its number of checks increased by one. The copy contains the offset of the half
-        message's first record."""
+        """Copy the half message, with its number of checks increased by one. The copy stores the queue offset of the
+        first record of this half message."""
         counted = {
             PROPERTY_WAIT: "false",
             PROPERTY_TRANSACTION_CHECK_TIMES: str(self._half.check_times + 1),
@@ -86,7 +86,7 @@ class HalfRecord:
 def op_record(
     queue_offsets: list[int], now_ms: int, store_host: tuple[str, int], *, ipv6: bool, property_crc: bool
 ) -> Delivery:
-    """Build the op record that marks the half messages at these queue offsets as finished."""
+    """Build the op record that marks the half messages at `queue_offsets` as finished."""
     message = Message(OP_HALF_TOPIC, op_body(queue_offsets), OP_TAG, wait_store_msg_ok=False)
     batch = encode_batch(
         [message],

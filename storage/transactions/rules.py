@@ -1,5 +1,5 @@
-"""The rules of transactions: who may end a transaction, and what a check does with a half message. Times are
-arguments."""
+"""The rules of transactions: who may end a transaction, and what a check round does with a half message. The functions
+get the current time as an argument."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _DONE: Final = {
 class TransactionRules:
     """Settings of the transaction rules.
 
-    `time_out_ms`: the age before the first check. A half message is given up after `check_max` checks, or at the age
-    `reserved_ms`.
+    `time_out_ms`: the age in ms at which a half message is first checked. A half message is given up after `check_max`
+    checks, or at the age of `reserved_ms`.
     """
 
     time_out_ms: int
@@ -37,7 +37,7 @@ class TransactionRules:
 
 
 class CheckDecision(Enum):
-    """Decision of a check round about one half message: wait, ask its producer, or give it up."""
+    """Decision of a check round about one half message: wait, ask its producer for the outcome, or give it up."""
 
     WAIT = "WAIT"
     ASK = "ASK"
@@ -52,13 +52,13 @@ class NamedHalf:
     queue_offset: int
     physical_offset: int
     born_ms: int
-    # The value of CHECK_IMMUNITY_TIME_IN_SECONDS, if the message has it.
+    # The value of the property CHECK_IMMUNITY_TIME_IN_SECONDS; None if the half message does not have the property.
     immunity: str | None
 
 
 def wanted_outcome(commit_or_rollback: int) -> Outcome:
-    """Return the outcome that an EndTransaction request asks for. Raises InvalidArgumentError unless it is
-    COMMIT_MESSAGE or ROLLBACK_MESSAGE."""
+    """Return the outcome that an EndTransaction request asks for. Raises InvalidArgumentError unless the request asks
+    for COMMIT_MESSAGE or ROLLBACK_MESSAGE."""
     outcome = _WANTED.get(commit_or_rollback)
     if outcome is None:
         raise InvalidArgumentError(
@@ -68,9 +68,9 @@ def wanted_outcome(commit_or_rollback: int) -> Outcome:
 
 
 def check_end(end: EndTransactionRequest, named: NamedHalf | None, now_ms: int, rules: TransactionRules) -> None:
-    """Check that an EndTransaction request may end the half message that it names, in RocketMQ's order of checks (spec
-    §1.3). Raises TransactionTooLateError if only a check may still end the transaction, TransactionError if the request
-    does not match a half message."""
+    """Check that an EndTransaction request may end the half message `named`, in RocketMQ's order of checks (spec §1.3).
+    Raises TransactionTooLateError if the producer can end the transaction only in answer to a check. Raises
+    TransactionError if the request does not match a half message."""
     if named is None:
         raise TransactionError(f"no half message of a transaction is at physical offset {end.physical_offset}")
     if not end.from_transaction_check and named.immunity is not None:
@@ -90,8 +90,8 @@ def check_end(end: EndTransactionRequest, named: NamedHalf | None, now_ms: int, 
 
 
 def check_repeat(transaction_id: str, wanted: Outcome, ended: EndedTransaction | None) -> EndedTransaction:
-    """Return the outcome of an ended transaction if it is `wanted`. Raises TransactionError if it is not, or is no
-    longer stored."""
+    """Return `ended`, the outcome of a transaction that has already ended, if it equals `wanted`. Raises
+    TransactionError if the outcome differs, or is no longer stored."""
     if ended is None:
         raise TransactionError(
             f"transaction {transaction_id} ended so long ago that its outcome is not stored any more"
@@ -104,8 +104,8 @@ def check_repeat(transaction_id: str, wanted: Outcome, ended: EndedTransaction |
 
 
 def immunity_ms(immunity: str | None, rules: TransactionRules) -> int:
-    """Return the age in ms up to which a half message is not checked. `immunity`: its immunity time in seconds, as
-    text."""
+    """Return the age in ms up to which a half message is not checked. `immunity`: the value of the message's immunity
+    property, in seconds."""
     seconds = None if immunity is None else parse_number(immunity)
     return rules.time_out_ms if seconds is None or seconds == -1 else seconds * 1000
 

@@ -71,14 +71,14 @@ logger = logging.getLogger(__name__)
 
 
 class _Durable(Struct, frozen=True):
-    """Options of the append that ends a transaction: it always waits for the disk and the replicas."""
+    """Options of the append that ends a transaction: the append always waits for the disk and the replicas."""
 
     wait_store_msg_ok: bool = True
 
 
 class _Actions(NamedTuple):
-    """The half messages that one call of `check` asks producers about, each with its copy, and the records for those it
-    gives up."""
+    """Result of one selection of half messages for a check. `asked`: half messages whose producers are asked for the
+    outcome, each with its new copy. `given_up`: the records for half messages that are given up."""
 
     asked: list[tuple[HalfMessage, Delivery]]
     given_up: list[Delivery]
@@ -102,8 +102,8 @@ class TransactionService:
         # Number of checks of half messages since the store was opened.
         self._checked = 0
         self._finish_latencies: dict[str, Histogram] = {}
-        """Times from the birth of half messages to the end of their transactions, by topic. Changed under the append
-        lock."""
+        """For each topic: a histogram of the times from the birth of a half message to the end of its transaction.
+        Changed under the append lock."""
 
     @property
     def _rules(self) -> TransactionRules:
@@ -117,7 +117,7 @@ class TransactionService:
 
     @property
     def _op_size(self) -> int:
-        """Number of characters that fit into the body of an op record."""
+        """Maximum number of characters in the body of an op record."""
         return self._settings.transaction_op_msg_max_size
 
     def start_end(
@@ -126,13 +126,13 @@ class TransactionService:
         """Start to commit or roll back a transaction.
 
         The append has one result, an EndResult. Once the append is settled, the result is as durable as the settings
-        promise. `require_topic` raises if messages must not be stored in a topic.
+        promise. `require_topic` raises an error if messages must not be stored in a topic.
 
-        Ending a transaction again in the same way changes nothing, and succeeds. Raises InvalidArgumentError if the
-        request is neither commit nor rollback, and TransactionTooLateError if only a check may still end the
-        transaction. Raises TransactionError if the transaction is not this group's, or has another outcome. Raises
-        MessageIllegalError if the message cannot be stored; the transaction stays open. Raises the errors of
-        AppendService.append, too.
+        If the transaction was already ended in the same way, the call succeeds and changes nothing. Raises
+        InvalidArgumentError if the request is neither commit nor rollback, and TransactionTooLateError if the producer
+        can end the transaction only in answer to a check. Raises TransactionError if the transaction belongs to another
+        group, or has another outcome. Raises MessageIllegalError if the message cannot be stored; the transaction stays
+        open. Raises the errors of AppendService.append, too.
         """
         wanted = wanted_outcome(end.commit_or_rollback)
         start_s, gate = time.monotonic(), self._gate
@@ -161,20 +161,20 @@ class TransactionService:
         return result
 
     def check(self, groups: Sequence[str], start_ms: int = 0) -> CheckRound:
-        """Run a part of a round of checks. The round began at `start_ms` (0: now, by the store's clock).
+        """Run a part of a check round. The round began at `start_ms` (0: now, by the store's clock).
 
-        Half messages that are old enough are appended again with a higher check count, and returned so that their
-        producers can be asked for the outcome. This requires that their producer group is among `groups`, the groups
-        with live producers. Other half messages wait, and their check count does not change. A half message is given up
-        if it was checked often enough, or is as old as log files are kept. A damaged half message is logged, and waits
+        `groups` are the producer groups with live producers. If a half message is old enough and its group is in
+        `groups`, it is appended again with a higher check count. It is also returned, so that its producer can be asked
+        for the outcome. Other half messages wait, and their check count does not change. A half message is given up if
+        it was checked often enough, or is as old as log files are kept. A damaged half message is logged, and waits
         until it is repaired or given up.
         """
         checks, _ = self._gate.write(partial(self._check, frozenset(groups), start_ms))
         return checks
 
     def figures(self) -> TransactionFigures:
-        """Return the waiting transactions, the group with the oldest transaction first, and counters since the store
-        was opened."""
+        """Return the numbers of waiting transactions by group, starting with the group that has the oldest transaction.
+        Also return the counters since the store was opened."""
         waiting: dict[tuple[str, str], tuple[int, int]] = {}
         with self._append_lock:
             for half in self._halves.open.values():
@@ -193,14 +193,14 @@ class TransactionService:
         )
 
     def finish_latencies(self) -> dict[str, HistogramFigures]:
-        """Return the times in ms from half messages' birth to their commit or rollback, by topic.
+        """Return, by topic, a histogram of the times in ms from the birth of a half message to its commit or rollback.
 
         Counts transactions that ended since the store was opened.
         """
         with self._append_lock:
             return {topic: latencies.figures() for topic, latencies in self._finish_latencies.items()}
 
-    # The following methods are called under the append lock.
+    # The caller of the following methods holds the append lock.
 
     def _count_finish(self, half: HalfMessage) -> None:
         latencies = self._finish_latencies
@@ -232,7 +232,7 @@ class TransactionService:
 
     def _named(self, end: EndTransactionRequest) -> tuple[str, NamedHalf | None]:
         """Return the id of the transaction that an EndTransaction request names, and the half message at the requested
-        offset."""
+        offset. The half message is None if the log has none at this offset."""
         half = self._halves.open.get(end.transaction_id)
         if half is not None and half.physical_offset == end.physical_offset:
             place = half.queue_offset, half.physical_offset
@@ -279,7 +279,7 @@ class TransactionService:
         given_up: list[Delivery] = []
         for half in list(self._halves.open.values()):
             if half.stored_ms >= start_ms:
-                break  # this half message was stored in the current round, and so were all following ones
+                break  # this half message and all later ones were stored after the current check round began
             if len(asked) + len(given_up) == CHECKS_AT_ONCE_MAX:
                 return _Actions(asked, given_up, more=True)
             decision = decide_check(half, now_ms, self._rules)
@@ -290,11 +290,12 @@ class TransactionService:
             except DataLossError:
                 self._halves.drop(half.transaction_id)
                 continue
-            except BodyUnreadableError as error:  # the other half messages are still checked; the damaged bytes stay
+            # a damaged half message does not stop the check of the other half messages
+            except BodyUnreadableError as error:
                 logger.error("transaction %s cannot be checked: %s", half.transaction_id, error)
                 if decision is CheckDecision.GIVE_UP:
-                    # A half message that stays open would keep the log's files forever, and the content of this one
-                    # cannot be read anyway.
+                    # Give up the damaged half message: an open half message would keep the log's files forever, and its
+                    # content cannot be read anyway.
                     logger.error("transaction %s counts as rolled back from now on", half.transaction_id)
                     given_up.append(self._op(list(half.queue_offsets)))
                 continue
@@ -325,8 +326,8 @@ class TransactionService:
             raise _unreadable(half, error.reason) from None
 
     def _op(self, first: list[int]) -> Delivery:
-        """Build an op record for the queue offsets `first`, and for as many other finished half messages as
-        fit."""
+        """Build an op record for the half messages at the queue offsets `first`, and for as many other finished half
+        messages as fit into the record."""
         offsets, size = list(first), 0
         for offset in self._halves.unwritten_ops:
             size += len(str(offset)) + 1
@@ -337,8 +338,8 @@ class TransactionService:
         return op_record(offsets, now_ms, self._store_host, ipv6=self._ipv6, property_crc=self._property_crc)
 
     def _fitting(self, delivery: Delivery) -> Delivery:
-        """Return the delivery unchanged. Raises MessageIllegalError if its record is longer than this store
-        allows."""
+        """Check the record size of a delivery, and return the delivery. Raises MessageIllegalError if the record is
+        longer than this store allows."""
         size = len(delivery.record)
         if size > self._appender.record_max_bytes:
             raise MessageIllegalError(

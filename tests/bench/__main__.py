@@ -4,9 +4,9 @@
                           [--markdown FILE]
 
 The benchmark starts its own raymq on this machine (ASYNC_FLUSH, then SYNC_FLUSH) and the installed peers, and prints a
-table. With --json or --markdown the benchmark also writes the table's measurements to a file. With defaults the
-benchmark takes about half an hour on two cores. Absolute times depend on the machine and its neighbours; each ratio
-compares two measurements of one round. A reached goal shows "yes".
+table. With --json or --markdown the benchmark also writes the table's measurements to a file. With default options the
+benchmark takes about half an hour on two cores. Absolute times depend on the machine and its load; each ratio compares
+two measurements of one round. A reached goal shows "yes".
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
     def take(section: str, found: Iterable[Figure]) -> None:
         try:
             take_all(found)
-        except Exception:  # an error in one section must not lose the results of the other sections
+        except Exception:  # An error in one section of the benchmark must not lose the results of the other sections.
             failed.append(section)
             traceback.print_exc()
 
@@ -113,8 +113,8 @@ def _options() -> argparse.Namespace:
 
 
 def _cluster_sections(only: Iterable[str], *, sync: bool) -> list[str]:
-    """Return the requested sections that need a cluster. With SYNC_FLUSH, return only sections that depend on
-    the disk."""
+    """Return the requested benchmark sections that need a cluster. With SYNC_FLUSH, return only sections whose results
+    depend on the disk."""
     return [one for one in CLUSTER_SECTIONS if one in only and (not sync or one in ("produce", "consume", "delay"))]
 
 

@@ -1,4 +1,4 @@
-"""Run an embedded raymq for a benchmark, and worker processes: Ray actors that connect to raymq."""
+"""Runs an embedded raymq for a benchmark, and worker processes: Ray actors that connect to this raymq."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ TOPIC: Final = "bench"
 
 @contextmanager
 def embedded(directory: Path, *, sync: bool, replicas: int = 1) -> Iterator[raymq.Client]:
-    """Run an embedded raymq with one broker group on this machine during the block. Yields a client."""
+    """Run an embedded raymq with one broker group on this machine during a `with` block. Yields a connected
+    client."""
     config = directory / "raymq.yaml"
     spread = "\n  spread: false" if replicas > 1 else ""
     config.write_text(
@@ -37,8 +38,7 @@ def new_topic(client: raymq.Client, name: str, queues: int = 4) -> str:
 
 
 def joined_consumer(client: raymq.Client, group: str, topic: str, **options: Any) -> Any:
-    """Return a pull consumer that already has its queues assigned, and that reads `topic` from the first
-    message."""
+    """Return a pull consumer to which its queues are already assigned. It reads `topic` from the first message."""
     consumer = client.pull_consumer(group, consume_from=FROM_FIRST, auto_commit=False, **options)
     consumer.subscribe(topic)
     deadline_s = time.monotonic() + 60
@@ -53,13 +53,14 @@ def joined_consumer(client: raymq.Client, group: str, topic: str, **options: Any
 
 @ray.remote(num_cpus=0)
 class Worker:
-    """A worker process with a raymq client, for work that must not share the benchmark's interpreter."""
+    """A worker process with a raymq client, for work that must not share a Python interpreter with the
+    benchmark."""
 
     def __init__(self) -> None:
         self._client = raymq.connect()
 
     def ready(self) -> None:
-        """Do nothing: the call returns once the worker has started and its client is connected."""
+        """Do nothing. The call returns only after the worker process has started and its client is connected."""
 
     def produce(self, topic: str, body: bytes, count: int, start_s: float) -> tuple[float, float]:
         """Send `count` messages with send_async, starting at the time `start_s`.
@@ -79,7 +80,7 @@ class Worker:
     def produce_for(self, topic: str, body: bytes, start_s: float, seconds: float) -> tuple[int, list[float]]:
         """Send batches of 500 messages for `seconds`. Each batch is sent after the previous batch was acknowledged.
 
-        Returns the number of messages that were acknowledged in time, and the duration of each batch's send, in s.
+        Returns the number of messages acknowledged within this time, and the duration of each batch's send in seconds.
         """
         times: list[float] = []
         with self._client.producer("bench") as producer:
@@ -160,7 +161,8 @@ def _cumulative(times: list[float]) -> list[float]:
 
 @contextmanager
 def workers(count: int) -> Iterator[list[Any]]:
-    """Yield `count` connected worker processes for the block."""
+    """Start `count` worker processes that are connected to raymq, for the duration of a `with` block. Yields the worker
+    processes."""
     made = [Worker.remote() for _ in range(count)]
     try:
         ray.get([worker.ready.remote() for worker in made], timeout=180)

@@ -1,5 +1,5 @@
-"""Benchmark of two copies of each message compared with one copy, with SYNC_FLUSH and four producers; and of a single
-send during an index rebuild."""
+"""Benchmark of two copies (replicas) of each message compared with one copy, with SYNC_FLUSH and four producers. Also
+measures a single send while a store rebuilds its index."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ BODY = b"x" * 1024
 
 
 def copies(directory: Path, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """Yield the messages per second of four producers, with one and with two copies. Each message is flushed before its
-    acknowledgement."""
+    """Yield the number of messages per second that four producers send, with one and with two copies of each message.
+    Each message is flushed to disk before it is acknowledged."""
     rates: dict[int, list[float]] = {}
     for replicas in (1, 2):
         with (
@@ -45,7 +45,8 @@ def copies(directory: Path, *, rounds: int, scale: float) -> Iterator[Figure]:
 
 
 def lone_send_beside_index(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
-    """Yield the time of a single send, in a quiet cluster and while a restarted store rebuilds its index."""
+    """Yield the time of a single send, first in an idle cluster, then while a restarted store rebuilds its
+    index."""
     topic, quiet = new_topic(client, "beside-index"), new_topic(client, "lone")
     with client.producer("bench") as producer:
         send_tables(producer, topic, BODY, max(50_000, int(400_000 * scale) // 5000 * 5000))
@@ -56,7 +57,7 @@ def lone_send_beside_index(client: raymq.Client, *, scale: float) -> Iterator[Fi
         description = storage.describe()
         os.kill(description.pid, signal.SIGKILL)
         shutil.rmtree(Path(description.root) / "index")
-        producer.send(message)  # returns after the killed store has restarted
+        producer.send(message)  # This send returns after the killed store has restarted.
         beside: list[float] = []
         while storage.control("status", timeout_s=10)["index_behind_bytes"]:
             beside += latencies_us(lambda: producer.send(message), 100, 0.001)

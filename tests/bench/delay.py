@@ -1,4 +1,5 @@
-"""Benchmark of the delay from send to poll at 1,000 messages a second, with a commit after each poll.
+"""Benchmark of the delay from the send to the poll of a message, at 1,000 messages a second. The consumer commits after
+each poll.
 
 The producer runs in its own process; the consumer runs in this process.
 """
@@ -24,7 +25,8 @@ _groups = count()
 
 
 def delays(client: raymq.Client, peers: dict[str, Any], *, sync: bool, rounds: int, scale: float) -> Iterator[Figure]:
-    """Yield the p50 and the p99 of the delay from send to poll, for messages of 1 KiB."""
+    """Yield the median (p50) and the 99th percentile (p99) of the delay from send to poll, for messages of 1
+    KiB."""
     mode, seconds = "SYNC" if sync else "ASYNC", max(1.0, 4 * scale)
     topic = new_topic(client, f"delay-{mode}")
     middle = Figure(f"delay {mode}", "1,000/s, commit each poll, p50", "us", False, [Goal("<=", 1.2, "redis")])
@@ -70,7 +72,7 @@ def _redis(peer: Any, seconds: float) -> list[float]:
 
 
 def _pace_redis(socket: str, seconds: float) -> None:
-    """Send messages to Redis (XADD) at the rate of `Worker.pace`, in a separate process."""
+    """Send messages to Redis (XADD) at the same rate as `Worker.pace`, in a separate process."""
     import redis
 
     client, filler = redis.Redis(unix_socket_path=socket, protocol=2), b"x" * 1016

@@ -1,4 +1,4 @@
-"""Measurements of a benchmark: the samples of raymq and of its peers in each round, and the goal.
+"""Measurements of a benchmark: the samples of raymq and of its peers (other systems) in each round, and the goal.
 
 A peer is measured in the same round, right after raymq, so that both run under the same conditions. A round's ratio is
 raymq's value divided by the peer's. The table shows the best round, and the median ratio with its smallest and largest
@@ -28,7 +28,7 @@ Measure = Callable[[], Sample | float]
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A bound on the ratio of raymq's value to a peer's value.
+    """A goal of a benchmark: a bound on the ratio of raymq's value to a peer's value.
 
     If `peer` is "", the bound applies to raymq's own value. If `peer` is "cpu", the bound applies to raymq's CPU time
     in µs.
@@ -39,7 +39,7 @@ class Goal:
     peer: str = ""
 
     def holds(self, value: float) -> bool:
-        """Return True if `value` satisfies the bound."""
+        """Return True if the measured `value` reaches the goal."""
         return value >= self.number if self.bound == ">=" else value <= self.number
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class Figure:
     peers: dict[str, list[Sample]] = field(default_factory=dict)
 
     def add_round(self, ours: Measure, peers: dict[str, Measure]) -> None:
-        """Run a round: measure raymq, then each peer."""
+        """Run one round of a measurement: measure raymq, then each peer."""
         self.ours.append(_sample(ours()))
         for name, measure in peers.items():
             self.peers.setdefault(name, []).append(_sample(measure()))
@@ -81,8 +81,8 @@ class Figure:
         return min(taken) if taken else None
 
     def reached(self) -> bool | None:
-        """Return True if all goals are reached. Goals whose peer was not measured do not count; None if no goal
-        remains."""
+        """Return True if the measurement reaches all its goals. Goals whose peer was not measured do not count. Returns
+        None if no goal remains."""
         looked = []
         for goal in self.goals:
             if goal.peer == "cpu":
@@ -145,7 +145,7 @@ def _peers_of(figures: Sequence[Figure]) -> list[str]:
 
 
 def _cells(figure: Figure, peers: Sequence[str]) -> list[str]:
-    """Return the cells of a measurement's row in the result table."""
+    """Return the table cells of one measurement, for its row in the result table."""
     cpu = "" if figure.cpu_us is None else f"{figure.cpu_us:.2f}"
     reached = {None: "", True: "yes", False: "NO"}[figure.reached()]
     goals = ", ".join(map(str, figure.goals))

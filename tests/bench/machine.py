@@ -14,9 +14,10 @@ import psutil
 
 
 def touch_memory(directory: Path, size: int) -> None:
-    """Make the page cache use `size` bytes of memory that the machine has already used before.
+    """Fill the page cache with `size` bytes and free them again, so that the page cache uses memory that the machine
+    has used before.
 
-    In a virtual machine a page that the guest never used costs 10 us and more, which would hide the store's own cost.
+    In a virtual machine the first use of a memory page costs 10 us and more, which would hide the store's own cost.
     """
     path = directory / "touch"
     with path.open("wb", buffering=0) as file:
@@ -36,14 +37,16 @@ def processes(without: set[int] = frozenset()) -> list[psutil.Process]:  # type:
 
 
 def cpu_s(without: set[int] = frozenset()) -> float:  # type: ignore[assignment]
-    """Return the CPU time in s that all `processes` have used. Processes that have ended do not count."""
+    """Return the CPU time in s that all `processes` have used: this process and its descendants, except the processes
+    in `without`. Processes that have ended do not count."""
     return _others_cpu_s(without) + time.process_time()
 
 
 def timed(work: Callable[[], object], without: set[int]) -> tuple[float, float]:
-    """Return the duration of `work` in s, and the CPU time in s that all `processes` use during `work`.
+    """Return the duration of `work` in s, and the CPU time in s that this process and its descendants use during
+    `work`, except the processes in `without`.
 
-    Reading the CPU times of other processes takes this process milliseconds, which are not included.
+    Reading the CPU times of other processes takes this process milliseconds. The results do not include them.
     """
     others_s, own_s, start_s = _others_cpu_s(without), time.process_time(), time.perf_counter()
     work()
@@ -52,7 +55,7 @@ def timed(work: Callable[[], object], without: set[int]) -> tuple[float, float]:
 
 
 def _others_cpu_s(without: set[int]) -> float:
-    """Return the CPU time of all `processes` except this process, in s."""
+    """Return the CPU time in s of this process's descendants, except the processes in `without`."""
     total = 0.0
     for process in processes(without):
         if process.pid != os.getpid():
@@ -70,7 +73,7 @@ def cpu_of(pid: int) -> float | None:
 
 
 def process_cpu_s(pid: int | None = None) -> float:
-    """Return the CPU time that a single process has used, by default this process, in s."""
+    """Return the CPU time in s that a single process has used; without `pid`, of this process."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
 
@@ -130,5 +133,5 @@ def latencies_us(call: Callable[[], object], count: int, pause_s: float = 0.0) -
 
 
 def percentile(ascending: list[float], percent: float) -> float:
-    """Return the value below which `percent` percent of the values are."""
+    """Return the value of a percentile: `percent` percent of the values are below it."""
     return ascending[min(int(len(ascending) * percent / 100), len(ascending) - 1)]

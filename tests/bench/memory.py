@@ -1,4 +1,4 @@
-"""Benchmark of the memory of each process, without mapped files: an idle client, and each server."""
+"""Benchmark of memory: measures an idle client's process and each server's process. Mapped files do not count."""
 
 from __future__ import annotations
 

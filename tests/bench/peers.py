@@ -1,6 +1,6 @@
-"""The systems that the benchmark compares with raymq, each used as its documentation advises for speed.
+"""The peers: systems that the benchmark compares with raymq, each used as its documentation advises for speed.
 
-A system that is not installed is left out.
+A system that is not installed is omitted.
 
     redis     streams over a Unix socket, with hiredis; appendonly, with an fsync each second for ASYNC_FLUSH and
               always for SYNC_FLUSH; pipelines without a transaction
@@ -28,14 +28,16 @@ START_TIMEOUT_S: Final = 10.0
 PIPELINE: Final = 1000
 """Number of Redis commands in one pipeline. Of 100, 500, 1000 and 5000 commands, 1000 were the fastest."""
 WINDOW: Final = 2000
-"""Maximum number of messages that the NATS client sends before they are acknowledged."""
+"""Maximum number of unacknowledged messages that the NATS client has in flight."""
 READ: Final = 5000
-"""Number of messages per read of Redis. NATS uses 500, because its client is no faster with larger batches."""
+"""Number of messages that the benchmark reads from Redis with one read. NATS reads 500 messages at once, because its
+client is no faster with larger batches."""
 STREAM: Final = "bench"
 
 
 class RedisPeer:
-    """A Redis server and a client of it. `always`: the server writes each message to disk before it answers."""
+    """A Redis server, and a client of this server. `always`: the server flushes each message to disk before it
+    answers."""
 
     def __init__(self, directory: Path, *, always: bool) -> None:
         self.socket = str(directory / "redis.sock")
@@ -69,7 +71,8 @@ class RedisPeer:
             pipe.execute()
 
     def read_all(self, group: str, count: int) -> None:
-        """Read `count` messages as a new consumer group, from the first message. Each read is acknowledged."""
+        """Read `count` messages with a new consumer group, from the first message. Acknowledges the messages of each
+        read."""
         self.client.xgroup_create(STREAM, group, "0")
         left = count
         while left > 0:
@@ -84,7 +87,7 @@ class RedisPeer:
         self.client.flushall()
 
     def close(self) -> None:
-        """Close the client and stop the Redis server."""
+        """Close the Redis client and stop the Redis server."""
         self.client.close()
         _end(self._server)
 
@@ -120,7 +123,7 @@ class NatsPeer:
         self._run(self._stream.publish(STREAM, body))
 
     def send_many(self, body: bytes, count: int) -> None:
-        """Send `count` messages with at most WINDOW unacknowledged messages. Returns after all messages are
+        """Send `count` messages, with at most WINDOW unacknowledged messages in flight. Returns after all messages are
         acknowledged."""
 
         async def publish() -> None:
@@ -151,7 +154,7 @@ class NatsPeer:
         self._run(self._stream.purge_stream(STREAM))
 
     def close(self) -> None:
-        """Close the client and stop the server."""
+        """Close the NATS client and stop the NATS server."""
         self._run(self._client.close())
         self._loop.close()
         _end(self._server)
@@ -169,17 +172,17 @@ class RayQueue:
         self._queue = Queue()
 
     def send(self, body: bytes) -> None:
-        """Put one message into the queue's actor."""
+        """Put one message into the Ray queue."""
         self._queue.put(body)
 
     def send_many(self, body: bytes, count: int) -> None:
-        """Put `count` messages into the queue, in batches of PIPELINE messages."""
+        """Put `count` messages into the Ray queue, in batches of PIPELINE messages."""
         for first in range(0, count, PIPELINE):
             self._queue.put_nowait_batch([body] * min(PIPELINE, count - first))
 
     def read_all(self, group: str, count: int) -> None:
-        """Take `count` messages, in batches of PIPELINE messages. The group is ignored, because the queue has no
-        groups."""
+        """Take `count` messages from the Ray queue, in batches of PIPELINE messages. `group` is ignored, because a Ray
+        queue has no consumer groups."""
         for first in range(0, count, PIPELINE):
             self._queue.get_nowait_batch(min(PIPELINE, count - first))
 
@@ -189,15 +192,16 @@ class RayQueue:
             self._queue.get_nowait_batch(size)
 
     def close(self) -> None:
-        """Stop the queue's actor."""
+        """Stop the Ray queue's actor."""
         self._queue.shutdown()
 
 
 @contextmanager
 def peers(directory: Path, *, sync: bool, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Start the installed peers among `names`, and yield them by name for the block.
+    """Start the installed peers (other queue systems) among `names` for the duration of a `with` block. Yields them by
+    name.
 
-    `sync`: only peers that can be as durable as SYNC_FLUSH, that is, Redis.
+    `sync`: start only peers that can be as durable as SYNC_FLUSH, that is, Redis.
     """
     with ExitStack() as stack:
         found: dict[str, Any] = {}
@@ -228,7 +232,7 @@ def _wait_until(ready: Callable[[], bool]) -> None:
         try:
             if ready():
                 return
-        except Exception:  # a client may raise any error while its server is not ready yet
+        except Exception:  # A client may raise any error while its server is not ready yet.
             if time.monotonic() > deadline_s:
                 raise
         if time.monotonic() > deadline_s:

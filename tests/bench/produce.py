@@ -1,4 +1,5 @@
-"""Benchmark of producing: one by one, asynchronously, in batches and as columns, compared with the peers."""
+"""Benchmark of sending messages: one by one, asynchronously, in batches and as columns. Compares raymq with its peers
+(other queue systems)."""
 
 from __future__ import annotations
 
@@ -77,9 +78,9 @@ def produce(client: raymq.Client, peers: dict[str, Any], *, sync: bool, rounds: 
 
 
 def rate(work: Callable[[], object], count: int, without: set[int] | None = None) -> Sample:
-    """Measure `work`, which handles `count` messages: messages per second, and CPU time per message.
+    """Run `work`, which handles `count` messages. Returns the messages per second, and the CPU time per message.
 
-    The CPU time is of all processes except the processes in `without`.
+    The CPU time is of this process and its descendants, except the processes in `without`.
     """
     seconds, cpu_s = timed(work, without or set())
     return Sample(count / seconds, cpu_s / count * 1e6)
@@ -98,8 +99,8 @@ def send_batches(producer: Any, topic: str, body: bytes, count: int) -> None:
 
 @lru_cache(maxsize=1)
 def table_of(body: bytes, rows: int) -> pa.Table:
-    """Return a table of `rows` bodies. The benchmark builds the table before timing, because a real program also has
-    its table before it sends."""
+    """Return a table of `rows` message bodies. The benchmark builds the table before timing, because a real program
+    also has its table before it sends."""
     offsets = np.arange(rows + 1, dtype=np.int64) * len(body)
     column = pa.Array.from_buffers(pa.large_binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(body * rows)])
     return pa.Table.from_batches([pa.RecordBatch.from_arrays([column], names=["body"])])

@@ -17,7 +17,7 @@ _names = count()
 
 
 def echo(message: MessageExt) -> object:
-    """Message listener that replies to requests."""
+    """Message listener that replies to each request with the request's body."""
     import raymq
 
     return raymq.reply(message.body)

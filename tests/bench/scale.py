@@ -1,5 +1,5 @@
-"""Benchmarks with large numbers of producers, consumer groups, queues, topics and waiting consumers, and under
-overload."""
+"""Benchmarks with many producers, consumer groups, queues, topics and waiting consumers, and of an overloaded
+cluster."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _names = count()
 
 
 def producers(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """Yield the total acknowledged messages per second of 1, 4 and 16 producer processes that send at the same
+    """Yield the acknowledged messages per second, in total, of 1, 4 and 16 producer processes that send at the same
     time."""
     topic = new_topic(client, f"producers-{next(_names)}")
     each = max(2000, int(scale * 40_000))
@@ -49,7 +49,8 @@ def producers(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Fi
 
 
 def overload(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
-    """Yield the measurements of 20 producer processes at full speed, compared with one producer process.
+    """Yield the measurements of an overloaded cluster: 20 producer processes at full speed, compared with one producer
+    process.
 
     During the measurement a consumer polls and commits continuously.
     """
@@ -90,8 +91,8 @@ def overload(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
 
 
 def fan_out(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """Yield the total messages per second of 1, 4 and 16 groups that all read the same messages, each in one
-    thread."""
+    """Yield the messages per second, in total, of 1, 4 and 16 consumer groups that all read the same messages. Each
+    group reads in one thread."""
     total = max(5000, int(scale * 50_000) // 5000 * 5000)
     topic = new_topic(client, f"fan-out-{next(_names)}")
     with client.producer("bench") as producer:
@@ -117,7 +118,7 @@ def fan_out(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figu
 
 
 def queues(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """Yield the CPU time per message of sending asynchronously and polling all messages, with 1, 8 and 1,000
+    """Yield the CPU time per message of sending messages asynchronously and polling them, with 1, 8 and 1,000
     queues."""
     total = max(10_000, int(scale * 50_000) // 5000 * 5000)
     cpu: dict[int, float] = {}
@@ -140,10 +141,10 @@ def queues(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figur
 
 
 def waiting(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
-    """Yield the cost of 0, 100 and 200 consumers that wait for messages, each in its own group.
+    """Yield the cost of 0, 100 and 200 idle consumers that wait for messages, each in its own group.
 
-    The measurements are the time of a single send, and the CPU use of raymq's servers and of the consumers' program.
-    The CPU use of Ray's own processes is measured separately.
+    The measurements are the time of a single send, the CPU use of raymq's servers, and the CPU use of the consumers'
+    program. The CPU use of Ray's own processes is measured separately.
     """
     topic, other = new_topic(client, f"waiting-{next(_names)}"), new_topic(client, f"sent-{next(_names)}")
     seconds = max(5.0, 20 * scale)
@@ -155,7 +156,7 @@ def waiting(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
             pid = None
             if holder is not None:
                 pid = ray.get(holder.wait_for_messages.remote(topic, 100, f"{topic}-{number}"), timeout=300)
-            time.sleep(5)  # after this time all consumers have joined their groups, and their first polls have ended
+            time.sleep(5)  # Wait until all consumers have joined their groups, and their first polls have ended.
             servers, rays = _servers_and_rays()
             of_servers, of_rays, of_program = _cpu_percent(servers, rays, [pid] if pid else [], seconds=seconds)
             times = latencies_us(lambda: producer.send(message), 500, 0.001)
@@ -184,8 +185,8 @@ def _servers_and_rays() -> tuple[list[int], list[int]]:
 
 
 def _cpu_percent(*groups: list[int], seconds: float) -> list[float]:
-    """Return the CPU use of each group of processes during `seconds`, in % of a core. Processes that end during that
-    time do not count."""
+    """Return the CPU use of each group of processes during `seconds`, in % of a core. Processes that end during the
+    measurement do not count."""
     before = {pid: used for pids in groups for pid in pids if (used := cpu_of(pid)) is not None}
     time.sleep(seconds)
     after = {pid: used for pid in before if (used := cpu_of(pid)) is not None}
@@ -193,8 +194,8 @@ def _cpu_percent(*groups: list[int], seconds: float) -> list[float]:
 
 
 def topics(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
-    """Yield the times of creating 2,000 topics of 8 queues, and of a consumer that reads a message from each of 1,600
-    queues."""
+    """Yield the time of creating 2,000 topics of 8 queues, and the time in which a consumer reads one message from each
+    of 1,600 queues."""
     number = max(200, int(2000 * min(scale, 1.0)))
     start = time.perf_counter()
     names = [new_topic(client, f"many-{index}-{next(_names)}", queues=8) for index in range(number)]

@@ -1,8 +1,8 @@
 """Benchmark of Spark and Ray Data on a topic, compared with the same rows in Parquet: reading, writing, streaming,
 memory.
 
-One executor has one core, so a value per second is also per core. Spark writes the Parquet files from the topic, as
-many as the topic has queues. The topic and the Parquet files are in the page cache.
+One executor has one core, so each value per second is also a value per core. Spark writes the Parquet files from the
+topic, one file for each of the topic's queues. The topic and the Parquet files are in the page cache.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ SECTION: Final = "spark"
 
 
 def spark(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """Yield all measurements with Spark and Ray Data. `scale` shortens the topic, the stream and the write."""
+    """Yield all measurements with Spark and Ray Data. `scale` multiplies the amount of data that is read, streamed and
+    written."""
     from raydp_jobs import read_topic, spark_session
 
     count = max(TABLE_ROWS, int(MESSAGES * scale) // TABLE_ROWS * TABLE_ROWS)
@@ -77,7 +78,8 @@ def fill(client: raymq.Client, topic: str, count: int) -> None:
 
 
 def reading(session: Any, client: raymq.Client, topic: str, parquet: str, count: int, rounds: int) -> Iterator[Figure]:
-    """Yield the times of three queries on the topic, each compared with the same rows in Parquet."""
+    """Yield the times of three queries on the topic, each compared with the same query on the same rows in
+    Parquet."""
     from raydp_jobs import read_topic
 
     def topic_columns(*columns: str) -> Any:
@@ -102,7 +104,7 @@ def reading(session: Any, client: raymq.Client, topic: str, parquet: str, count:
     without = Figure(SECTION, f"projection without body of {name}", "s", False, [Goal("<=", 1.2, "parquet")])
     bodies = Figure(SECTION, f"with body, {name}, one core", "msg/s", True, [Goal(">=", 300_000)])
     for figure, measure in ((per_tag, counted), (without, projected), (bodies, whole)):
-        measure(topic_columns)  # an untimed first run, which loads classes and connects the worker
+        measure(topic_columns)  # Run the query once without timing it, to load classes and connect the worker.
         measure(parquet_columns)
         for _ in range(rounds):
             figure.add_round(lambda: measure(topic_columns), {"parquet": lambda: measure(parquet_columns)})
@@ -110,7 +112,8 @@ def reading(session: Any, client: raymq.Client, topic: str, parquet: str, count:
 
 
 def ray_data(topic: str, parquet: str, count: int, rounds: int) -> Figure:
-    """Measure how fast Ray Data reads whole rows of the topic. The tasks that read the rows also count them."""
+    """Measure how fast Ray Data reads whole rows of the topic. The tasks that read the rows also count them, so no rows
+    are transferred."""
     import ray.data
 
     import raymq.data
@@ -133,7 +136,7 @@ def ray_data(topic: str, parquet: str, count: int, rounds: int) -> Figure:
     def theirs() -> float:
         return rows_per_s(lambda: ray.data.read_parquet(parquet))
 
-    ours()  # an untimed first run, which starts workers and imports modules
+    ours()  # Read once without timing, to start workers and import modules.
     theirs()
     for _ in range(rounds):
         figure.add_round(ours, {"parquet": theirs})
@@ -149,8 +152,8 @@ def count_rows(batch: pa.Table) -> pa.Table:
 
 
 def memory(session: Any, client: raymq.Client, small: str, large: str, count: int) -> Figure:
-    """Measure how much the executors' peak memory grows from reading a tenth of the messages to reading the whole
-    topic.
+    """Measure the growth of the executors' peak memory: compare a read of the whole topic with a read of a tenth of the
+    messages.
 
     The memory includes the executors' Python workers.
     """
@@ -170,10 +173,10 @@ def memory(session: Any, client: raymq.Client, small: str, large: str, count: in
 
 
 class PeakMemory:
-    """Samples the private memory of the executors' JVMs and of their Python workers. `bytes`: the peak of the sum.
+    """Samples the private memory of the executors' JVMs and of their Python workers. `bytes`: the peak of the total.
 
-    Private memory is resident memory without shared memory: a store's mapped files belong to the page cache, not to the
-    reader.
+    Private memory is resident memory without shared memory. A store's mapped files are shared memory: they belong to
+    the page cache, not to the process that reads them.
     """
 
     def __init__(self) -> None:
@@ -209,7 +212,7 @@ def _private_bytes(executor: psutil.Process) -> int:
             info = process.memory_info()
             total += info.rss - info.shared
     except psutil.NoSuchProcess:
-        pass  # ignores a worker that ended while its memory was read
+        pass  # Ignore a worker that ended while its memory was read.
     return total
 
 
@@ -217,8 +220,8 @@ def _private_bytes(executor: psutil.Process) -> int:
 
 
 def writing(session: Any, client: raymq.Client, count: int, rounds: int) -> Iterator[Figure]:
-    """Yield the speed of writing rows to a topic, compared with writing them as Parquet. The executor generates the
-    rows."""
+    """Yield the speed of writing rows to a topic, compared with writing the same rows as Parquet. The executor
+    generates the rows."""
     from pyspark.sql import functions as f
 
     from raydp_jobs import write_topic
@@ -246,7 +249,8 @@ def writing(session: Any, client: raymq.Client, count: int, rounds: int) -> Iter
 def streaming(session: Any, client: raymq.Client, length_s: float, home: Path) -> Iterator[Figure]:
     """Yield the measurements of a streaming query that reads 20,000 messages of 1 KiB a second.
 
-    The measurements are the rate that the query sustains, and the age of the messages when their batch is done.
+    The measurements are the rate that the query sustains, and the age of the messages when the query has finished their
+    batch.
     """
     from pyspark.sql import functions as f
 
@@ -290,8 +294,8 @@ def streaming(session: Any, client: raymq.Client, length_s: float, home: Path) -
 
 
 class Batch(NamedTuple):
-    """A finished batch of a streaming query: end time in s since 1970, number of messages, and QUANTILES of the
-    messages' age at that time."""
+    """A finished batch of a streaming query: its end time in s since 1970, its number of messages, and the QUANTILES of
+    the messages' age at the end time."""
 
     done_s: float
     count: int
@@ -299,8 +303,8 @@ class Batch(NamedTuple):
 
 
 def await_count(batches: list[Batch], count: int, query: Any) -> None:
-    """Wait until the batches have `count` messages in all. Raises the query's error, or TimeoutError after
-    PATIENCE_S."""
+    """Wait until the finished batches have `count` messages in all. Raises the query's error if the query fails, and
+    TimeoutError after PATIENCE_S."""
     deadline_s = time.monotonic() + PATIENCE_S
     while sum(batch.count for batch in batches) < count:
         if query.exception() is not None:
@@ -317,13 +321,13 @@ def drain(rows: Any) -> None:
 
 
 def check(found: Any, expected: int) -> None:
-    """Raise AssertionError unless the number of found rows equals `expected`."""
+    """Raise AssertionError unless `found` (a number of rows) equals `expected`."""
     if found != expected:
         raise AssertionError(f"{found:,} rows instead of {expected:,}")
 
 
 def seconds(run: Callable[[], Any]) -> float:
-    """Return the duration of a call, in s."""
+    """Call `run` and return how long the call took, in s."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start

@@ -1,5 +1,5 @@
-"""Benchmark of the store alone, in this process: appends compared with a copy of the same bytes, and opening after a
-crash."""
+"""Benchmark of the store alone, in this process: appends compared with a copy of the same bytes, and the opening of a
+store after a crash."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.bench.programs.bench_store import (
 )
 
 ROCKETMQ_SINGLE_PUTS: int = 164_000
-"""Messages of 1 KiB per second that RocketMQ's own store appended one by one, with equal files, on two cores of the
-same kind."""
+"""Messages of 1 KiB per second that RocketMQ's own store appended one by one. Its log files had the same size, on two
+cores of the same kind."""
 
 
 def stores(directory: Path, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """Yield the measurements of appends of 1 and of 100 messages of 1 KiB, and of opening a store of 1 GiB without
-    queues and snapshot."""
+    """Yield the measurements of appends of 1 and of 100 messages of 1 KiB. Also yield the time to open a store of 1 GiB
+    without queues and snapshot."""
     for count, goals in ((1, [Goal(">=", 120_000), Goal("<=", 8, "cpu")]), (100, [Goal(">=", 1_000_000)])):
         for name, flush in (("ASYNC", ASYNC), ("SYNC", SYNC)):
             batch = make_batch(count)

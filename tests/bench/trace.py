@@ -1,10 +1,10 @@
 """Benchmark of message tracing: a client that traces its producing and consuming, compared with a client that does not
 trace.
 
-Both clients use one cluster. A round is a window of calls by each client. Before the client without a trace begins, the
-tracing client has sent all its trace records. CPU time is that of all processes, per message, so it includes the
-stores' work for the trace records. The traced share is of the messages of all windows: tracing uses a bounded share of
-a processor, and drops further trace records.
+Both clients use one cluster. In a round, each client repeats a call for a fixed time. Before the client without tracing
+begins, the tracing client has sent all its trace records. CPU time is of all processes, per message, so it includes the
+stores' work for the trace records. The traced share is of all messages: tracing may use only a limited share of a
+processor, and drops further trace records.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tests.bench.ways import BODY, ways
 WINDOW_S = 2.0
 PUSHED = 60_000
 SETTLED_S = 1.5
-"""Seconds without a change in the trace statistics, after which the client counts as having sent all its trace
-records."""
+"""A client counts as having sent all its trace records if its trace statistics have not changed for this number of
+seconds."""
 GOALS = [Goal(">=", 0.9, "untraced")]
 
 
 def trace(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """Yield the speed of each kind of call with tracing, and the share of messages that were traced. `client` does not
-    trace."""
+    """Yield the speed of each kind of call with tracing, compared with the same call without tracing, and the share of
+    messages that were traced. `client`: the client that does not trace."""
     window_s = max(0.1, WINDOW_S * scale)
     with raymq.connect(trace=True) as traced:
         for (name, number, plain), (_, _, with_trace) in zip(ways(client), ways(traced), strict=True):
@@ -66,8 +66,8 @@ def _untraced(traced: raymq.Client, call: Callable[[], None], number: int, windo
 
 
 def _window(call: Callable[[], None], number: int, window_s: float) -> Sample:
-    """Repeat a call of `number` messages for `window_s` seconds. Returns the median speed and the median CPU
-    time."""
+    """Repeat a call that handles `number` messages, for `window_s` seconds. Returns the median of the messages per
+    second and of the CPU time per message."""
     until_s, samples = time.monotonic() + window_s, list[tuple[float, float]]()
     while not samples or time.monotonic() < until_s:
         took_s, cpu_s = timed(call, set())
@@ -84,7 +84,7 @@ def _share(name: str, before: TraceStatistics, after: TraceStatistics) -> Figure
 
 
 def _push(client: raymq.Client, traced: raymq.Client, rounds: int, total: int) -> Figure:
-    """Measure a push consumer with tracing. The listener's process sends the trace records."""
+    """Measure a push consumer with and without tracing. The listener's process sends the trace records."""
     topic = new_topic(client, "trace-push")
     with client.producer("bench") as producer:
         send_tables(producer, topic, BODY, total)

@@ -1,5 +1,5 @@
-"""The kinds of producing and consuming calls, each as a repeatable call, to measure the cost of metrics or
-tracing."""
+"""The kinds of producing and consuming calls. Each is a function that can be called repeatedly, to measure the cost of
+metrics or tracing."""
 
 from __future__ import annotations
 

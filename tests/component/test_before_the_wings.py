@@ -1,5 +1,5 @@
-"""Tests with values that an older raymq wrote, stored or pickled, before raymq's modules moved into packages:
-tests/fixtures/raymq-before-wings."""
+"""Tests with values that an older raymq wrote, stored or pickled, before raymq's modules moved into packages. The
+values are in tests/fixtures/raymq-before-wings."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ VALUES: dict[str, Any] = {
     "credentials": raymq.Credentials("me", "a long secret"),
 }
 NOT_PUBLIC = {"settings of a cluster": ClusterSettings, "options of a store": StoreOptions, "a route": TopicRoute}
-"""Classes of pickled values that are not part of the public API: constructor arguments of actors, and results of
-actors.
+"""Pickled values whose classes are not part of the public API, by description: constructor arguments of actors, and
+results of actors.
 
-These classes gain fields over time, so the test compares only the class of a value.
+These classes get more fields over time, so the test compares only the class of a value.
 """
 NAME_SERVER = "the class of a NameServer"
 START_AGAIN = """
@@ -58,7 +58,7 @@ def test_a_public_name_that_was_pickled_is_the_public_name(name: str) -> None:
         assert str(found)
         assert found.code == public.code
     else:
-        # equality instead of identity, because a few names are types such as Callable[[...], None]
+        # Compare with == instead of `is`, because a few names are types such as Callable[[...], None].
         assert found == public
 
 
@@ -75,8 +75,8 @@ def test_a_value_of_a_server_that_was_pickled_has_the_present_class(name: str) -
 
 
 def test_the_class_of_an_actor_that_ray_kept_starts_the_actor_again() -> None:
-    """When Ray restarts a detached actor, it calls `__new__` of the stored class. `__new__` puts the directory of the
-    servers' packages first in sys.path."""
+    """A pickled actor class of an older raymq can start its actor again. When Ray restarts a detached actor, it calls
+    `__new__` of the stored class. `__new__` puts the directory of the servers' packages first in sys.path."""
     command = [sys.executable, "-c", START_AGAIN, PICKLES[NAME_SERVER]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     name, _, folder = done.stdout.strip().partition(" ")

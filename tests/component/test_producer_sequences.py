@@ -1,5 +1,5 @@
-"""Tests that a store returns up to which sequence a producer's rows are stored, also after a restart, a crash, a
-failover, and retention."""
+"""Tests of producer sequences: a store returns the sequence number up to which it has stored a producer's rows. The
+result is also right after a restart, a crash, a failover, and retention."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ QUEUES = [("orders", 0), ("orders", 1), ("orders", 7), ("nowhere", 0)]
 
 
 def fill(store: MessageStore) -> None:
-    """Store 60 rows of producer "p" with epoch 3 in queue 0, with rows of another producer between them, and 5 rows of
-    "p" in queue 1."""
+    """Store rows of producer "p" with epoch 3: 60 rows in queue 0, with rows of another producer between them, and 5
+    rows in queue 1."""
     for first in range(0, 60, 6):
         store.append([make_batch([b"x"] * 6, producer=("p", 3, first))])
         store.append([make_batch([b"other"], producer=("q", 0, first))])
@@ -75,7 +75,8 @@ def test_rows_that_consumers_may_not_read_yet_do_not_count(filled):
         queue.visible_offset = seen - invisible
         assert filled.queues.next_sequences("p", 3, [("orders", 0)]) == [expected]
     queue.visible_offset = 0
-    # the store keeps only the five newest ranges of a producer, so the answer is the start of the oldest kept range
+    # The store keeps only the five newest offset ranges of a producer. So the result is the start of the oldest of
+    # these ranges.
     assert filled.queues.next_sequences("p", 3, [("orders", 0)]) == [30]
     queue.visible_offset = seen
 

@@ -1,5 +1,5 @@
-"""Fixtures for the console's tests: one Chromium for all tests, and a console of a small fake cluster for each test. No
-Ray."""
+"""Fixtures for the console's tests: one Chromium browser for all tests, and a console of a small fake cluster for each
+test. They use no Ray."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.support.console.served_console import ServedConsole, serving
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """Yield a browser that all tests in this folder share. The browser ends before tests of other folders run: see
-    `launched`."""
+    """Yield a browser that all tests in this folder share. `launched` ends the browser before tests of other folders
+    run."""
     with launched() as browser:
         yield browser
 

@@ -1,4 +1,4 @@
-"""Take the screenshots of the console in docs/pictures/ (`make pictures`), with the example cluster of a web shop.
+"""Takes the screenshots of the console for docs/pictures/ (`make pictures`), with an example cluster of a web shop.
 
 A screenshot whose file is too large is reduced to 256 colours.
 """
@@ -25,7 +25,7 @@ CHARTS_ARE_DRAWN = "[...document.querySelectorAll('[data-chart]')].every(plot =>
 
 
 class Picture(NamedTuple):
-    """A screenshot to take: the page's path, and a text that the page shows once it is fully drawn."""
+    """A screenshot to take: its name, the page's path, and a text that the page shows when it is fully drawn."""
 
     name: str
     path: str
@@ -71,7 +71,8 @@ def take(browser: Browser, served: ServedConsole, picture: Picture) -> bytes:
 
 
 def make(folder: Path, wanted: list[str]) -> None:
-    """Take the screenshots named in `wanted`, or all screenshots, and write them into a folder."""
+    """Take the screenshots whose names are in `wanted`, or all screenshots if `wanted` is empty. Write them into a
+    folder."""
     folder.mkdir(parents=True, exist_ok=True)
     cluster = shop()
     cluster.errors["figures"] = RaymqError("the pictures have samples of their own")

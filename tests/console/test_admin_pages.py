@@ -1,5 +1,5 @@
-"""Tests of the pages about topics, groups and the cluster in a browser: by keyboard, refreshed, and while no broker
-answers."""
+"""Tests of the console's pages about topics, groups and the cluster, in a browser: with the keyboard, after a refresh,
+and while no broker answers."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ PAGES = {
 UNNAMED = """
 all => all.filter(one => !one.textContent.trim() && !one.labels?.length && !one.ariaLabel).map(one => one.outerHTML)
 """
-"""JavaScript that returns the fields, buttons and links without a name for screen readers."""
+"""JavaScript function that returns the form fields, buttons and links that have no name for screen readers."""
 
 
 class Served:
-    """A console of a fake cluster in memory, and the origin (URL) at which the console is served."""
+    """A console of a fake cluster in memory, with the console's origin (URL)."""
 
     def __init__(self, cluster: FakeCluster, app: Any, origin: str) -> None:
         self.cluster, self.app, self.origin = cluster, app, origin
@@ -178,7 +178,8 @@ def test_large_lists_are_shown_filtered_and_refreshed(browser: Browser):
         page.get_by_text("1\u202f000 topics").wait_for()
         page.goto("/groups")
         page.get_by_text("2\u202f000 groups").wait_for()
-        # a CSS selector instead of roles, because a browser takes seconds to compute the roles of 2,000 rows
+        # Find the rows with a CSS selector, not by role, because a browser takes seconds to compute the roles of 2,000
+        # rows.
         shown = page.locator("#groups-table tbody tr:not([hidden]) th")
         page.get_by_label("Filter groups").fill("g1999")
         expect(shown).to_have_text(["g1999"])

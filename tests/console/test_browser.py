@@ -1,5 +1,5 @@
-"""Tests that the browser fixture fails a test for each kind of page problem, such as a script error. Other tests rely
-on this behaviour."""
+"""Tests of the browser fixture: it fails a test if a page has a problem, such as a script error. Other tests rely on
+this."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ PAGES = {
 
 
 async def page_of(request: Request) -> Response:
-    """Return the requested page. The page "policy" has a Content-Security-Policy that forbids inline styles, like the
-    console's."""
+    """Return the requested page. The page "policy" has a Content-Security-Policy that forbids inline styles, as the
+    console's pages have."""
     name = request.path_params["name"]
     policy = {"Content-Security-Policy": "default-src 'self'"} if name == "policy" else {}
     icon = '<link rel="icon" href="data:,">'

@@ -1,5 +1,5 @@
-"""Tests of every page of the console: on a desktop and on a phone, with the keyboard only, and with attacks in every
-text."""
+"""Tests of every page of the console: on a desktop and on a phone, with the keyboard only, and with hostile text in
+every field."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tests.support.console.served_console import serving
 
 PLACE = "broker-a:0:1"
 NO_PAGES = ("/api/", "/healthz", "/favicon.ico", "/static", "/export", "/events", "/track", "/messages/body")
-"""Substrings of addresses that return something other than a page."""
+"""Parts of the console's URL paths that do not return a page."""
 PARAMETERS = {
     "/messages": {"topic": "TOPIC", "offset": PLACE},
     "/groups/{group}/reset": {"topic": "TOPIC", "to": "earliest"},
     "/groups/{group}/copy": {"topic": "TOPIC", "source": "GROUP"},
 }
-"""Query parameters for pages that show little without them, by path."""
+"""Query parameters by page path, for pages that show little without them."""
 IS_WIDER = "document.scrollingElement.scrollWidth > document.documentElement.clientWidth"
 NAMELESS = """[...document.querySelectorAll('input:not([type=hidden]), select, textarea, button, a')]
     .filter(one => !one.labels?.length && !one.textContent.trim() && !one.ariaLabel).map(one => one.outerHTML)"""
 
 
 def page_routes() -> Iterator[str]:
-    """Yield the paths of all pages of the console, from the router."""
+    """Yield the paths of all pages of the console, as its router lists them."""
     for route in console_routes():
         if isinstance(route, Route) and "GET" in (route.methods or ()) and not any(x in route.path for x in NO_PAGES):
             yield route.path

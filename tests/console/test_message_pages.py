@@ -1,5 +1,5 @@
-"""Tests of messages in a browser: searched, opened, sent, tailed, replayed and recalled. Elements are found only by
-role and name."""
+"""Tests of messages in the console with a browser: searched, opened, sent, tailed, replayed and recalled. The tests
+find page elements only by role and name."""
 
 from __future__ import annotations
 

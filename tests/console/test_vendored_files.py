@@ -1,5 +1,5 @@
-"""Tests that the console's third-party files are the published ones, and that the table of files, the folder and NOTICE
-agree."""
+"""Tests of the console's third-party files: each equals the published file, and the table of files, the folder and
+NOTICE agree."""
 
 from __future__ import annotations
 
@@ -37,5 +37,6 @@ def test_the_notice_names_every_package_its_version_and_its_licence():
 
 
 def test_no_file_names_a_source_map():
-    """A source map's address would make a browser's developer tools request the map, which does not exist."""
+    """No third-party file names a source map. Otherwise a browser's developer tools would request the map, which does
+    not exist."""
     assert [row[0] for row in rows() if b"sourceMappingURL" in (VENDOR / row[0]).read_bytes()] == []

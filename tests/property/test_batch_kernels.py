@@ -1,4 +1,5 @@
-"""Tests that the kernels for many records give the same results as the code for a single record."""
+"""Tests that the functions that process many records at once give the same results as the functions for a single
+record."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def is_ipv6_stored(batch: EncodedBatch) -> bool:
 def test_records_of_all_kinds_are_stamped_together_as_one_by_one(
     drawn: list[tuple[EncodedBatch, int]], physical_offset: int, ipv6_store: bool
 ) -> None:
-    # the first record of each batch whose host field has the size of this store's address (IPv4 or IPv6)
+    # Use the first record of each batch if its host field has the size of this store's address (IPv4 or IPv6).
     records = [
         (bytes(batch.records[: batch.sizes[0]]), offset)
         for batch, offset in drawn
@@ -99,7 +100,7 @@ def test_a_batch_is_stamped_as_its_records_are_one_by_one(
 
 
 def facts_one_by_one(batch: EncodedBatch) -> BatchFacts | None:
-    """Compute the facts of a batch record by record. Returns None if the batch is not valid."""
+    """Compute the batch's BatchFacts record by record. Returns None if the batch is not valid."""
     magic, topic_text = topic_part(batch.topic)
     data, end, rows, flags = bytes(batch.records), 0, [], []
     for size in batch.sizes.tolist():

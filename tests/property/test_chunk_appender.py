@@ -1,7 +1,8 @@
-"""Tests that appending a chunk as a block gives the same result as appending its records one by one, for random chunks.
+"""Tests that appending a chunk of log bytes as a block gives the same result as appending its records one by one, for
+random chunks.
 
-The chunks have producers, delayed messages, deleted topics, inner batches, odd records and damage. 200 logs;
-RAYMQ_SOAK=1 tests 8,000 logs, RAYMQ_RAW_APPEND_SEED repeats a single log.
+The chunks contain messages of several producers, delayed messages, messages of deleted topics, inner batches, unusual
+records and damage. 200 logs; RAYMQ_SOAK=1 tests 8,000 logs, RAYMQ_RAW_APPEND_SEED repeats a single log.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def random_log(dice: random.Random) -> Log:
 
 
 def chunks_of(log: Log, dice: random.Random) -> Iterator[tuple[int, bytes]]:
-    """Yield the log in chunks of random size, with their start offsets. Each chunk ends at the end of a record or of a
-    file."""
+    """Yield the log in chunks of random size, each with its start offset. Each chunk ends at the end of a record or of
+    a log file."""
     for index, data in enumerate(log.files):
         first, full = index * FILE_BYTES, index + 1 < len(log.files)
         file = bytes(data).ljust(FILE_BYTES, b"\0") if full else bytes(data)
@@ -67,8 +68,8 @@ def damaged(data: bytes, dice: random.Random) -> bytes:
 
 
 def outcome(store: MessageStore, physical_offset: int, data: bytes) -> str:
-    """Append the chunk from memory that is overwritten afterwards. Returns the text of the error, or an empty
-    text."""
+    """Append the chunk to the store from a buffer that is overwritten afterwards. Returns the error's text, or an empty
+    text if the append succeeds."""
     memory = bytearray(data)
     try:
         store.chunks.append_chunk(physical_offset, memoryview(memory))
@@ -111,8 +112,8 @@ def directory() -> Iterator[Path]:
 
 
 def run(seed: int, directory: Path) -> int:
-    """Append a random log to two stores, by blocks and record by record, and compare them. Returns the number of
-    appended blocks."""
+    """Append a random log to two stores, to one in blocks and to the other record by record, and compare the stores.
+    Returns the number of appended blocks."""
     dice, taken = random.Random(seed), 0
     log = random_log(dice)
     changes = {

@@ -1,5 +1,5 @@
-"""Tests of the command line's output for texts that come from outside, such as message properties. The texts may have
-any characters."""
+"""Tests of the command line's output of texts from outside, such as message properties, which may contain any
+characters."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Admin:
 
 
 def strings(value: Any) -> list[str]:
-    """Return all texts that a JSON value contains."""
+    """Return all strings inside a JSON value."""
     if isinstance(value, str):
         return [value]
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
@@ -164,7 +164,7 @@ def test_wrong_usage_is_shown_without_control_characters(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["raymq", *arguments])
-    # lets monkeypatch restore sys.stdout, which the console script replaces
+    # This call makes monkeypatch restore sys.stdout after the test, because the console script replaces it.
     monkeypatch.setattr(sys, "stdout", sys.stdout)
     monkeypatch.setattr(out, "width", 200)
     with pytest.raises(SystemExit) as ended:

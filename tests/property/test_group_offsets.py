@@ -1,5 +1,5 @@
-"""Tests of committed offsets: they advance; only permitted callers move them back; a member that lost its queue
-cannot."""
+"""Tests of a group's committed offsets: they advance, and only permitted callers move them back. A member that lost a
+queue cannot change the queue's committed offset."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MEMBERS = st.integers(0, 3)
 
 
 class CommittedOffsets(RuleBasedStateMachine):
-    """Members of one group take a queue from each other, commit, seek and die. Offsets are reset, and the broker
-    restarts.
+    """State machine of one group's committed offset. Members take a queue from each other, commit, seek and die.
+    Offsets are reset, and the broker restarts.
 
-    `held` has each member's view of the queue, generation and reset version. A member may not know that it lost the
-    queue.
+    `held` has each member's view of the queue, generation and reset version. A member may still believe that it owns a
+    queue that it lost.
     """
 
     def __init__(self) -> None:

@@ -1,12 +1,13 @@
 """Tests of process queues, compared with a simple model of a store, a listener and a broker.
 
 The store has a log per queue. The listener works, fails, is slow, is removed or dies. The broker keeps committed
-offsets and takes messages back. Queues are granted, revoked and reset, and retention deletes messages.
+offsets and accepts messages that the consumer sends back. Queues are granted, revoked and reset, and retention deletes
+messages.
 
 The laws: The committed offset never passes a message that was neither consumed, nor sent back, nor deleted. In order
 mode, no message of a queue is delivered before an earlier one, and only one task runs at a time. A fetched message is
-finished or held. In the end every message is consumed or sent back, and in order mode a crash repeats at most one full
-task.
+finished or still held by the consumer. In the end every message is consumed or sent back. In order mode, a crash
+repeats at most one full task.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ class Model:
         self.core = ProcessQueues(self.settings)
         self.now_s = 0.0
         self.first = dict.fromkeys(NAMES, 0)  # the first offset of each queue that retention has not deleted
-        # the end of the deleted offsets that the consumer was informed of, by queue
+        # By queue: the end of the range of deleted offsets that was reported to the consumer.
         self.gone = dict.fromkeys(NAMES, 0)
         self.end = dict.fromkeys(NAMES, 0)
-        # the offsets whose messages pass the consumer's tag filter
+        # By queue: the offsets whose messages pass the consumer's tag filter.
         self.wanted = {queue: {n for n in range(LENGTH) if chance.random() < 0.7} for queue in NAMES}
         self.stored = dict.fromkeys(NAMES, QueueOffset(0))
         self.done: dict[MessageQueue, set[int]] = {queue: set() for queue in NAMES}
-        # in order mode: the offset up to which messages are finished, by process queue
+        # in order mode, for each process queue: the offset up to which messages are finished
         self.place: dict[ProcessQueue, int] = {}
         self.flying: list[ConsumeTask] = []
         self.sending: list[SendBack] = []
@@ -64,7 +65,7 @@ class Model:
         self.generation = 1
         self.back()
 
-    # Steps of the store
+    # Steps of the simulated store
 
     def write(self) -> None:
         for queue in NAMES:
@@ -90,7 +91,7 @@ class Model:
             queue, offset, found, upto = self.chance.choice(self.answers[-6:])
             self.core.fetched(queue, offset, records_of(found), upto, self.now_s)
 
-    # Steps of the listener
+    # Steps of the simulated listener
 
     def deliver(self) -> None:
         for task in self.core.deliverable(self.now_s):
@@ -156,7 +157,7 @@ class Model:
     def back(self) -> None:
         self.core.listener_back()
 
-    # Steps of the broker
+    # Steps of the simulated broker
 
     def answer_send_back(self) -> None:
         if not self.sending:
@@ -204,11 +205,11 @@ class Model:
         queue = self.chance.choice(NAMES)
         at = self.stored[queue]
         self.stored[queue] = QueueOffset(self.chance.randint(0, self.end[queue]), at.reset_version + 1)
-        # After a reset, messages before the new offset count as consumed. Messages from the new offset on must be
-        # consumed once more.
+        # After an offset reset, the messages before the new offset count as consumed. Messages at and after the new
+        # offset must be consumed again.
         self.done[queue] = set(range(self.stored[queue].queue_offset))
 
-    # Steps of the group
+    # Steps of the simulated consumer group: queues are granted and revoked
 
     def grant(self) -> None:
         queue = self.chance.choice(NAMES)

@@ -1,13 +1,14 @@
 """Tests of a consumer group under random schedules: members join, leave, die and freeze, and the Rebalance actor
 restarts.
 
-Heartbeats and answers get lost or late. Members behave as raymq.common.protocol.membership requires. A member may
+Heartbeats and answers get lost or are late. Members behave as raymq.common.protocol.membership requires. A member may
 deliver its queues only while its lease lasts: FENCE_S from the moment at which it *sent* the last answered heartbeat.
 The laws, for any strategy:
 
-1. Two members never deliver from one queue at a time.
-2. After the faults, a subscriber holds every queue, and shares differ by at most one if the strategy promises it.
-3. From then on no queue moves.
+1. Two members never deliver from one queue at the same time.
+2. After the faults end, every queue has a subscriber as owner. The members' numbers of queues differ by at most one, if
+   the strategy promises it.
+3. From then on no queue changes its owner.
 4. A short heartbeat gets the answer of the full heartbeat, or a request for the full heartbeat.
 """
 
@@ -48,8 +49,8 @@ EVEN = STRATEGIES[:3]
 
 @dataclass
 class Member:
-    """A simulated group member. `releasing`: revoked queues, with the time at which the member finishes and commits
-    each queue."""
+    """A simulated group member. `releasing`: its revoked queues, each with the time at which the member finishes and
+    commits the queue."""
 
     name: str
     topics: frozenset[str]
@@ -86,10 +87,10 @@ class Group:
         )
         for topic, queues in QUEUES.items():
             self.core.set_queues(topic, queues, {"broker-a": "room-a", "broker-b": "room-b"})
-        self.late = []  # drops late heartbeats, because calls to the old process fail
+        self.late = []  # a restart drops late heartbeats, because calls to the old process fail
 
     def join(self) -> None:
-        # a name may be used again, because restarted Pull actors keep their names
+        # A new member may have the name of an earlier member, because restarted Pull actors keep their names.
         name = f"m{self.chance.randrange(5)}"
         if name not in self.members:
             topics = self.chance.choice([{"orders"}, {"orders", "audit"}, {"orders", "audit"}])
@@ -100,8 +101,8 @@ class Group:
         return self.sequence
 
     def beat(self, member: Member, fate: str = "answered") -> None:
-        """Run one turn of a member's thread: fence, release finished queues, send a heartbeat, apply the returned
-        assignment."""
+        """Run one turn of a member's heartbeat thread: fence, release finished queues, send a heartbeat, apply the
+        returned assignment."""
         if self.now_s < member.frozen_until_s:
             return
         if self.now_s >= member.lease_s:
@@ -144,8 +145,8 @@ class Group:
             member.releasing[queue] = self.now_s + self.chance.choice([0.0, 0.0, 1.0, 6.0])
 
     def check_short(self, member: Member, heartbeat: GroupHeartbeat) -> None:
-        """If the heartbeat equals the previous one, send a short heartbeat to a copy of the RebalanceGroup and check
-        the answer."""
+        """If a member's heartbeat equals its previous heartbeat, send a short heartbeat to a copy of the RebalanceGroup
+        and check the answer."""
         said, heard = member.said, member.heard
         if said is None or heard is None or heard.queues != heartbeat.holding:
             return
@@ -178,8 +179,8 @@ class Group:
             self.core.heartbeat(farewell, self.now_s)
 
     def pass_time(self, seconds: float, busy: Member | None = None) -> None:
-        """Advance the clock in steps of 1 s. In each step, late heartbeats arrive and all members except `busy` send
-        heartbeats."""
+        """Advance the simulated clock in steps of 1 s. In each step, delayed heartbeats arrive, and all members except
+        `busy` send heartbeats."""
         end_s = self.now_s + seconds
         while self.now_s < end_s:
             self.now_s = min(end_s, self.now_s + 1.0)
@@ -192,7 +193,8 @@ class Group:
                 self.check()
 
     def trouble(self) -> None:
-        """Run one random event: a join, a leave, a kill, a freeze, a restart, or a heartbeat that may get lost."""
+        """Run one random event in the group: a join, a leave, a kill, a freeze, a restart, or a heartbeat that may get
+        lost."""
         member = self.chance.choice(list(self.members.values())) if self.members else None
         event = self.chance.random()
         if member is None or event < 0.15:
@@ -200,7 +202,7 @@ class Group:
         elif event < 0.2:
             self.leave(member)
         elif event < 0.25:
-            del self.members[member.name]  # a killed member sends no farewell
+            del self.members[member.name]  # a killed member does not send the heartbeat that leaves the group
         elif event < 0.35:
             member.frozen_until_s = self.now_s + self.chance.uniform(1.0, 30.0)
         elif event < 0.4:
@@ -236,8 +238,8 @@ def run(seed: int, events: int = 25) -> int:
         group.trouble()
     for member in group.members.values():
         member.frozen_until_s = 0.0
-    # The time covers the sessions of dead members, a grace period, a late heartbeat of a departed member with its
-    # session, and the slowest release.
+    # Wait until all effects of faults end: sessions of dead members, a grace period, a late heartbeat of a departed
+    # member with its session, and the slowest queue release.
     group.late.clear()
     group.pass_time(2 * SESSION_TIMEOUT_S + 12.0)
     group.check_settled()

@@ -1,5 +1,5 @@
-"""Tests of the record format: decoding returns the encoded values, damage is reported, and columns and rows
-agree."""
+"""Tests of the record format: decoding returns the encoded values, readers report damage, and reading by columns equals
+reading by rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ COMPRESSIONS = st.builds(Compression, st.sampled_from(CompressionType), threshol
 
 @dataclass(frozen=True)
 class Stored:
-    """A batch as a store keeps it, and the messages and ids from which the batch was encoded."""
+    """A batch as a store keeps it, with the messages and ids that were encoded."""
 
     messages: list[Message]
     ids: list[str]
@@ -188,7 +188,7 @@ def outcome(call: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def check_every_reader(data: bytes, position: int) -> None:
-    """Check that readers raise nothing but RecordError, and agree on which bytes are records with readable
+    """Check that all record readers raise nothing but RecordError, and agree on which bytes are records with readable
     bodies."""
     check = check_record(data, position, check_crc=False)
     checked = check_record(data, position)
@@ -207,7 +207,7 @@ def check_every_reader(data: bytes, position: int) -> None:
             strict = outcome(decode_record, data, position, broker_name="broker-a", check_crc=check_crc)
             [found] = read_messages(data, starts, broker_name="broker-a", check_crc=check_crc)
             assert (found.body_error is not None) == (strict is RecordError)
-            # a complete record may still be reported as damaged, by its property CRC
+            # The property CRC may show that a complete record is damaged, even if all other checks pass.
             changed = whole and check_crc and not seal_holds(data[position : position + check.size])
             assert found.record_damaged == (not whole) or (changed and found.record_damaged)
             assert strict in (RecordError, found)

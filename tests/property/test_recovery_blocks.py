@@ -1,5 +1,5 @@
-"""Tests that recovery in blocks gives the same reports and results as recovery record by record, for random logs with
-damage.
+"""Tests that recovery in blocks gives the same damage reports and the same store as recovery record by record, for
+random logs with damage.
 
 125 logs. RAYMQ_SOAK=1 tests 5,000 logs; RAYMQ_RECOVERY_SEED repeats a single log.
 """
@@ -41,7 +41,8 @@ def settings(dice: random.Random) -> dict[str, int | bool]:
 
 
 def make_store(dice: random.Random, root: Path, changes: dict[str, int | bool]) -> None:
-    """Write a store's files before a recovery: a log, and queue files that cover all, some or none of the log."""
+    """Write the files of a store that needs recovery: a log, and queue files that cover all, some or none of
+    the log."""
     log = Log(dice)
     log.write(dice.choice((0, 3, 30, 100)))
     log.put(root)
@@ -98,7 +99,7 @@ def state_of(store: MessageStore, root: Path) -> dict[str, object]:
 
 
 def outcomes(root: Path, changes: dict[str, int | bool]) -> dict[str, object]:
-    """Open the store. Returns the store's state after the recovery."""
+    """Open the store, which recovers its files. Returns the state of the store after the recovery."""
     store = open_store(root, **changes, flush_interval_consume_queue_ms=60_000)
     try:
         return state_of(store, root)

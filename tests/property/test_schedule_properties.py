@@ -1,8 +1,9 @@
 """Tests of delayed messages on a simulated clock: any levels and times, restarts, crashes, a clock that jumps.
 
 The decisions (storage.schedule.delay_queues, storage.dispatch.delivery_progress) run on a model of the log: a list of
-puts and deliveries, in order. A crash keeps a prefix of the list, and the progress that was saved before. The laws:
-everything in the log is delivered once, never before its time, and each level in its order.
+puts and deliveries, in order. A crash keeps the first part of the list, and the delivery progress that was saved
+before. The laws: every message in the log is delivered once and never before its time. Each delay level is delivered in
+order.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Entry:
 
 
 class Files:
-    """Stand-in for storage.files.config_files that keeps the files' texts in memory."""
+    """Stand-in for storage.files.config_files that keeps the contents of the files in memory."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
@@ -71,8 +72,8 @@ class Queue:
 
 
 class Model:
-    """Model of a store with delayed messages (log, queue units, delivery progress), and of the scheduler's rounds over
-    the store."""
+    """Model of a store with delayed messages (log, consume-queue entries, delivery progress), and of the scheduler's
+    rounds over the store."""
 
     def __init__(self, held_max: int, window_ms: int, chunk: int) -> None:
         self.held_max, self.window_ms, self.chunk = held_max, window_ms, chunk
@@ -85,8 +86,8 @@ class Model:
         self.start([])
 
     def start(self, log: list[Entry]) -> None:
-        """Open the model store with `log`: rebuild the queue units from the log, and the delivery progress from the
-        files and the log."""
+        """Open the model store with `log`. Rebuilds the consume-queue entries from the log, and the delivery progress
+        from its saved files and the log."""
         self.log = []
         self.units: dict[Source, list[int]] = {}
         self.numbers: dict[Source, list[int]] = {}
@@ -134,8 +135,8 @@ class Model:
             progress = self.deliveries.get(source)
 
             def codes(first: int, count: int) -> np.ndarray:
-                # a file has seven units, and a read stops at a file's end, so a read may return fewer units than
-                # requested
+                # A queue file has seven entries, and a read stops at the end of a file. So a read may return fewer
+                # entries than requested.
                 return np.array(self.units[source][first : min(first + count, first - first % 7 + 7)], np.int64)
 
             if topic == SCHEDULE_TOPIC:
@@ -180,12 +181,12 @@ class Model:
         self.saved_log = len(self.log)
 
     def crash(self, lose: int) -> None:
-        """Restart without the last `lose` records of the log. Records from before the last save of the progress are on
-        disk and stay."""
+        """Restart the model store without the last `lose` records of the log. Records from before the last save of the
+        delivery progress are on disk and stay."""
         self.start(self.log[: max(len(self.log) - lose, self.saved_log)])
 
     def finish(self) -> None:
-        """Advance the clock and run rounds until no message can wait any more."""
+        """Advance the clock and run delivery rounds until no delayed message can be left."""
         self.clock_ms = max(self.clock_ms, self.store_ms)
         for _ in range(45):
             while self.round():
@@ -208,7 +209,7 @@ class Model:
 
 
 ahead = st.one_of(
-    st.integers(-5000, 5000),  # the clock of a producer may be late or early
+    st.integers(-5000, 5000),  # a producer's clock may be slow or fast
     st.integers(1, 3 * HOUR_MS),
     st.integers(1, 40 * DAY_MS),
     st.sampled_from([1000, 1000, 60_000, DAY_MS, DAY_MS + HOUR_MS, DAY_MS + HOUR_MS + 1]),
@@ -265,7 +266,8 @@ def test_each_message_is_delivered_once_and_not_before_its_time(work, held_max, 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_timer_queue_sorts_by_time_and_keeps_within_its_memory_limit(monkeypatch, seed):
-    """Compares the timer queue with sorting all units at once. The test adds units during the run."""
+    """A timer queue returns entries in the order of a sort of all entries, within its memory limit. The test adds
+    entries while the queue runs."""
     monkeypatch.setattr(schedule, "SCAN_UNITS", 50)
     monkeypatch.setattr(schedule, "_FRESH_MAX", 20)
     dice = random.Random(seed)

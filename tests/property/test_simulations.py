@@ -1,5 +1,5 @@
-"""Run each simulation with a few seeds. tests/chaos/simulation runs all seeds, and checks that they find
-planted bugs."""
+"""Tests that run each simulation with a few seeds. tests/chaos/simulation runs all seeds, and checks that the
+simulations find planted bugs."""
 
 from __future__ import annotations
 

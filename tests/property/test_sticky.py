@@ -1,8 +1,9 @@
-"""Tests of the STICKY strategy over several topics, compared with all plans on small groups, and with AVG on large
-groups.
+"""Tests of the STICKY strategy over several topics, compared with all possible assignments (plans) for small groups,
+and with the AVG strategy for large groups.
 
-Three numbers judge each plan, the first with the highest priority: whether any topic has shares that differ by more
-than one, the sum of squares of the members' totals, and the moved queues. STICKY must reach the minimum of all plans.
+Three numbers judge each plan, the first with the highest priority: whether the members' shares of any topic differ by
+more than one, the sum of the squares of the members' totals, and the number of moved queues. STICKY must reach the
+minimum of all plans.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def make_queues(counts: dict[str, int]) -> Queues:
 
 @st.composite
 def groups(draw, topics: int, members: int, queues: int) -> tuple[Queues, Subscribers, Owners]:
-    """Hypothesis strategy for topics, their subscribers, and the present owner of each queue. An owner may have left,
-    and a queue may have no owner."""
+    """Hypothesis strategy for topics, their subscribers, and the present owner of each queue. An owner may have left
+    the group, and a queue may have no owner."""
     names = [f"t{number}" for number in range(draw(st.integers(1, topics)))]
     people = [f"m{number}" for number in range(draw(st.integers(1, members)))]
     by_topic = make_queues({name: draw(st.integers(1, queues)) for name in names})
@@ -53,8 +54,8 @@ def uneven(counts: Counter[str], members: list[str]) -> int:
 
 
 def moved(after: Owners, present: Owners) -> int:
-    """Return the number of queues that their present owner loses. Queues without an owner do not count, because every
-    plan assigns them."""
+    """Return the number of queues whose present owner loses the queue. Queues without an owner do not count, because
+    every plan assigns them."""
     return sum(after[queue] != member for queue, member in present.items())
 
 
@@ -63,10 +64,10 @@ def squares(totals: Counter[str]) -> int:
 
 
 def best_of_all_plans(queues: Queues, subscribers: Subscribers, present: Owners) -> tuple[int, int]:
-    """Return the minimum (sum of squares, moves) over all plans that are balanced in each topic.
+    """Return the minimum (sum of squares, moves) over all assignment plans that are balanced in each topic.
 
-    In each topic a plan chooses the members that get one queue more than the others. A plan's moves are the queues that
-    members hold beyond their new shares.
+    In each topic a plan chooses the members that get one queue more than the others. A plan's moves are the number of
+    queues that members hold beyond their new shares.
     """
     choices = []
     for name, some in queues.items():
@@ -100,8 +101,8 @@ def test_no_equally_even_plan_moves_fewer_queues(group):
 
 
 def test_the_count_of_all_plans_equals_trying_each_single_assignment():
-    """`best_of_all_plans` counts shares only. This test checks it by trying every assignment of every queue to a
-    subscriber."""
+    """`best_of_all_plans` only counts the queues of each member. This test compares its result with trying every
+    assignment of every queue to a subscriber."""
     chance = random.Random(7)
     for _ in range(60):
         queues = make_queues({"t0": chance.randint(1, 4), "t1": chance.randint(1, 3)})
@@ -155,8 +156,8 @@ def test_totals_differ_by_one_at_most_if_all_members_subscribe_to_the_same_topic
 @settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(groups(topics=5, members=6, queues=12), st.randoms(use_true_random=False))
 def test_the_plan_does_not_change_while_it_is_carried_out(group, chance: random.Random):
-    """The test computes the plan again in the middle of the moves: some queues have their new owner, some have none,
-    some still have the old owner."""
+    """The assignment plan stays the same while members carry it out. The test computes the plan again when some queues
+    have their new owner, some have no owner, and some have the old owner."""
     queues, subscribers, present = group
     plan = owners(allocate_sticky(queues, subscribers, present, {}))
     now = dict(present)
@@ -182,7 +183,8 @@ def test_the_order_of_topics_queues_and_members_does_not_matter(group, chance: r
 
 @pytest.mark.parametrize("members", [3, 10, 40])
 def test_a_join_and_a_death_move_the_minimum_number_of_queues(members):
-    """The minimum is the new member's share after a join, and the dead member's queues after a death."""
+    """A join moves only as many queues as the new member's share, and a death moves only the dead member's
+    queues."""
     queues = make_queues({"orders": members * 7 + 3})
     people = [f"m{number:02}" for number in range(members)]
     before = owners(allocate_sticky(queues, {"orders": people}, {}, {}))

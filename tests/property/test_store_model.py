@@ -1,7 +1,7 @@
 """Tests of the store, compared with a model that is a list of messages per queue.
 
-The test's rules append, send again, fetch, delete topics, let messages age, stop or kill the store, cut the power, and
-truncate the log. After each step the store and the model must agree.
+The test's rules append messages, repeat appends, fetch, delete topics, delete old files, stop or kill the store, cut
+the power, and truncate the log. After each step the store and the model must agree.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ QUEUES = [(topic, queue_id) for topic in TOPICS for queue_id in (0, 1)]
 TAGS = [None, "red", "blue"]
 
 DETECTED = ("size", "magic", "physical offset", "body size", "body", "topic size")
-"""Fields of a record whose damage recovery or a reader always detects."""
+"""Record fields in which recovery or a reader always detects damage."""
 
 queues = st.sampled_from(QUEUES)
 tags = st.sampled_from(TAGS)
 
 
 class Stored(NamedTuple):
-    """A message in the model. Its queue offset is its index in the queue's list."""
+    """A message in the model. The message's queue offset is its index in the model's list of the queue."""
 
     body: bytes
     tag: str | None
@@ -63,7 +63,8 @@ def physical_offsets(batch: EncodedBatch, result: AppendResult) -> list[int]:
 class StoreAgainstModel(RuleBasedStateMachine):
     """Random operations on a store and on its model. Messages that retention deleted stay in the model.
 
-    The store must return a message if its record is after the log's first byte. The store must never reuse an offset.
+    The store must return a message if its record is at or after the log's first byte. The store must never reuse an
+    offset.
     """
 
     def __init__(self) -> None:
@@ -90,7 +91,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.power_on()
 
     def power_on(self) -> None:
-        """Open the store on a fake disk that can lose all data that was not flushed."""
+        """Open the store on a fake disk that can lose all bytes that were not flushed."""
         self.root.parent.mkdir(exist_ok=True)
         dice = random.Random(self.generation)
         self.disk = LossyDisk(self.root.parent, dice, lose_at=-1, on_loss=lambda: None)
@@ -99,12 +100,12 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.store = open_store(self.root, **self.changes)
 
     def power_off(self) -> None:
-        """Close the store and remove the fake disk, as when the process ends."""
+        """Close the store and remove the fake disk, as at the end of a process."""
         self.store.close()
         self.plug.__exit__(None, None, None)
 
     def go_on_with(self, prepare: Callable[[Path], None]) -> None:
-        """Let `prepare` make a new directory from the present one. Closes the store and opens the new
+        """Close the store, let `prepare` make a new store directory from the present one, and open the store in the new
         directory."""
         old = self.root.parent
         self.generation += 1
@@ -146,8 +147,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
             self.model[queue] += [Stored(body, tag, offset) for body, offset in offsets]
             self.last_batch[queue] = batch, before[queue]
 
-    # A rule's condition may depend on what the store's threads have written by then. As a precondition, the condition
-    # could change when Hypothesis repeats an example. So the rule returns without an effect instead.
+    # This rule returns early instead of using a precondition. Its condition may depend on what the store's threads have
+    # written, so it could change when Hypothesis repeats an example.
     @rule(queue=queues)
     def send_again(self, queue: tuple[str, int]) -> None:
         if queue not in self.last_batch:
@@ -184,8 +185,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         assert self.store.log.starts == starts[deleted:]
         for queue, (_, offset) in list(self.last_batch.items()):
             if self.model[queue][offset].physical_offset < self.log_start:
-                # the store recognizes a repeat of this batch only while a snapshot contains the batch, so the test does
-                # not repeat it
+                # The store recognizes a repeat of this batch only while a snapshot contains the batch, so the test must
+                # not send the batch again.
                 del self.last_batch[queue]
 
     @rule(queue=queues, back=st.integers(1, 100))
@@ -213,8 +214,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def kill_and_open(self) -> None:
-        """Open a copy of the directory as SIGKILL leaves it. The store that counts as killed never writes to
-        the copy."""
+        """Open a copy of the store's directory in the state that SIGKILL leaves. The killed store never writes to the
+        copy."""
         root = self.root
         self.go_on_with(lambda target: killed_copy(root, target) and None)
         assert self.store.status().cut_bytes == 0
@@ -222,7 +223,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @rule()
     def lose_power_and_open(self) -> None:
         """Cut the power and open the store. With SYNC_FLUSH no message is lost; with ASYNC_FLUSH each queue keeps a
-        prefix."""
+        prefix of its messages."""
         self.disk.lose_now()
         disk = self.disk
 
@@ -232,7 +233,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
         self.go_on_with(write)
         if self.store.status().holes:
-            # bytes that were not flushed are lost before other bytes that are on disk, which only ASYNC_FLUSH allows
+            # Unflushed bytes were lost although later bytes are on disk, which only ASYNC_FLUSH allows.
             assert not self.sync
             self.check_what_is_left()
             self.begin_anew()
@@ -258,13 +259,13 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1))
     def cut_the_log_and_open(self, share: float) -> None:
-        """Damage all bytes from a random record to the log's end. Each queue must keep the messages before that
+        """Damage all bytes from a random record to the log's end. Each queue must keep its messages before that
         record."""
         end = self.store.status().max_physical_offset
         self.store.close()
         file_bytes = self.changes["mapped_file_size_commit_log_bytes"]
-        # Recovery after a clean stop reads only the last file, so only records in that file are damaged. The last file
-        # may contain only records of a deleted topic; nothing is damaged in that case.
+        # Recovery after a clean stop reads only the last log file, so the test damages only records in that file. If
+        # the last file contains only records of a deleted topic, the test damages nothing.
         last = [offset for offset in self.offsets_left() if offset // file_bytes == (end - 1) // file_bytes]
         if last:
             offset = last[min(int(len(last) * share), len(last) - 1)]
@@ -278,7 +279,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1))
     def truncate_the_log_and_open(self, share: float) -> None:
-        """Truncate the log at a random record, as a replica does whose log is longer than its master's."""
+        """Truncate the log at a random record, as a replica does if its log is longer than its master's log."""
         end = self.store.status().max_physical_offset
         offsets = [*self.offsets_left(), end]
         self.store.close()
@@ -293,8 +294,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
     def damage_one_record_and_mend_it(self, share: float, field: str, killed: bool) -> None:
         """Flip a bit of a record while the store is closed, and restore the bit later.
 
-        With the flipped bit, all other messages are readable, and the damaged message is reported or correct. After the
-        bit is restored, all messages are readable.
+        While the bit is flipped, all other messages are readable, and the damaged message is correct or reported as
+        damaged. After the bit is restored, all messages are readable.
         """
         offsets = self.offsets_left()
         if not offsets:
@@ -319,7 +320,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.forget_repeats()
 
     def go_on_with_flipped(self, offset: int, field: str) -> None:
-        """Continue with a copy of the directory in which a bit of a record is flipped."""
+        """Open a copy of the store's directory in which a bit of a record is flipped, and continue the test with the
+        copy."""
         root, file_size = self.root, self.changes["mapped_file_size_commit_log_bytes"]
         self.go_on_with(lambda target: flip(killed_copy(root, target), offset, field, file_size=file_size))
 
@@ -334,24 +336,24 @@ class StoreAgainstModel(RuleBasedStateMachine):
         return self.model[queue][self.min_offset(queue) :]
 
     def forget_what_is_behind_the_end(self) -> None:
-        """Remove the messages that the log has lost from the model's queues, after checking that each queue lost only
-        messages after the log's end."""
+        """Remove the messages that the log has lost from the model. First checks that each queue lost only messages
+        after the log's end."""
         log_end = self.store.status().max_physical_offset
         for queue, messages in self.model.items():
             end = self.store.queues.bounds(*queue).max_offset
             assert end == sum(message.physical_offset < log_end for message in messages)
             if end < len(messages):
                 del messages[end:]
-                # skips sequence numbers, as if the producer had given up some messages
+                # Skip sequence numbers, as if the producer had given up some messages.
                 self.next_sequence[queue] += 1000
         self.forget_repeats()
 
     def forget_repeats(self, damaged: int = -1) -> None:
-        """Drop the batches whose repeats a store without a usable snapshot may not recognize from the batches to send
-        again.
+        """Remove batches that a store without a usable snapshot may not recognize as repeats from the list of batches
+        to send again.
 
         docs/design.md, "Repeats after damage", names these batches: the batches outside of the last two files of the
-        log. The producer of a damaged record may be unreadable.
+        log. The producer id of a damaged record may be unreadable.
         """
         known_from = min(self.store.log.starts[-2:], default=0)
         for queue, (batch, offset) in list(self.last_batch.items()):
@@ -362,7 +364,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @invariant()
     def every_queue_is_as_in_the_model(self) -> None:
         if hasattr(self, "store"):
-            # A power cut may restore the oldest log files that retention deleted, but never removes more files.
+            # After a power cut, old log files that retention deleted may exist again, but no further files are missing.
             log_start = self.store.status().min_physical_offset
             assert log_start <= self.log_start
             self.log_start = log_start
@@ -379,8 +381,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
 
 TestStoreAgainstModel = StoreAgainstModel.TestCase
-# On a busy machine the examples take several minutes. The usual timeout would then look like a failure of the last
-# example.
+# On a busy machine the Hypothesis examples take several minutes. With the usual timeout, the last example would seem to
+# fail.
 TestStoreAgainstModel.pytestmark = [pytest.mark.timeout(1800)]
 TestStoreAgainstModel.settings = settings(
     max_examples=examples(60), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)

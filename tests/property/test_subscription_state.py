@@ -1,12 +1,13 @@
 """Tests of SubscriptionState, compared with a simple model of stores, a group, brokers and a program.
 
-The model has a log per queue, a group that grants and revokes, the brokers' real rules for commits, and an
-administrator who resets. The program polls, seeks, pauses and commits, or acknowledges each message, in any order.
-Answers arrive late.
+The model has a log per queue, a group that grants and revokes queues, the brokers' real rules for commits, and an
+administrator who resets offsets. The program polls, seeks, pauses and commits, or acknowledges each message, in any
+order. Answers arrive late.
 
 The laws: A poll returns exactly the next messages of a queue, in order. A paused or revoked queue returns nothing. No
-offset is committed before the program has finished with its message, or beyond the position. Committed offsets go back
-only by a seek or a reset. In the end every message was returned, unless a seek or a reset skipped it.
+offset is committed before the program has finished with its message, or beyond the consumer's position. Committed
+offsets move back only after a seek or a reset. In the end every message was returned, unless a seek or a reset skipped
+it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Model:
         self.generation = 1
         self.granted: set[MessageQueue] = set()
         self.end = dict.fromkeys(NAMES, 0)
-        # the offsets whose messages pass the consumer's tag filter
+        # By queue: the offsets whose messages pass the consumer's tag filter.
         self.wanted = {queue: {n for n in range(LENGTH) if self.chance.random() < 0.8} for queue in NAMES}
         self.table, self.owners = OffsetTable(), Owners()
         # for each held queue: the next offset that a poll must return
@@ -60,13 +61,13 @@ class Model:
         self.finished: dict[MessageQueue, int] = {}
         self.out: dict[MessageQueue, int] = {}  # for each queue: the end of the messages that the last poll returned
         self.unacknowledged: dict[MessageQueue, set[int]] = {queue: set() for queue in NAMES}
-        # for each queue: the version of the last reset that the program has received
+        # For each queue: the version of the last offset reset that the program has received.
         self.version: dict[MessageQueue, int] = {}
-        self.allowed: set[MessageQueue] = set()  # queues whose committed offset may go back, because of a seek
+        self.allowed: set[MessageQueue] = set()  # queues whose committed offset may move back because of a seek
         self.reads: list[tuple[MessageQueue, int, int]] = []
         self.commits: list[tuple[dict[MessageQueue, OffsetCommit], CommitAnswer]] = []
 
-    # Steps of the group
+    # Steps of the simulated consumer group
 
     def heartbeat(self) -> None:
         self.core.assignment_received(GroupAssignment(self.generation, frozenset(self.granted), 1), self.now_s)
@@ -98,7 +99,7 @@ class Model:
         self.allowed.discard(queue)
 
     def forget(self, queue: MessageQueue) -> None:
-        """Drop the program's unfinished messages of a queue from the model."""
+        """Drop the messages of a queue that the program has not finished from the model."""
         self.out.pop(queue, None)
         self.unacknowledged[queue].clear()
 
@@ -107,7 +108,8 @@ class Model:
         for queue in self.core.release(self.now_s):
             assert queue not in self.granted, f"{queue} is let go while it is granted"
             if queue not in held:
-                continue  # the queue is released before its start offset was received, so nothing was read from it
+                # the queue was released before the consumer received its start offset, so nothing was read from it
+                continue
             assert queue not in self.out, f"{queue} is let go while the program is at it"
             if self.auto:
                 known = self.table.get(GROUP, "orders", queue.queue_id)
@@ -121,7 +123,7 @@ class Model:
         assert not self.core.assigned_queues
         self.heartbeat()
 
-    # Steps of the stores
+    # Steps of the simulated stores
 
     def write(self) -> None:
         for queue in NAMES:
@@ -130,7 +132,8 @@ class Model:
     def ask(self) -> None:
         wanted = self.core.wanted()
         assert not set(wanted) & set(self.core.paused)
-        # the change happens between choosing the queues and making the requests
+        # A seek, a pause or a revocation may happen after the consumer chose the queues and before it makes the
+        # requests.
         if self.trouble and self.chance.random() < 0.1:
             self.chance.choice([self.seek, self.pause, self.revoke])()
         requests = {queue: self.core.request(queue, offset) for queue, offset in wanted.items()}
@@ -144,15 +147,15 @@ class Model:
             self.core.fetched(queue, offset, fetched_of(found, max(upto, offset)))
         del self.reads[:4]
 
-    # Steps of stores on the consumer's node
+    # Steps of the simulated stores on the consumer's node
 
     def change_way(self) -> None:
         queue = self.chance.choice(NAMES)
         self.chance.choice([self.core.read_in_place, self.core.read_by_fetches])(queue)
 
     def look(self) -> None:
-        """Answer a watch with the ends of all queues that are read in place. A queue's position may have moved since
-        the request."""
+        """Answer a watch of queue ends: report the end offset of each queue whose files the consumer maps. A queue's
+        position may have moved since the request."""
         waits = self.core.waits()
         if self.trouble and self.chance.random() < 0.1:
             self.chance.choice([self.seek, self.pause, self.revoke, self.change_way])()
@@ -161,7 +164,8 @@ class Model:
                 self.core.read_by_fetches(queue)
 
     def read(self) -> None:
-        """Read a queue's mapped files, in one or two parts. The position may move during the read."""
+        """Read a queue's memory-mapped files, in one or two parts. The consumer's position may move during the
+        read."""
         turn = self.core.next_unread(self.chance.choice([1, 3, 500]))
         if turn is None:
             assert not self.core.has_unread
@@ -177,8 +181,8 @@ class Model:
         self.core.fetched(queue, request.queue_offset, *found)
 
     def check_tables(self) -> None:
-        """Check that the tables that SubscriptionState updates incrementally equal tables computed from every queue's
-        state."""
+        """Check the tables that SubscriptionState updates incrementally: each equals a table that is computed anew from
+        the states of all queues."""
         core, queues = self.core, self.core._queues
         assert set(core._buffered) == {queue for queue, one in queues.items() if one.buffered}
         assert set(core._unread) == {queue for queue, one in queues.items() if one.unread}
@@ -197,7 +201,7 @@ class Model:
         assert core._buffered_count == sum(fetched.count for one in queues.values() for fetched in one.buffered)
         assert core._buffered_bytes == sum(one.buffered_bytes for one in queues.values())
 
-    # Steps of the program
+    # Steps of the simulated program
 
     def poll(self) -> None:
         self.core.poll_begins(self.now_s)
@@ -207,7 +211,7 @@ class Model:
             for queue in self.held():
                 self.finished[queue] = self.place[queue]
         slices = self.core.peek(self.chance.choice([1, 3, 500]))
-        if self.chance.random() < 0.2:  # the change happens while the poll decodes its messages
+        if self.chance.random() < 0.2:  # a seek, a pause or a revocation may happen while the poll decodes its messages
             self.chance.choice([self.seek, self.pause, self.reset, self.revoke, self.fall_silent])()
         for part in slices:
             if self.core.is_current(part):
@@ -223,15 +227,15 @@ class Model:
             self.follow(part.queue)
 
     def follow(self, queue: MessageQueue) -> None:
-        """Update the offset up to which the program has finished: its first unacknowledged message of the
-        queue."""
+        """Set the offset up to which the program has finished a queue's messages: the offset of its first
+        unacknowledged message."""
         left = self.unacknowledged[queue]
         self.finished[queue] = min(left, default=self.place[queue])
         if not left:
             self.out.pop(queue, None)
 
     def acknowledge(self) -> None:
-        """Acknowledge some random messages of each queue, even if the consumer has lost the queue."""
+        """Acknowledge some random messages of each queue, even if the consumer no longer owns the queue."""
         for queue, left in self.unacknowledged.items():
             some = set(self.chance.sample(sorted(left), self.chance.randint(0, len(left))))
             self.core.acknowledge({queue: some})
@@ -283,10 +287,10 @@ class Model:
             self.core.finish({queue: offset})
             self.finished[queue] = max(self.finished[queue], offset)
 
-    # Steps of the brokers
+    # Steps of the simulated brokers
 
     def commit(self) -> None:
-        """Send a commit to the broker, unless another commit is in flight."""
+        """Send a commit of the consumer to the broker, unless another commit is in flight."""
         if not self.commits:
             commits = self.core.uncommitted()
             self.commits.append((commits, self.broker(commits)))
@@ -314,7 +318,7 @@ class Model:
         self.commits.clear()
 
     def noted(self, answer: CommitAnswer) -> CommitAnswer:
-        """Apply the resets in a broker's answer to the model. Returns the answer."""
+        """Apply the offset resets in a broker's answer to the model. Returns the answer."""
         for queue, at in answer.reset.items():
             assigned = self.core._queues.get(queue)
             if assigned is not None and at.reset_version > assigned.reset_version:
@@ -354,8 +358,8 @@ class Model:
         self.check_tables()
 
     def settle(self) -> None:
-        """End all pauses, revocations and resets, and check that the remaining messages are polled and
-        committed."""
+        """End all pauses, revocations and resets, and check that the consumer polls and commits all remaining
+        messages."""
         self.trouble = False
         self.granted = set(NAMES)
         self.generation += 1

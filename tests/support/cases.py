@@ -1,4 +1,4 @@
-"""Helpers for tests: check many cases in one test, choose the number of Hypothesis examples, and read the seed of a
+"""Helpers for tests: check many cases in one test, choose the number of Hypothesis examples, and choose the seed of a
 chaos test."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ QUICK_EXAMPLES = 40
 
 
 def examples(full: int) -> int:
-    """Return the number of Hypothesis examples of a test: `full`, or at most 40 if RAYMQ_QUICK is 1, as `make test`
-    sets it."""
+    """Return the number of Hypothesis examples of a test: `full`, or at most 40 if RAYMQ_QUICK is 1. `make test` sets
+    RAYMQ_QUICK."""
     return min(full, QUICK_EXAMPLES) if os.environ.get("RAYMQ_QUICK") == "1" else full
 
 
@@ -32,7 +32,8 @@ def chaos_seed() -> int:
 
 
 def check_all(cases: Iterable[Case], check: Callable[[Case], None]) -> None:
-    """Call `check` with each case, and raise the errors of all failed cases as one group. Fails if `cases` is empty.
+    """Call `check` with each case, and raise the errors of all failed cases as one exception group. Fails if `cases` is
+    empty.
 
     A note on each error names the case.
     """

@@ -1,6 +1,6 @@
-"""Fixtures of the unit tests, which run without Ray: a test that starts Ray fails at once instead of taking seconds.
+"""Fixtures of the unit tests, which run without Ray: a test that starts Ray fails at once.
 
-The cache of names for shell completion is in a directory of the tests.
+The cache of names for shell completion is in a temporary directory of the tests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _no_ray(monkeypatch):
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the cache directory that all tests share."""
+    """Return the directory of the shell completion's cache, which all tests share."""
     return tmp_path_factory.mktemp("cache")
 
 

@@ -1,5 +1,5 @@
-"""Tests of the shipped cluster.yaml that need no machines: Ray accepts the file, and the file copies everything that
-the nodes need."""
+"""Tests of the file cluster.yaml that raymq ships. They need no machines: Ray accepts the file, and the file copies
+everything that the nodes need."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def shipped() -> dict[str, Any]:
 
 @pytest.fixture
 def in_a_cloud(shipped: dict[str, Any]) -> dict[str, Any]:
-    """Return cluster.yaml with the cloud variant from the comment at the file's end, as a user would write it."""
+    """Return cluster.yaml with the variant for a cloud, which a comment at the end of the file describes."""
     _, _, variant = TEXT.partition("#\n# provider:")
     lines = ["provider:", *(line.removeprefix("# ") for line in variant.splitlines()[1:])]
     return shipped | yaml.safe_load("\n".join(lines))
@@ -48,7 +48,7 @@ def test_ray_takes_the_cloud_variant(in_a_cloud: dict[str, Any]) -> None:
 def test_every_package_and_the_token_are_carried_to_the_nodes(shipped: dict[str, Any]) -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     mounts = shipped["file_mounts"]
-    # the examples run on the user's machine, not on the nodes
+    # The package `examples` is not copied, because the examples run on the user's machine, not on the nodes.
     packages = set(project["tool"]["mypy"]["packages"]) - {"examples"}
     assert packages == {path for path in mounts.values() if (REPOSITORY / path).is_dir()}
     files = {project["project"]["readme"], *project["project"]["license-files"], "pyproject.toml", "setup.py"}

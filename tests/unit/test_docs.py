@@ -39,7 +39,7 @@ FLOORS = ("raymq", "storage", "actors", "placement", "raydp_jobs")
 
 
 def each_page(check: Callable[[Path], None]) -> Callable[[], None]:
-    """Turn `check` into one test over all pages. The test fails with the list of all pages that fail the check."""
+    """Turn `check` into one test over all documentation pages. The test reports all pages that fail the check."""
 
     @wraps(check)
     def of_all_pages() -> None:
@@ -65,7 +65,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_pages_with_snippets_are_run():
-    """Every page with code snippets must be run by a test. tests/integration/programs/test_guide.py runs README.md and
+    """Every page with code snippets is run by a test. tests/integration/programs/test_guide.py runs README.md and
     guide.md, and tests/integration/serve/test_tasks.py runs ray-serve.md. In tests/integration/servers/, test_hooks.py
     runs hooks.md, test_members.py runs members.md, and test_queue_kinds.py runs light-queues.md.
     tests/integration/clients/ runs the other pages. Code that is not run is indented."""
@@ -96,7 +96,7 @@ def test_pages_with_snippets_are_run():
 
 @each_page
 def test_files_and_folders_that_are_named_exist(page):
-    """The test checks names in backticks: `raymq/common/errors.py`, `tests/unit/`,
+    """Files and folders that a page names in backticks exist, for example `raymq/common/errors.py`, `tests/unit/` and
     `raymq.client.cluster.launcher`."""
     words = re.findall(r"`([\w./-]+)`", page.read_text())
     paths = [word for word in words if word.startswith((*(f"{floor}/" for floor in FLOORS), "tests/", "docs/"))]
@@ -153,8 +153,8 @@ def test_names_in_the_table_of_changes_are_in_the_files_beside_them():
 
 
 def commands_of(page: Path) -> list[list[str]]:
-    """Yield the `raymq …` commands of a page, each as a list of words, from indented lines, shell snippets and text in
-    backticks."""
+    """Return the `raymq …` commands of a page, each as a list of words. The commands are in indented lines, in shell
+    snippets and in backticks."""
     text = page.read_text()
     shell = "\n".join(re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     lines = [*re.findall(r"^ {4}(.*)$", text, re.MULTILINE), *shell.splitlines()]
@@ -165,7 +165,7 @@ def commands_of(page: Path) -> list[list[str]]:
 
 @cache
 def command_at(*names: str) -> click.Command | None:
-    """Return the command that the leading words of `names` name; None if no such command exists."""
+    """Return the command that the first words of `names` name; None if no such command exists."""
     command: click.Command | None = cli
     for name in names:
         command = command.commands.get(name) if isinstance(command, click.Group) else None
@@ -225,7 +225,7 @@ def test_options_in_the_tables_exist_somewhere(page):
 
 
 def shown(value: Any) -> str:
-    """Return a default value as docs/settings.md writes it in YAML."""
+    """Return a setting's default value as docs/settings.md writes it in YAML."""
     if isinstance(value, Enum):
         return str(value.value)
     if value is None or isinstance(value, bool):
@@ -252,7 +252,8 @@ def test_the_example_of_settings_is_what_the_defaults_are():
 
 @each_page
 def test_settings_that_are_named_exist(page):
-    """The test checks settings in backticks with a value: `flush_disk_type: SYNC_FLUSH`."""
+    """Settings that a page names exist. The test checks settings in backticks with a value, such as `flush_disk_type:
+    SYNC_FLUSH`."""
     keys = {name for model in SECTIONS.values() for name in model.model_fields}
     for block in re.findall(r"`([^`\n]+)`", page.read_text()):
         told = re.findall(r"\b([a-z]+_[a-z_]+): ", block)

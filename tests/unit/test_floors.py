@@ -66,7 +66,7 @@ def test_raymq_works_beside_a_users_own_storage_and_actors_and_loads_nothing_of_
     for name in ("storage", "actors", "placement", "raydp_jobs"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise RuntimeError('this folder is the user\\'s')")
-    # Run the probe as a user's script, so that the script's directory is first on the import path.
+    # Run the probe program as a user's script, so that the script's directory is first on the import path.
     (tmp_path / "program.py").write_text(PROBE)
     command = [sys.executable, "program.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)

@@ -1,6 +1,6 @@
 """Tests that each of RocketMQ's golden facts has a test with its number, or is listed as not taken over.
 
-The table of docs/coming-from-rocketmq.md also names the test of raymq's replacement for a fact.
+The table of docs/coming-from-rocketmq.md also names the test of the behaviour with which raymq replaces a fact.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NUMBERS = {*range(1, 118), *range(159, 165)}
 NO_TEST = {*range(73, 77)}
-"""Golden facts without a test, because raymq does not have their feature: Bloom filters."""
+"""Numbers of golden facts without a test: they concern Bloom filters, which raymq does not have."""
 
 
 def rows() -> list[tuple[set[int], str]]:
-    """Return the rows of the last table in docs/coming-from-rocketmq.md: the facts' numbers, and the cell that names
-    their tests."""
+    """Return the rows of the last table in docs/coming-from-rocketmq.md: the numbers of golden facts, and the table
+    cell that names their tests."""
     text = (ROOT / "docs" / "coming-from-rocketmq.md").read_text().partition("## The facts, one by one")[2]
     found = []
     for numbers, held in re.findall(r"^\| ([\d–, ]+) \|[^|]*\|([^|]*)\|$", text, re.MULTILINE):
@@ -28,7 +28,7 @@ def rows() -> list[tuple[set[int], str]]:
 
 
 def numbers_in(path: Path) -> set[int]:
-    """Return the numbers in a test's text that stand alone, including the numbers of ranges such as "85 to 101"."""
+    """Return the numbers in a test file that stand alone, including the numbers of ranges such as "85 to 101"."""
     text = path.read_text()
     alone = {
         int(number) for number in re.findall(r"(?<![\w.])(?:golden[-_ ])?(\d{1,3})(?!\d|\.\d)", text, re.IGNORECASE)

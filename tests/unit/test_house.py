@@ -22,8 +22,8 @@ from raymq.common.former_names import present_name
 ROOT = Path(__file__).parents[2]
 FLOORS = ["raymq", "storage", "actors", "placement", "raydp_jobs"]
 WINGS = ["tools", "client", "remoting", "telemetry", "records", "common"]
-"""Folders of raymq, one for each layer ("wing"): a folder contains only packages of its own layer. The seventh layer,
-the adapters, has no folder of its own: its packages are directly in raymq."""
+"""Folders of raymq, one for each layer ("wing"). A folder contains only packages of its own layer. The seventh layer,
+the adapters, has no folder: its packages are directly in raymq."""
 MODULES_MAX = 15
 RELATIVE_WORDS = ("What", "Where", "Whether", "Who", "Whom", "Whose", "Which")
 NOT_A_MODULE = {"__init__.py", "conftest.py"}
@@ -42,8 +42,8 @@ def trees() -> dict[str, ast.Module]:
 
 
 def imported(name: str) -> Iterator[str]:
-    """Yield the modules of the checked packages that a module imports, including imports in functions and for type
-    checkers."""
+    """Yield the modules that the module `name` imports, including imports in functions and for type checkers. Only
+    modules of the checked packages count."""
     for node in ast.walk(trees()[name]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -54,7 +54,7 @@ def imported(name: str) -> Iterator[str]:
 
 
 def circle_from(start: str, graph: dict[str, set[str]]) -> list[str]:
-    """Return a path of imports from module `start` back to `start`. Returns an empty list if no such path
+    """Return a circular path of imports from module `start` back to `start`. Returns an empty list if no such path
     exists."""
     came_from: dict[str, str] = {}
     todo = [start]
@@ -83,7 +83,8 @@ def test_no_folder_has_more_than_fifteen_modules(folder):
 
 
 def test_no_module_imports_itself_over_others():
-    """Imports for type checkers count as imports. The names that raymq and raydp_jobs load lazily do not count."""
+    """No module imports itself through other modules. Imports for type checkers count as imports, but names that raymq
+    and raydp_jobs load lazily do not count."""
     graph = {name: {target for target in imported(name) if target in trees() and target != name} for name in trees()}
     graph["raymq"] = graph["raydp_jobs"] = set()
     circles = {frozenset(path): " → ".join(path) for name in graph if (path := circle_from(name, graph))}
@@ -91,7 +92,7 @@ def test_no_module_imports_itself_over_others():
 
 
 def constants_of(tree: ast.Module) -> Iterator[str]:
-    """Yield the names of a module's constants that consist of at least two words in capitals."""
+    """Yield the names of a module's constants, if they consist of at least two words in capitals."""
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         for target in targets:
@@ -113,7 +114,8 @@ PUBLIC_TWICE = {"WriteSummary"}
 
 
 def test_a_class_name_has_one_meaning():
-    """A module may still define a class twice, if one definition is for type checkers."""
+    """No two classes have the same name. A module may define a class twice, if one definition is for type
+    checkers."""
     homes: dict[str, set[str]] = defaultdict(set)
     for name, tree in trees().items():
         for node in ast.walk(tree):
@@ -137,12 +139,13 @@ SLIVERS = {
     "storage.dispatch.visibility": "one of the parts of a store, which storage.parts joins",
     "storage.recovery.cut_bytes": "its user, the recovery, is large enough",
 }
-"""Modules of less than 60 lines that may stay separate although only one other module in their folder imports them,
-each with the reason."""
+"""Modules of less than 60 lines that stay separate although only one module in their folder imports them, each with the
+reason."""
 
 
 def test_a_small_module_has_several_importers():
-    """A short module that only one other module uses belongs in the file of the module that uses it."""
+    """A small module is imported by several modules. If only one module uses it, its code belongs in that module's
+    file."""
     importers: dict[str, set[str]] = defaultdict(set)
     for name in trees():
         for target in set(imported(name)) - {name}:
@@ -166,8 +169,8 @@ def test_loggers_have_one_name():
 
 
 def test_a_records_header_is_unpacked_in_one_module():
-    """Only `raymq.records.format.layout` contains the positions of a header's fields. Other modules use its class
-    RecordHeader."""
+    """Only `raymq.records.format.layout` contains the positions of the fields in a record's header. Other modules use
+    its class RecordHeader."""
     named = [
         (name, node.id if isinstance(node, ast.Name) else node.attr)
         for name, tree in trees().items()
@@ -184,8 +187,8 @@ def rooms_on_disk() -> set[str]:
 
 
 def test_the_drawing_lists_every_room_and_no_other():
-    """docs/architecture.md has a table for each top-level package and each layer of raymq. The first column of the
-    table names the folders: `raymq/records/format/`."""
+    """docs/architecture.md lists every folder that contains modules, and no other folder. It has a table for each
+    top-level package and each layer of raymq, whose first column names the folders: `raymq/records/format/`."""
     text = (ROOT / "docs/architecture.md").read_text()
     listed = re.findall(rf"^\| `((?:{'|'.join(FLOORS)})/[\w/]*)` \|", text, re.MULTILINE)
     assert len(listed) == len(set(listed))
@@ -219,7 +222,8 @@ def test_every_folder_of_raymq_is_in_a_wing():
 
 
 def module_names_in(tree: ast.Module) -> Iterator[str]:
-    """Yield the names of modules that a module imports, or contains as strings for tools such as `python -m`."""
+    """Yield the names of modules that a module imports, and the module names in its strings for tools such as `python
+    -m`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -237,8 +241,8 @@ LOGGER = "raymq.trace"
 
 @pytest.mark.parametrize("folder", [*FLOORS, "tests", "examples", "docs"])
 def test_no_module_is_named_by_its_former_name(folder):
-    """raymq/common/former_names.py redirects former module names, so an import by a former name would otherwise go
-    unnoticed."""
+    """No module is imported by its former name. raymq/common/former_names.py redirects former names, so such an import
+    would otherwise go unnoticed."""
     paths = [path for path in sorted((ROOT / folder).rglob("*.py")) if str(path.relative_to(ROOT)) not in MAY_NAME_THEM]
     names = {(str(path), name) for path in paths for name in module_names_in(ast.parse(path.read_text()))}
     assert names
@@ -258,7 +262,8 @@ def docstrings(tree: ast.AST) -> Iterator[str]:
 
 
 def test_no_docstring_begins_with_a_relative_word():
-    """A docstring must be clear when read alone, so it begins with its subject."""
+    """No docstring begins with a word that refers to another text. A docstring must be clear when it is read
+    alone."""
     texts = [(name, text) for name, tree in trees().items() for text in docstrings(tree)]
     assert len(texts) > 1000
     assert [f"{name}: {text}" for name, text in texts if text.split(" ")[0] in RELATIVE_WORDS] == []
@@ -279,18 +284,18 @@ HARD_PHRASES_LEFT = {
     "raymq/remoting": 2,
     "raymq/tools": 2,
 }
-"""The folders whose texts are not all rewritten, and the number of hard phrases in each. A number may only fall, and a
-folder without a number has none. Adapters of raymq count as `raymq`."""
+"""Number of hard phrases in each folder whose texts are not all rewritten. The number may only fall. A folder without a
+number has no hard phrases. Adapters of raymq count as `raymq`."""
 
 
 def prose(path: Path) -> Iterator[str]:
-    """The texts in a file that people read: the whole page, or the comments and docstrings of a module."""
+    """Yield the texts in a file that people read: the whole page, or the comments and docstrings of a module."""
     text = path.read_text()
     if path.suffix == ".md":
         yield text
         return
     if not HARD_PHRASE.search(re.sub(r"\s*\n\s*(# )?", " ", text)):
-        return  # to read the tokens of every file takes seconds
+        return  # a file without hard phrases is skipped early, because reading the tokens of all files takes seconds
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield token.string
@@ -298,13 +303,14 @@ def prose(path: Path) -> Iterator[str]:
 
 
 def folder_of(path: Path) -> str:
-    """The key of HARD_PHRASES_LEFT for a file, or else the file's top folder."""
+    """Return the key of HARD_PHRASES_LEFT to which a file belongs, or else the file's top folder."""
     top, second, *_ = path.relative_to(ROOT).parts
     return f"{top}/{second}" if f"{top}/{second}" in HARD_PHRASES_LEFT or second in WINGS else top
 
 
 def test_hard_phrases_become_fewer():
-    """House rules for texts: each sentence can be read alone, and uses common words for common things."""
+    """The number of hard phrases in each folder does not grow. Each sentence must be readable alone, and must use
+    common words for common things."""
     paths = [path for folder in [*FLOORS, "tests", "examples", "docs"] for path in (ROOT / folder).rglob("*.[pm][yd]")]
     found: dict[str, list[str]] = defaultdict(list)
     for path in sorted(paths):
@@ -328,12 +334,13 @@ def evaluated_at_import(tree: ast.Module) -> Iterator[ast.expr | ast.stmt]:
 
 
 def test_no_test_module_draws_random_numbers_at_import():
-    """pytest-xdist refuses to run tests if its workers collect different cases, and a test must print its own seed."""
+    """No test module uses random numbers when it is imported. pytest-xdist refuses to run tests if its workers collect
+    different cases, and a test must print its own seed."""
     drawn = []
     for path in sorted((ROOT / "tests").rglob("*.py")):
         text = path.read_text()
         if not re.search(r"^(import|from) (random|secrets|uuid)\b", text, re.MULTILINE):
-            continue  # to parse every test takes seconds
+            continue  # a module that imports no random module is skipped, because parsing every test takes seconds
         for node in evaluated_at_import(ast.parse(text)):
             calls = [call.func for call in ast.walk(node) if isinstance(call, ast.Call)]
             names = {name.id for call in calls for name in ast.walk(call) if isinstance(name, ast.Name)}

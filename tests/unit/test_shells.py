@@ -1,5 +1,5 @@
-"""Tests that the consumers' thread and I/O code ("shells") changes the state of the decision classes ("cores") only by
-calling methods of the cores."""
+"""Tests that the consumers' thread and I/O code ("shells") changes the state of the decision classes ("cores") only
+through methods of the decision classes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ STATE = ("core", "_core", "process_queue", "assigned")
 
 
 def written(tree: ast.Module) -> Iterator[ast.Attribute]:
-    """Yield the attributes that a module assigns, including attributes in tuples."""
+    """Yield the attributes to which a module assigns values, including attributes in tuples."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
             yield node
 
 
 def owner_of(attribute: ast.Attribute) -> str:
-    """Return the last name of the object that owns an attribute."""
+    """Return the last part of the name of the object to which an attribute belongs."""
     return ast.unparse(attribute.value).rpartition(".")[2]
 
 

@@ -1,4 +1,4 @@
-"""Tests that the documentation site built from docs/ contains every page and every public name."""
+"""Tests that the documentation site, which is built from docs/, contains every page and every public name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 def test_every_public_name_is_in_the_reference(package):
     page = (DOCS / "reference/api.md").read_text()
     told = set(re.findall(rf"^\.\. auto\w+:: {package.__name__}\.(\w+)$", page, re.MULTILINE))
-    # automodule documents all names of raymq.common.errors
+    # The directive `automodule` documents all names of raymq.common.errors.
     errors = {name for name in package.__all__ if name.endswith("Error")}
     assert set(package.__all__) - errors - {"__version__"} <= told
 

@@ -1,5 +1,5 @@
-"""Tests of the contents of raymq's wheel: two packages at the top level, the server packages inside the package raymq,
-and servers that import these packages."""
+"""Tests of the contents of raymq's wheel: it has two packages at the top level and the server packages inside the
+package raymq, and servers import these packages."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.support.clusters.wheels import REPOSITORY, build_raymq
 TOP = ("raymq", "raydp_jobs")
 FLOORS = ("storage", "actors", "placement")
 
-# The first part imports like a user's process. After put_floors_first, the program imports like a server process in the
-# same directory.
+# The program's first part imports packages as a user's process does. After put_floors_first, it imports them as a
+# server process in the same directory does.
 PROBE = """
 import sys
 import storage
@@ -35,7 +35,7 @@ print(placement.replica_nodes.__file__)
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Build raymq's source distribution and wheel."""
+    """Build raymq's source distribution and its wheel, and return their paths."""
     return build_raymq(tmp_path_factory.mktemp("built"))
 
 

@@ -30,8 +30,8 @@ TELL_TIMEOUT_S: Final = 3.0
 """Timeout, in seconds, of a call that sends changes to a storage actor. An unreachable actor gets the changes
 later."""
 TELL_AGAIN_ROUNDS: Final = 6
-"""Number of housekeeping rounds after which all storage actors get the changes again, even if they have received them
-before."""
+"""After this number of housekeeping rounds the broker sends the changed settings again to all storage actors, even if
+they have received them before."""
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +46,10 @@ class SettingsMethods(ABC):
         self._start = LiveOptions(settings.options, settings.store, settings.replication, settings.metrics.options)
         self._replica_names, self._storage_of = store.replicas, storages.get
         self._followed: dict[str, SettingValue] = {}
-        """The changes of live settings that the broker itself has applied."""
+        """The changes of live settings that the broker has applied to itself."""
         self._refused: dict[str, str] = {}
         self._told: dict[str, dict[str, SettingValue]] = {}
-        """The changes that each storage actor has received, by the actor's name."""
+        """The changes of live settings that each storage actor has received, by the actor's name."""
         self._rounds = 0
         self._settings_lock = threading.Lock()
         self._tell_lock = threading.Lock()
@@ -83,13 +83,14 @@ class SettingsMethods(ABC):
         return self._changed_config()
 
     def unset_config(self, name: str) -> BrokerConfig:
-        """Reset a live setting to the value that raymq.yaml had when this broker was started. Behaves as
-        `set_config`."""
+        """Reset a live setting to the value that raymq.yaml had when this broker was started. Returns and raises the
+        same as `set_config`."""
         self._change(lambda state: state.decide_setting_unset(name))
         return self._changed_config()
 
     def _differing(self, changed: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
-        """Return the entries of `changed` whose values differ from the values at this broker's start."""
+        """Return the entries of `changed` whose values differ from the settings with which this broker was
+        started."""
         return {name: value for name, value in changed.items() if self._start.plain().get(name) != value}
 
     def _changed_config(self) -> BrokerConfig:
@@ -114,10 +115,10 @@ class SettingsMethods(ABC):
             self._followed = changed
 
     def _tell_stores(self, *, again: bool = False) -> None:
-        """Send the newest changes to the storage actors that have not received them, or with `again` to all storage
-        actors.
+        """Send the newest changes of settings to the storage actors that have not received them, or with `again` to all
+        storage actors.
 
-        This call does not fail if an actor is unreachable; a later call sends the changes to that actor.
+        Raises no error if an actor is unreachable; a later call sends the changes to that actor.
         """
         with self._tell_lock:
             wanted = changes_for_stores(self._log.ready().settings)
@@ -132,10 +133,11 @@ class SettingsMethods(ABC):
                     self._told[name] = wanted
 
     def _keep_settings(self) -> None:
-        """Apply and distribute changes. Called at intervals, and first when the state is loaded.
+        """Apply changes of settings to this broker, and send them to the storage actors. Called at intervals, and first
+        when the state is loaded.
 
-        A replica that was recreated on another node has no file of changes. So all storage actors get the changes from
-        time to time.
+        A replica that was recreated on another node has no file of changes. So all storage actors get the changes again
+        from time to time.
         """
         self._follow_settings()
         self._rounds += 1

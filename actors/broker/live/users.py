@@ -30,8 +30,8 @@ class UserMethods(ABC):
         """Apply a change to the broker's state; durable on return."""
 
     def auth_state(self, version: int) -> AuthState | None:
-        """Return the users and policies, including keys, if they are newer than `version`; else None. For raymq's own
-        servers.
+        """Return the users and policies, including keys, if they are newer than `version`; else None. Only raymq's own
+        servers call this method.
 
         Also returns None if nothing has changed since raymq was started.
         """

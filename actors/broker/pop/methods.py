@@ -37,8 +37,8 @@ Settle = Callable[[BrokerState, Committed], SettleDecision]
 class PopMethods(GroupMethods):
     """The Broker's methods for simple consumers; the Broker actor inherits from this class. Thread-safe.
 
-    Methods whose names end in `_soon` serve the broker's lane (direct socket connection): they do not block, and answer
-    later.
+    Methods whose names end in `_soon` serve the broker's lane (direct socket connection): they do not block, and send
+    their answer later.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PopMethods(GroupMethods):
         }
 
     def start_receiving(self, group: str, topics: Sequence[str], query: StartOffsetQuery) -> None:
-        """Create the group if it is new, and commit its start offset in queues in which it has committed no offset.
+        """Create the group if it is new. In queues in which the group has no committed offset, commit its start offset.
 
         Safe to repeat. Raises TopicNotExistError, GroupNotExistError or NoPermissionError as `start_offset` does.
         """
@@ -79,10 +79,11 @@ class PopMethods(GroupMethods):
         self._change(decide)
 
     def _receive_soon(self, lane: LaneRequest, request: ReceiveRequest) -> None:
-        """Lease up to `request.max_messages` messages, after waiting up to `request.wait_s` for the first message.
+        """Lease up to `request.max_messages` messages to a consumer, after waiting up to `request.wait_s` for the first
+        message.
 
         Answers with the messages' offsets after the leases are durable; the consumer reads the messages itself.
-        Repeating the call is safe with the same attempt id.
+        Repeating the call with the same attempt id is safe.
 
         The answer can be InvalidArgumentError, GroupNotExistError, TopicNotExistError, NoPermissionError, or
         SystemBusyError if too many receives wait.
@@ -93,8 +94,8 @@ class PopMethods(GroupMethods):
         """Acknowledge received messages. Answers with the number of acknowledged messages, after the acknowledgement is
         durable.
 
-        Messages whose lease has ended (they were acknowledged or leased again) are not counted. Repeating the call is
-        safe. The answer can be GroupNotExistError or InvalidArgumentError.
+        Messages whose lease has ended (because they were acknowledged or leased again) are not counted. Repeating the
+        call is safe. The answer can be GroupNotExistError or InvalidArgumentError.
         """
         self._settle_soon(
             group,
@@ -113,8 +114,8 @@ class PopMethods(GroupMethods):
     ) -> None:
         """Make received messages visible again `invisible_ms` from now. Answers after the change is durable.
 
-        The answer has the new lease of each part, or None if the old lease has ended. With `counted` False the delivery
-        attempt is not counted, because no consumer has processed the messages.
+        The answer has the new lease of each element of `parts`, or None for an element whose old lease has ended. With
+        `counted` False the delivery attempt is not counted, because no consumer has processed the messages.
 
         The answer can be GroupNotExistError, InvalidArgumentError or SystemBusyError.
         """

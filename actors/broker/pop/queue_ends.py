@@ -1,8 +1,9 @@
-"""Watches the visible end offsets of queues, as the broker group's own store reports them. Receives may lease up to
-them.
+"""Watches the visible end offsets of queues, as the broker group's own store reports them. A receive may lease messages
+before these end offsets.
 
 One long poll is open at a time, over its own lane (direct socket connection). The store answers as soon as a queue has
-messages after the end that it last reported. If no such lane can be opened, the ends are fetched every FETCH_PAUSE_S.
+messages after the end offset that the store last reported. If no such lane can be opened, the end offsets are fetched
+every FETCH_PAUSE_S.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ TopicQueue = tuple[str, int]
 
 
 class QueueEndsWatch:
-    """Watches the end offsets of queues in the master's store. `storage` returns that store.
+    """Watches the end offsets of queues in the master's store. `storage` returns the master's storage actor.
 
-    Only one thread may use a watch, but any thread may read `known`.
+    Only one thread may use a QueueEndsWatch, but any thread may read `known`.
     """
 
     def __init__(self, storage: Callable[[], StorageClient]) -> None:
@@ -46,23 +47,24 @@ class QueueEndsWatch:
 
     @property
     def is_asking(self) -> bool:
-        """Return True if a long poll waits for its answer."""
+        """True while a long poll waits for the store's answer."""
         return bool(self._asked)
 
     @property
     def descriptor(self) -> int:
-        """The file descriptor that becomes readable when the answer arrives; -1 if no long poll uses a socket."""
+        """The file descriptor that becomes readable when the store's answer to the long poll arrives; -1 if no long
+        poll uses a socket."""
         return self._watch.fileno() if self._watch is not None and self._asked else -1
 
     def next_look_s(self) -> float:
-        """The time at which the caller must continue even if no answer has arrived."""
+        """Return the time at which the caller must check the long poll again, even if no answer has arrived."""
         return self._deadline_s if self._asked and self._watch is not None else self._not_before_s
 
     def ask(self, queues: Sequence[TopicQueue], wait_s: float) -> bool:
         """Start a long poll for the end offsets of `queues`. It replaces the previous long poll.
 
-        With `wait_s` 0 the store answers at once. Otherwise it answers when an end differs from the known end, or after
-        `wait_s`. Returns False if the long poll cannot start now.
+        With `wait_s` 0 the store answers at once. Otherwise it answers when an end offset differs from the known end
+        offset, or after `wait_s`. Returns False if the long poll cannot start now.
         """
         storage = self._storage_now()
         if storage is not self._storage:
@@ -88,8 +90,8 @@ class QueueEndsWatch:
         return True
 
     def take_answer(self, *, readable: bool) -> bool:
-        """Read the long poll's answer if the descriptor is readable. Returns True if the answer has arrived, or can no
-        longer arrive."""
+        """Read the store's answer to the long poll if the descriptor is readable. Returns True if the answer was
+        received. If the answer is too late, or the read fails, end the long poll."""
         if not self._asked or self._watch is None:
             return bool(self._asked)
         if not readable:
@@ -103,7 +105,7 @@ class QueueEndsWatch:
             self._fail(error)
             return False
         if len(ends) != len(self._asked):
-            return False  # this is a late answer to an earlier long poll
+            return False  # this is a late answer to an earlier long poll, so ignore it
         self.known.update(zip(self._asked, ends, strict=True))
         self._asked = []
         return True

@@ -7,7 +7,7 @@ This module implements the waiting; actors.core.pop decides which messages a rec
        └── else: ask the store for the queues' ends, wait ──────↑   (this module's one thread)
                  for a message, or for the end of a lease
 
-Receives of one key are decided one after another, so a message that arrives wakes one waiting receive.
+Receives with the same key (WaitKey) are decided one after another, so a new message wakes only one waiting receive.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from raymq.common.protocol.pop import ReceiveAnswer, ReceiveRequest
 
 ASK_WAIT_S: Final = 30.0
 LOOK_TIMEOUT_S: Final = 5.0
-"""Time limit, in seconds, after a receive's own wait. The receive fails if the store or the state log does not answer
-within this time."""
+"""Extra time, in seconds, after the wait time that a receive itself requests. The receive fails if the store or the
+state log does not answer within this extra time."""
 NOT_READY_PAUSE_S: Final = 0.3
 RETRIES_FIRST: Final = 0.2
 """Fraction of receives that read the retry topic first (popFromRetryProbability); all other receives read the retry
@@ -56,14 +56,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Decision:
-    """The result of deciding a receive. Filled in by `decide`."""
+    """The decision about a receive: the leased messages, and the group's retry limit. `decide` fills in the
+    fields."""
 
     handout: LeaseGrant | None = None
     retry_max_times: int = 0
 
 
 class Receives:
-    """Manages the waiting and the running receives of one broker. Thread-safe."""
+    """Manages the receives of one broker that wait for messages or are being decided. Thread-safe."""
 
     def __init__(self, log: StateLog, ends: QueueEndsWatch) -> None:
         self._log, self._ends = log, ends
@@ -72,12 +73,13 @@ class Receives:
         self._start_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
-        # Only the receive thread uses the following attributes:
+        # Only the receive thread uses the attributes `_waiting`, `_busy` and `_covered`.
         self._waiting = WaitingReceives()
         self._busy: set[WaitKey] = set()
         """The keys of the receives that are being decided now."""
         self._covered: list[WaitingReceive] = []
-        """The receives that had arrived before the current long poll to the store began."""
+        """The receives for whose queues the current long poll asks the store for end offsets: they arrived before it
+        began."""
 
     def submit(
         self,
@@ -88,8 +90,8 @@ class Receives:
         """Lease messages for a receive, now or when messages arrive. `answer` or `fail` may be called from any thread.
 
         Raises InvalidArgumentError if the request is invalid, and GroupNotExistError or TopicNotExistError if the group
-        or a topic does not exist. Raises NoPermissionError if the group may not consume, or if a topic may not be read
-        at all or not by this group. Raises ServiceNotAvailableError if the broker's state is not loaded.
+        or a topic does not exist. Raises NoPermissionError if the group may not consume, if nobody may read a topic, or
+        if this group may not read it. Raises ServiceNotAvailableError if the broker's state is not loaded.
         """
         check_receive(request)
         receive = WaitingReceive(request, time.monotonic() + request.wait_s, answer, fail)
@@ -102,8 +104,8 @@ class Receives:
             self._post(lambda: self._add(receive))
 
     def look_again(self) -> None:
-        """Wake the receive thread after messages were acknowledged or made visible, because other messages may now be
-        available."""
+        """Wake the receive thread after messages were acknowledged or made visible, because waiting receives may now
+        get messages."""
         if len(self._waiting):
             self._post(lambda: None)
 
@@ -115,10 +117,11 @@ class Receives:
             os.eventfd_write(self._wake, 1)
             thread.join(LOOK_TIMEOUT_S)
 
-    # Methods that decide receives; any thread may call them
+    # Methods that decide receives. Any thread may call them.
 
     def _available(self, request: ReceiveRequest, check: Callable[[BrokerState, ReceiveRequest], None]) -> int | None:
-        """Estimate how many messages are available for a receive; None if the state is not loaded."""
+        """Estimate how many messages are available for a receive. Returns None if the broker's state is not
+        loaded."""
 
         def read(state: BrokerState) -> int:
             check(state, request)
@@ -155,7 +158,8 @@ class Receives:
 
     def _decided_at_once(self, receive: WaitingReceive, decision: _Decision, error: Exception | None) -> None:
         if not _answer(receive, decision, error):
-            self._post(lambda: self._add(receive))  # other receives took the messages, so this receive waits
+            # other receives took the messages in between, so this receive must wait
+            self._post(lambda: self._add(receive))
 
     def _decided(self, receive: WaitingReceive, decision: _Decision, error: Exception | None) -> None:
         answered = _answer(receive, decision, error)
@@ -167,7 +171,7 @@ class Receives:
 
         self._post(go_on)
 
-    # Methods that only the receive thread runs, except for `_post`
+    # Only the receive thread may call the following methods, except `_post`.
 
     def _post(self, call: Callable[[], None]) -> None:
         """Queue a call for the receive thread."""
@@ -183,7 +187,8 @@ class Receives:
         while not self._closed:
             try:
                 self._turn()
-            except Exception:  # a programming error must not end this thread: no receive would be answered any more
+            # a programming error must not end the receive thread: no receive would be answered any more
+            except Exception:
                 logger.exception("serving the waiting receives failed, and is retried")
                 time.sleep(NOT_READY_PAUSE_S)
         for receive in self._waiting.all():
@@ -191,7 +196,8 @@ class Receives:
         self._ends.close()
 
     def _turn(self) -> None:
-        """Run queued calls, serve ready receives, answer overdue receives, then wait for the next event."""
+        """Run one iteration of the receive thread: run queued calls, serve ready receives, answer overdue receives,
+        then wait for the next event."""
         while self._inbox:
             self._inbox.popleft()()
         due_s = self._serve()
@@ -206,8 +212,8 @@ class Receives:
             receive.fail(error)
 
     def _serve(self) -> float:
-        """Decide the first receive of each key for which messages are available. Returns the seconds until the next
-        lease ends."""
+        """For each key (WaitKey), decide the first waiting receive if messages are available for it. Returns the
+        seconds until the next lease ends."""
         wait_s = ASK_WAIT_S
         for receive in self._waiting.firsts():
             if receive.key in self._busy:
@@ -224,13 +230,14 @@ class Receives:
         return wait_s
 
     def _due_s(self, request: ReceiveRequest) -> float:
-        """Return the seconds until messages in a receive's queues become visible again."""
+        """Return the seconds until leased messages in the queues of a receive become visible again."""
         now_ms = LEASE_CLOCK.now_ms()
         due_ms = self._log.peek(lambda state: next_due_ms(state.pop, request.group, _queues(state, request), now_ms))
         return ASK_WAIT_S if due_ms is None else max(0, due_ms - now_ms) / 1000
 
     def _end_overdue(self) -> None:
-        """Answer the receives whose wait time has passed, and fail the receives that the store does not answer."""
+        """Answer the receives whose wait time is over. Fail the receives for which the store has not answered
+        in time."""
         now_s = time.monotonic()
         for receive in self._waiting.all():
             if receive.looked and receive.deadline_s <= now_s and receive.key not in self._busy:
@@ -242,7 +249,7 @@ class Receives:
 
     def _ask(self) -> None:
         """Start a long poll for the end offsets of all queues that receives wait for, unless the current long poll
-        covers them."""
+        already includes these queues."""
         waiting = self._waiting.all()
         covered = {id(receive) for receive in self._covered}
         new = [receive for receive in waiting if not receive.looked and id(receive) not in covered]
@@ -255,7 +262,7 @@ class Receives:
         looks = any(not receive.looked for receive in waiting)
         if queues and self._ends.ask(queues, 0.0 if looks else ASK_WAIT_S):
             self._covered = waiting
-            if not self._ends.is_asking:  # the ends were fetched at once, without a long poll
+            if not self._ends.is_asking:  # the end offsets were fetched at once, without a long poll
                 self._looked()
                 self._post(lambda: None)
 
@@ -279,7 +286,8 @@ class Receives:
             self._looked()
 
     def _next_s(self, due_s: float) -> float:
-        """Return the time of the next deadline, at which work is due even without an event."""
+        """Return the time of the next deadline, at which the receive thread must continue even without an
+        event."""
         times = [time.monotonic() + due_s, self._ends.next_look_s() or math.inf]
         for receive in self._waiting.all():
             ends = receive.looked and receive.key not in self._busy
@@ -288,7 +296,8 @@ class Receives:
 
 
 def _answer(receive: WaitingReceive, decision: _Decision, error: Exception | None) -> bool:
-    """Answer a receive after its decision. Returns False, without an answer, if the receive got no messages."""
+    """Send the answer of a receive after its decision. Returns False, and sends nothing, if the receive got no
+    messages."""
     handout = decision.handout
     if error is not None or handout is None:
         receive.fail(error or ServiceNotAvailableError("a receive was not decided"))
@@ -312,8 +321,8 @@ def _queues(state: BrokerState, request: ReceiveRequest) -> list[TopicQueue]:
 
 
 def _in_random_order(queues: list[TopicQueue], request: ReceiveRequest) -> list[TopicQueue]:
-    """Return the queues rotated to a random start. The retry topic's queues are first in one receive of five, else
-    last."""
+    """Return the queues rotated to a random start. One receive in five reads the retry topic's queues first; all others
+    read them last."""
     retries = [queue for queue in queues if queue[0] == retry_topic(request.group)]
     others = queues[: len(queues) - len(retries)]
     start = random.randrange(len(others)) if others else 0

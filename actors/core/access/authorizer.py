@@ -4,12 +4,12 @@
     a frame of a lane   key_of, once: the handshake proves the lane's user ▶ admit, for each frame
 
 `admit` looks up the rights that a call needs (raymq.remoting.access.requests), and checks the user's policies
-(raymq.remoting.access.decide). Then it charges the call's sent messages to the user's quotas. A call that reads is
-rejected for a time if the user has read too much (actors.core.access.meter). Decisions are cached until users or
-policies change, so a frame of a lane (direct socket connection) costs one dict lookup. A method without an entry in the
-table is for super users, and for raymq's own actors, which act as the internal user.
+(raymq.remoting.access.decide). Then it charges the messages that the call sends to the user's quotas. A call that reads
+messages is rejected for some time if the user has read too much (actors.core.access.meter). Decisions are cached until
+users or policies change, so a frame of a lane (direct socket connection) costs one dict lookup. A method without an
+access rule may be called only by super users, and by raymq's own actors, which act as the internal user.
 
-No state survives the process: users and policies come with the arguments of the server.
+No state survives the process: users and policies are passed with the arguments of the server.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from raymq.remoting.access.state import AuthState
 from raymq.remoting.access.users import User
 
 DECISIONS_MAX: Final = 20_000
-"""Maximum number of decisions in the cache. A full cache is emptied."""
+"""Maximum number of access decisions in the cache. A full cache is emptied."""
 
 _Decisions = dict[tuple[str, str, str, tuple[Need, ...]], None]
 
 
 class Authorizer:
-    """Decides which calls users may make to the actor `server`. Thread-safe. All times are ms of the monotonic
+    """Decides which calls users may make to the actor `server`. Thread-safe. All times are in ms of a monotonic
     clock."""
 
     def __init__(
         self, server: str, internal: Identity, rules: Mapping[str, Rule], state: AuthState, life: bytes | None = None
     ) -> None:
-        """`internal`: the user with whose key raymq's actors sign. `rules`: the access rules by method. `state`: the
-        initial users and policies.
+        """`internal`: the user as whom raymq's actors sign their calls, with the key. `rules`: the access rules by
+        method. `state`: the initial users and policies.
 
-        `life`: the id of the process incarnation for which calls are signed; None generates an id.
+        `life`: the id of the process incarnation for which calls are signed; if it is None, an id is generated.
         """
         self.server, self._internal, self._rules = server, internal, rules
         self._lock = threading.Lock()
@@ -55,12 +55,12 @@ class Authorizer:
         self._quotas = Quotas()
         self.meter = Meter(self._user_known)
         self._known: tuple[AuthState, _Decisions] = (state, {})
-        """The users and policies, with their cached decisions. The tuple is replaced as a whole, so a thread that still
-        uses the old state writes into the old cache."""
+        """The users and policies, with the cache of decisions made from them. The tuple is replaced as a whole, so a
+        thread that still uses the old state writes into the old cache."""
 
     @property
     def state(self) -> AuthState:
-        """The users and policies in force."""
+        """The users and policies that are in force now."""
         return self._known[0]
 
     def know(self, state: AuthState) -> None:
@@ -70,7 +70,8 @@ class Authorizer:
                 self._known = (state, {})
 
     def key_of(self, user: str) -> bytes | None:
-        """Return the key with which a user signs; None if the user is unknown, disabled or the empty string."""
+        """Return the key with which a user signs. Returns None if the user does not exist or is disabled, or if `user`
+        is empty."""
         if user == self._internal.user:
             return self._internal.key
         known = self.state.users.get(user)
@@ -117,7 +118,7 @@ class Authorizer:
                     self._quotas.take(sender, size, messages, monotonic_ms)
 
     def may(self, user: str, need: Need) -> bool:
-        """Return True if the user's policies grant `need` for an unknown client address."""
+        """Return True if the user's policies grant the right `need`, for a client whose address is unknown."""
         if user == self._internal.user:
             return True
         state = self.state
@@ -155,4 +156,4 @@ WEIGHTS: Final[Mapping[str, Callable[[Sequence[Any]], tuple[int, int]]]] = {
     "append": _weigh_batches,
     "send": _weigh_send,
 }
-"""Functions that return the bytes and the number of messages that a call sends, by method name."""
+"""Functions, by method name, that return the total bytes and the number of messages that a call sends."""

@@ -2,9 +2,9 @@
 
     a fetch, a listener's question for tasks  ▶ require_left, before it ▶ at most `portion` ▶ consumed, with the answer
 
-A portion is the quota of one second. So a user exceeds its quota by little, and its consumer then waits about a second.
-Reads by raymq's own actors are not counted. Messages that a Pull actor passes to a listener count for the listener's
-user. No state survives the process.
+One request may read at most a portion: the quota of one second. So a user exceeds its quota by little, and its consumer
+then waits about a second. Reads by raymq's own actors are not counted. Messages that a Pull actor passes to a listener
+count for the listener's user. No state survives the process.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from raymq.remoting.access.users import CONSUME_BOUNDS, User
 
 
 class ReadLimit(NamedTuple):
-    """Maximum that one request may read: bytes of records, and messages; 0 means no limit."""
+    """How much one request may read: a number of bytes of records, and a number of messages; 0 means no limit."""
 
     size_bytes: int
     messages: int
 
     def bytes_of(self, wanted: int) -> int:
-        """Return `wanted`, limited to this limit's number of bytes."""
+        """Return the number of bytes `wanted`, reduced to this limit if it is larger."""
         return min(wanted, self.size_bytes) if self.size_bytes else wanted
 
     def requests_of(self, wanted: list[FetchRequest]) -> list[FetchRequest]:
-        """Return the fetch requests, each limited to this limit's number of messages."""
+        """Return the fetch requests `wanted`, each reduced to this limit's number of messages."""
         if not self.messages:
             return wanted
         return [replace(one, max_messages=min(one.max_messages, self.messages)) for one in wanted]
 
 
 class Consumption(Protocol):
-    """The interface through which a server's lanes (direct socket connections) use the server's meter."""
+    """The methods of a server's meter that the server's lanes (direct socket connections) call."""
 
     def portion(self, user: str) -> ReadLimit | None:
-        """Return the limit of what one request of a user may read; None for a user without a limit."""
+        """Return the limit of how much one request of a user may read; None for a user without a limit."""
 
     def consumed(self, user: str, size_bytes: int, messages: int) -> None:
-        """Count messages, with this many bytes of records, that a user receives."""
+        """Count `messages` messages that a user receives, with `size_bytes` bytes of records."""
 
 
 class Meter:
-    """Counts what the users of one server read, and limits users who have a consumption quota. Thread-safe.
+    """Counts how much the users of one server read, and limits users who have a consumption quota. Thread-safe.
 
-    `user` finds a user by name. Times are in ms, by a monotonic clock.
+    `user` finds a user by name. All times are in ms of a monotonic clock.
     """
 
     def __init__(self, user: Callable[[str], User | None]) -> None:
@@ -58,19 +58,19 @@ class Meter:
         self._quotas = Quotas(CONSUME_BOUNDS, "consumed ")
 
     def portion(self, name: str) -> ReadLimit | None:
-        """Return the limit of what one request of a user may read; None for a user without a limit."""
+        """Return the limit of how much one request of a user may read; None for a user without a limit."""
         user = self._bound(name)
         return None if user is None else ReadLimit(user.consume_bytes_per_second, user.consume_messages_per_second)
 
     def require_left(self, name: str, now_ms: float) -> None:
-        """Raise QuotaExceededError, with the time to wait, if a user has used up its quota."""
+        """Raise QuotaExceededError, which states the time to wait, if a user has used up its consumption quota."""
         user = self._bound(name)
         if user is not None:
             with self._lock:
                 self._quotas.require_left(user, now_ms)
 
     def consumed(self, name: str, size_bytes: int, messages: int, now_ms: float) -> None:
-        """Count messages, with this many bytes of records, that a user receives."""
+        """Count `messages` messages that a user receives, with `size_bytes` bytes of records."""
         user = self._bound(name) if messages else None
         if user is not None:
             with self._lock:
@@ -89,8 +89,9 @@ def weigh_results(results: Sequence[FetchResult]) -> tuple[int, int]:
 
 
 HANDED_OUT: Final[Mapping[str, Callable[[Any], tuple[int, int]]]] = {"fetch": weigh_results}
-"""Functions that return the bytes and the number of messages in an answer, by name of the actor method that returns
-messages to consume."""
+"""Functions, by actor method, for the methods that return messages to consume: each returns the bytes and the number of
+messages in an answer."""
 
 CONSUMING: Final = frozenset({*HANDED_OUT, "next_tasks"})
-"""The calls that return messages to consume, as actor methods or over lanes (direct socket connections)."""
+"""The names of the calls that return messages to consume, as actor methods or over lanes (direct socket
+connections)."""

@@ -1,8 +1,9 @@
-"""Cuts the lists that calls return to what a user may see: topics and groups on which the user has some permission.
+"""Reduces the lists that calls return to the entries that a user may see: topics and groups on which the user has some
+permission.
 
 A call that names its topic or group is allowed or rejected as a whole. A call for all topics or groups is allowed, and
-this module cuts its answer, so that a user with a permission on one topic sees no other topic. This module defines
-which answers are cut; raymq.remoting.access.requests decides whether a call is allowed at all.
+this module reduces its answer, so that a user with a permission on one topic sees no other topic. This module defines
+which answers are reduced; raymq.remoting.access.requests decides whether a call is allowed at all.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any, Final
 class VisibleNames:
     """The names of the topics and groups that a user may see.
 
-    `is_metered`: True if raymq counts what the user consumes; the user must then not read files itself.
+    `is_metered`: True if the amount that the user consumes is counted; the user must then not read the store's files
+    directly.
     """
 
     topic: Callable[[str], bool]
@@ -25,7 +27,7 @@ class VisibleNames:
 
 
 Cut = Callable[[Any, VisibleNames], Any]
-"""A function that cuts the answer of one method to the topics and groups that the user may see."""
+"""A function that removes from one method's answer the topics and groups that the user may not see."""
 
 
 def _topics(answer: list[str], visible: VisibleNames) -> list[str]:
@@ -58,7 +60,8 @@ def _pull_status(answer: Mapping[str, Any], visible: VisibleNames) -> dict[str, 
     return {**answer, "instances": [one for one in answer["instances"] if visible.group(one["group"])]}
 
 
-def _description(answer: Any, visible: VisibleNames) -> Any:  # Any: a StorageDescription, which belongs to the shell
+# Any: the answer is a StorageDescription, which this package must not import
+def _description(answer: Any, visible: VisibleNames) -> Any:
     return replace(answer, in_place=False) if visible.is_metered else answer
 
 
@@ -73,10 +76,11 @@ CUTS: Final[Mapping[tuple[str, str], Cut]] = {
     ("Pull", "status"): _pull_status,
     ("Storage", "describe"): _description,
 }
-"""The functions that cut answers, by server class and method name."""
+"""The functions that remove invisible topics and groups from answers, by server class and method name."""
 
 
-def cut(server_class: str, method: str, answer: Any, visible: VisibleNames) -> Any:  # Any: it depends on the method
-    """Return the part of a method's answer that the user may see."""
+# Any: the type of the answer depends on the method
+def cut(server_class: str, method: str, answer: Any, visible: VisibleNames) -> Any:
+    """Return a method's answer without the topics and groups that the user may not see."""
     how = CUTS.get((server_class, method))
     return answer if how is None else how(answer, visible)

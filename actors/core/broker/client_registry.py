@@ -12,19 +12,20 @@ _ENDED_MAX: Final = 10_000
 
 
 class ClientRegistry:
-    """The clients whose last heartbeat is at most CLIENT_EXPIRY_S old. Times are seconds of any monotonic
+    """The clients of a broker whose last heartbeat is at most CLIENT_EXPIRY_S old. Times are in seconds of a monotonic
     clock."""
 
     def __init__(self, expiry_s: float = CLIENT_EXPIRY_S, started_s: float = -inf) -> None:
-        """`started_s`: the earliest time at which clients could send heartbeats to this broker."""
+        """`started_s`: the earliest time at which this broker could receive heartbeats."""
         self._expiry_s = expiry_s
         self._known_after_s = started_s + expiry_s
         self._clients: dict[str, tuple[ClientHeartbeat, float]] = {}
-        # The ids of clients that unregistered, the latest last; at most _ENDED_MAX ids.
+        # The ids of clients that unregistered, in the order of time; at most _ENDED_MAX ids.
         self._ended: dict[str, None] = {}
 
     def heartbeat(self, heartbeat: ClientHeartbeat, now_s: float) -> None:
-        """Replace a client's recorded producers and consumers with those in its newest heartbeat."""
+        """Replace the producers and consumers recorded for a client with those in the client's newest
+        heartbeat."""
         self._clients[heartbeat.client_id] = (heartbeat, now_s)
 
     def unregister(self, client_id: str) -> None:
@@ -37,7 +38,8 @@ class ClientRegistry:
     def knows(self, client_id: str, now_s: float) -> bool:
         """Return False if a client has unregistered, or has sent no heartbeat for too long.
 
-        Returns True in doubt: soon after `started_s` some clients may not have sent a heartbeat yet.
+        Soon after `started_s`, returns True for a client without a heartbeat, because the client may not have sent one
+        yet.
         """
         self.expire(now_s)
         return client_id in self._clients or (client_id not in self._ended and now_s < self._known_after_s)
@@ -65,7 +67,7 @@ class ClientRegistry:
     def subscriptions(self, now_s: float) -> dict[str, frozenset[str]] | None:
         """Return the topics to which the consumers of each group subscribe; groups without consumers are absent.
 
-        Returns None soon after `started_s`, because some clients may not have sent a heartbeat yet.
+        Returns None soon after `started_s`, because some clients may not have sent a heartbeat to this broker yet.
         """
         self.expire(now_s)
         if now_s < self._known_after_s:

@@ -1,11 +1,11 @@
-"""The offsets that consumer groups have committed, and the rules that decide whether a commit counts.
+"""The offsets that consumer groups have committed, and the rules that decide whether a commit is accepted.
 
     offsets    topic, group, queue → QueueOffset: durable, each change is a state record (actors.core.broker.state)
     owners     group, topic, queue → the newest known generation of an owner: in memory only
 
 A committed offset goes back only in two cases: an operator resets it, which increases its `reset_version`, or the
-consuming program seeks back and commits with that intent. A member's commit counts unless another owner is newer
-(*fenced*), or the commit was made before the member received the last reset (*reset*).
+consuming program seeks back and requests this in its commit. A member's commit is rejected as *fenced* if another owner
+of the queue is newer. It is rejected as *reset* if the member made it before it received the last reset.
 
 A topic that is deleted and created again begins with a reset version above all earlier versions. So a member that still
 has an offset of the deleted topic gets an answer that makes the member start again.
@@ -24,8 +24,8 @@ QueueOffsets = dict[int, QueueOffset]
 
 @dataclass(slots=True)
 class OffsetTable:
-    """The committed offsets, which are durable. `tables`: offsets by (topic, group). `first_versions`: the first reset
-    version by topic; 0 if absent.
+    """The durable committed offsets of consumer groups. `tables`: offsets by (topic, group). `first_versions`: the
+    first reset version by topic; 0 if absent.
 
     Any thread may call `get`, `committed` and `topics` while another thread changes the table.
     """
@@ -47,13 +47,14 @@ class OffsetTable:
         return self.tables.get((topic, group), {})
 
     def version(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the reset version of a queue. A queue without a committed offset has the topic's first reset
-        version."""
+        """Return the reset version of a group's offset in a queue. If the group has committed no offset in the queue,
+        return the topic's first reset version."""
         known = self.get(group, topic, queue_id)
         return self.first_versions.get(topic, 0) if known is None else known.reset_version
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
-        """Return the committed offset by queue id. Queues without a committed offset are absent."""
+        """Return the offsets that a group has committed in a topic, by queue id. Queues without a committed offset are
+        absent."""
         table = self.tables.get((topic, group), {}).copy()
         return {queue_id: known.queue_offset for queue_id, known in table.items()}
 
@@ -69,7 +70,8 @@ class OffsetTable:
         return max([self.first_versions.get(topic, 0), *used]) + 1
 
     def set(self, group: str, topic: str, offsets: Mapping[int, int], versions: Mapping[int, int]) -> None:
-        """Set offsets by queue id. A queue that is not in `versions` keeps its reset version."""
+        """Set a group's committed offsets, by queue id. A queue that is not in `versions` keeps its reset
+        version."""
         table = self.tables.setdefault((topic, group), {})
         first = self.first_versions.get(topic, 0)
         for queue_id, offset in offsets.items():
@@ -78,13 +80,15 @@ class OffsetTable:
             table[queue_id] = QueueOffset(offset, version)
 
     def drop_topic(self, topic: str, next_version: int) -> None:
-        """Drop all offsets in a topic. A later topic of the same name begins with reset version `next_version`."""
+        """Drop all committed offsets in a deleted topic. If a topic of the same name is created later, it begins with
+        the reset version `next_version`."""
         self.first_versions[topic] = next_version
         for key in [key for key in self.tables if key[0] == topic]:
             del self.tables[key]
 
     def drop(self, group: str, topic: str) -> None:
-        """Drop a group's offsets in a topic. A later commit begins with the topic's first reset version."""
+        """Drop a group's committed offsets in a topic. The group's next commit begins with the topic's first reset
+        version."""
         self.tables.pop((topic, group), None)
 
     def drop_group(self, group: str) -> None:
@@ -94,31 +98,33 @@ class OffsetTable:
 
 
 class Owners:
-    """The newest generation of an owner, for each queue of a group. Generation 0 stands for a consumer outside the
+    """For each queue of a group: the newest generation of an owner. Generation 0 stands for a consumer outside the
     group."""
 
     def __init__(self) -> None:
         self._generations: dict[tuple[str, str, int], int] = {}
 
     def note(self, group: str, topic: str, queue_id: int, generation: int) -> None:
-        """Record that an owner of this generation consumes the queue."""
+        """Record that an owner with this generation consumes the queue."""
         key = (group, topic, queue_id)
         if generation > self._generations.get(key, 0):
             self._generations[key] = generation
 
     def fences(self, group: str, topic: str, queue_id: int, generation: int) -> bool:
-        """Return True if an owner with a newer generation than `generation` is known."""
+        """Return True if the queue has an owner with a newer generation than `generation`, so that commits of this
+        generation are rejected."""
         return 0 < generation < self._generations.get((group, topic, queue_id), 0)
 
     def forget(self, group: str | None = None, topic: str | None = None) -> None:
-        """Drop the owners of a group's queues, or of a topic's queues."""
+        """Drop the recorded owners of a group's queues, or of a topic's queues."""
         for key in [key for key in self._generations if key[0] == group or key[1] == topic]:
             del self._generations[key]
 
 
 @dataclass(slots=True)
 class TopicCommits:
-    """The decision about the commits in one topic: offsets to set, reset queues, and fenced queues."""
+    """The decision about a group's commits in one topic: the offsets to set, the queues that were reset, and the queues
+    whose commits are fenced."""
 
     offsets: dict[int, int] = field(default_factory=dict)
     reset: QueueOffsets = field(default_factory=dict)
@@ -128,9 +134,9 @@ class TopicCommits:
 def is_dead(committed: Mapping[int, int], first: Mapping[int, int]) -> bool:
     """Return True if a group cannot use its committed offsets in a topic any more.
 
-    The offsets are dead if no queue still holds a message before the group's offset. `first`: the offset of the first
-    message that each queue holds. RocketMQ uses this test for a group's offsets in a topic to which no consumer of the
-    group subscribes.
+    This is the case if every message before the group's offset is deleted in every queue. `first`: the offset of the
+    first message that each queue still has. RocketMQ uses this test for a group's offsets in a topic to which no
+    consumer of the group subscribes.
     """
     return all(offset <= first.get(queue_id, 0) for queue_id, offset in committed.items())
 
@@ -138,9 +144,10 @@ def is_dead(committed: Mapping[int, int], first: Mapping[int, int]) -> bool:
 def judge_commits(
     table: OffsetTable, owners: Owners, group: str, topic: str, commits: Mapping[int, OffsetCommit]
 ) -> TopicCommits:
-    """Decide commits by queue id, and record their owners. Raises InvalidArgumentError if an offset is negative.
+    """Decide a group's commits in a topic, and record the owners of the queues. Raises InvalidArgumentError if an
+    offset is negative.
 
-    A queue that was reset without a new offset (its topic was deleted and created again) begins at 0.
+    A queue that was reset without a new offset (because its topic was deleted and created again) begins at 0.
     """
     verdict = TopicCommits()
     offsets, first = table.of(group, topic), table.first_versions.get(topic, 0)

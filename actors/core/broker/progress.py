@@ -1,4 +1,5 @@
-"""Computes a group's lag in a topic from the group's committed offsets and the ends of the topic's queues."""
+"""Computes a group's lag in a topic from the group's committed offsets and the end offsets of the topic's
+queues."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from raymq.common.protocol.store import QueueBounds
 class Lag:
     """The lag of a group in a topic: the number of `messages` that the group has not committed.
 
-    Queue `queue_id` has the most of these messages, from `offset` on.
+    `queue_id` is the queue with the most uncommitted messages; they begin at `offset`.
     """
 
     messages: int
@@ -25,7 +26,7 @@ class Lag:
 def lag_in(committed: Mapping[int, int], bounds: Mapping[int, QueueBounds]) -> Lag:
     """Compute a group's lag over the queues of a topic. Both arguments are by queue id.
 
-    All messages of a queue without a committed offset count. Deleted messages do not count.
+    In a queue without a committed offset, all messages count. Deleted messages do not count.
     """
     total, most, queue_id, at = 0, 0, -1, 0
     for number, held in bounds.items():
@@ -38,15 +39,15 @@ def lag_in(committed: Mapping[int, int], bounds: Mapping[int, QueueBounds]) -> L
 
 
 class Unread(NamedTuple):
-    """The number of `messages` that a group has not committed, and the first such message of each queue, as (queue id,
-    offset)."""
+    """The number of messages of a topic that a group has not committed, and the first uncommitted message of each
+    queue, as (queue id, offset)."""
 
     messages: int
     firsts: list[tuple[int, int]]
 
 
 def unread_in(committed: Mapping[int, QueueOffset], bounds: Sequence[tuple[int, int]]) -> Unread:
-    """Count the unread messages as `lag_in` does, from the first and the end offsets of a topic's queues 0, 1 ….
+    """Count the unread messages as `lag_in` does. `bounds`: the first and the end offset of the topic's queues 0, 1 ….
 
     Also returns the first unread message of each queue.
     """

@@ -68,10 +68,10 @@ TopicQueue = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class ReturnedRecord:
-    """A returned record and the queue it goes to.
+    """A record that a consumer sent back, and the queue to which it is appended.
 
     `level`: the delay level before the retry topic, 0 for no delay; None sends the record to the dead-letter topic.
-    `reason`: why a dead letter failed last, or why it cannot be read.
+    `reason`: for a dead letter, why it failed last, or why it cannot be read.
     """
 
     parts: RecordParts
@@ -90,7 +90,8 @@ def read_returned(
     failure: str = "",
     attempts: int = 0,
 ) -> tuple[list[ReturnedRecord], SendBackAnswer]:
-    """Decide for each of several whole records where it goes. Raises InvalidArgumentError if the records are damaged.
+    """Decide for each of several returned records whether it is retried or becomes a dead letter. Raises
+    InvalidArgumentError if the records are damaged.
 
     A message becomes a dead letter if it was sent back `max_reconsume_times` times before (negative: the group's
     retry_max_times), if `delay_level` is negative, or if its body's CRC is wrong. With `delay_level` 0 the message
@@ -114,8 +115,8 @@ def read_returned(
 
 
 def reason_line(reason: str) -> str:
-    """Shorten a reason to one line of at most DLQ_ORIGIN_ERROR_MAX characters. A traceback is reduced to its
-    last line."""
+    """Shorten the reason of a failure to one line of at most DLQ_ORIGIN_ERROR_MAX characters. A traceback is reduced to
+    its last line."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     text = lines[-1] if lines and lines[0].startswith("Traceback") else " ".join(lines)
     text = "".join(char if char.isprintable() else " " for char in text)
@@ -143,8 +144,8 @@ def _split(records: bytes) -> list[bytes]:
 class ReturnWriter:
     """Encodes returned records as batches for an append.
 
-    Producer sequences grow per queue. So the caller must append the batches of one call before it makes the next call.
-    `choose` returns a number below its argument.
+    Producer sequence numbers grow per queue. So the caller must append the batches of one call before it makes the next
+    call. `choose` gets a number n and returns a number below n.
     """
 
     producer_id: str
@@ -153,9 +154,9 @@ class ReturnWriter:
     _sequences: dict[TopicQueue, int] = field(default_factory=dict)
 
     def batches(self, group: str, returned: Sequence[ReturnedRecord], retry_queue_nums: int) -> list[EncodedBatch]:
-        """Return the batches for one append: one batch for each queue that some of the records go to.
+        """Return the batches for one append: one batch for each queue that receives some of the records.
 
-        Raises MessageIllegalError if a record's properties, with the added properties, are too long.
+        Raises MessageIllegalError if the properties of a record, including the added properties, are too long.
         """
         by_queue: dict[TopicQueue, list[tuple[ReturnedRecord, int]]] = {}
         for item in returned:
@@ -185,7 +186,8 @@ class ReturnWriter:
     def _record(
         self, item: ReturnedRecord, queue: TopicQueue, exchanged: dict[str, str], producer: ProducerSequence
     ) -> bytes:
-        """Build a record for `queue`. A dead letter omits the properties of its origin if they do not fit."""
+        """Build the record to append to `queue`. A dead letter omits the properties that name its origin if they do not
+        fit."""
 
         def build(properties: dict[str, str]) -> bytes:
             return build_record(
@@ -206,15 +208,15 @@ class ReturnWriter:
 
 
 def _queue_of(item: ReturnedRecord, group: str, retry_queue: int) -> TopicQueue:
-    """Return the queue to which a returned record is appended now."""
+    """Return the queue to which a returned record is appended next."""
     if item.level is None:
         return dlq_topic(group), 0
     return (SCHEDULE_TOPIC, item.level - 1) if item.level else (retry_topic(group), retry_queue)
 
 
 def _exchanged(item: ReturnedRecord, properties: dict[str, str], target: TopicQueue | None) -> dict[str, str]:
-    """Return the properties to change in a returned record; an empty text removes a property. `target`: the queue that
-    the record goes to after its delay."""
+    """Return the properties to change in a returned record; an empty value removes a property. `target`: the queue to
+    which the record is moved after its delay."""
     offset_message_id = _offset_message_id(item.parts)
     origin = properties.get(PROPERTY_RETRY_TOPIC, item.parts.topic)
     message_id = properties.get(PROPERTY_UNIQ_KEY, offset_message_id)

@@ -37,11 +37,11 @@ GROUPS_FILE: Final = "subscriptionGroup.json"
 OFFSETS_FILE: Final = "consumerOffset.json"
 POSITION_FILE: Final = "brokerStatePosition.json"
 """Name of the file with the snapshot's position, {"queueOffset": n}: the offset of the first state record that the file
-does not contain. This position also applies to any of the other three files that has no position (0.1.0). The file also
-has the fields that RocketMQ's files lack: "resetVersions" {"topic@group": {"0": 2}}, "firstResetVersions" {"topic": 1},
-"orderConfigs" {"topic": "broker-a:4"}, "layouts" {"topic": "broker-a:4;broker-b:4"}, "creationIds" {"topic": "0a1b…"},
-"leases" (actors.core.pop.leases), "settings" {"store.delete_when": "04"} and "access" (raymq.remoting.access.state),
-which is absent until users or policies are changed."""
+does not include. This position also applies to any of the other three files that has no position (version 0.1.0). The
+file also has the fields that RocketMQ's files lack: "resetVersions" {"topic@group": {"0": 2}}, "firstResetVersions"
+{"topic": 1}, "orderConfigs" {"topic": "broker-a:4"}, "layouts" {"topic": "broker-a:4;broker-b:4"}, "creationIds"
+{"topic": "0a1b…"}, "leases" (actors.core.pop.leases), "settings" {"store.delete_when": "04"} and "access"
+(raymq.remoting.access.state), which is absent until users or policies are changed."""
 
 _TOPIC_KEYS: Final = {
     "read_queue_nums": "readQueueNums",
@@ -83,7 +83,7 @@ _GROUP_CONSTANTS: Final = {
 def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
     """Return the config files of a state, as name to text, in the order in which they must be written.
 
-    The last file is the one from which version 0.1.0 reads the position of all files. `position`: the offset of the
+    Version 0.1.0 reads the position of all files from the file that is written last. `position`: the offset of the
     first state record that is not in `state`.
     """
     version = state.topics_version
@@ -137,12 +137,12 @@ def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
 
 
 def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]) -> tuple[BrokerState, int]:
-    """Load the state from the config files. Also returns its log position: the first record that one of the files may
-    lack.
+    """Load the state from the config files. Also returns its log position: the offset of the first record that one of
+    the files may not include.
 
     `read` returns a file's text, or None if the file does not exist, and is called once for each file. `parse` reads
-    RocketMQ's dialect of JSON. A file that RocketMQ wrote is read unchanged and has position 0. A missing file has
-    position 0, too. Without files the state is empty.
+    RocketMQ's dialect of JSON. Files that RocketMQ wrote can be read; their position is 0. A missing file has position
+    0, too. Without files the state is empty.
     """
     nothing = json.dumps({_POSITION_KEY: 0})
     own = json.loads(read(POSITION_FILE) or nothing)
@@ -174,7 +174,7 @@ def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]
             state.forbidden[str(name)] = topics
     for name, key in _OWN_TOPIC_KEYS.items():
         for topic, text in own.get(key, {}).items():
-            if topic in state.topics:  # skip a deleted topic: a crash can leave its entry in this file
+            if topic in state.topics:  # skip a deleted topic: after a crash this file may still have an entry for it
                 state.topics[topic] = replace(state.topics[topic], **{name: text})
     state.offsets.first_versions = dict(own.get("firstResetVersions", {}))
     for key, offsets in table(OFFSETS_FILE, "offsetTable").items():

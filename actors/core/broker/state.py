@@ -80,16 +80,16 @@ MARK: Final[Change] = {"kind": "mark"}
 CREATION_ID_BYTES: Final = 8
 _TOPIC_FIELDS: Final = tuple(one.name for one in fields(TopicConfig) if one.name != "topic")
 _GROUP_FIELDS: Final = tuple(one.name for one in fields(GroupConfig) if one.name != "group")
-"""The fields of a "group" record besides its kind and its group. If a record of an older raymq lacks a field, the
-field's default applies."""
+"""The fields of a "group" record besides its kind and its group. If a record of an older raymq version lacks a field,
+the field's default applies."""
 
 
 @dataclass(slots=True)
 class BrokerState:
     """The state of one broker group.
 
-    `decide_…` checks a request and returns the record to store, without changing the state. It returns None or an empty
-    list if the state already is as requested. `apply` applies a stored record to the state.
+    A `decide_…` method checks a request and returns the record to store, without changing the state. It returns None or
+    an empty list if the request changes nothing. `apply` applies a stored record to the state.
     """
 
     topics: dict[str, TopicConfig] = field(default_factory=dict)
@@ -98,15 +98,15 @@ class BrokerState:
     topics_version: DataVersion = field(default_factory=DataVersion)
     pop: PopTable = field(default_factory=PopTable)
     forbidden: dict[str, frozenset[str]] = field(default_factory=dict)
-    """The topics that each group may not read, by group. An entry survives the deletion of its topic, but not of its
-    group."""
+    """The topics that each group may not read, by group. An entry survives the deletion of its topic, but not the
+    deletion of its group."""
     settings: dict[str, SettingValue] = field(default_factory=dict)
     """The live settings that differ from raymq.yaml, by full name. Each change makes a new dict; the old dict is never
     modified."""
     access: AuthState | None = None
     """The users and policies, if they were changed since raymq was started; otherwise None.
 
-    Always None in all broker groups except the first.
+    Only the first broker group can have a value other than None.
     """
 
     def copy(self) -> BrokerState:
@@ -165,8 +165,8 @@ class BrokerState:
         """Decide a change of a topic; arguments that are None stay unchanged.
 
         The number of queues may grow, but never shrink, because each queue may have messages. An empty `order_config`
-        makes the topic an ordinary topic. The entries of `layout` are added to the known layout. Each named attribute
-        is changed, or removed if its text is empty.
+        makes the topic an ordinary topic. The entries of `layout` are added to the topic's existing layout. Each
+        attribute in `attributes` is changed, or removed if its value is empty.
 
         Raises TopicNotExistError if the topic does not exist, IllegalNameError for a system topic, NoPermissionError if
         `perm` is not a valid permission, and InvalidArgumentError if another value is invalid.
@@ -195,9 +195,9 @@ class BrokerState:
     def decide_auto_topic(self, topic: str, queue_nums: int, queue_nums_max: int, layout: str = "") -> list[Change]:
         """Decide the creation of a topic because a message is sent to it (spec/messaging.md §2.5, golden fact 12).
 
-        If the topic exists, only its layout is extended. `queue_nums` is the number of queues that the client requests.
-        Raises IllegalNameError if the name is invalid. Raises TopicNotExistError for a retry or dead-letter topic,
-        because only a group creates these topics.
+        If the topic already exists, only the queues in `layout` are added. `queue_nums` is the number of queues that
+        the client requests. Raises IllegalNameError if the name is invalid. Raises TopicNotExistError for a retry or
+        dead-letter topic, because only a group creates these topics.
         """
         check_user_topic(topic)
         if topic in self.topics:
@@ -226,13 +226,13 @@ class BrokerState:
         return {"kind": "setting", "name": full, "value": value}
 
     def decide_setting_unset(self, name: str) -> Change | None:
-        """Decide to reset a live setting to its value in raymq.yaml. Raises InvalidArgumentError if the name is not
-        that of a live setting."""
+        """Decide to reset a live setting to its value in raymq.yaml. Raises InvalidArgumentError if no live setting has
+        this name."""
         full = live_name(name)
         return {"kind": "setting_unset", "name": full} if full in self.settings else None
 
     def decide_access(self, start: AuthState, change: AccessChange, now_ms: int) -> Change | None:
-        """Decide a change of the users and policies. `start` has the users and policies before the first change.
+        """Decide a change of the users and policies. `start` has the users and policies from before the first change.
 
         Raises InvalidArgumentError, UserNotExistError and PolicyNotExistError as
         raymq.remoting.access.changes.carry_out does.
@@ -255,7 +255,7 @@ class BrokerState:
         return self.decide_group_config(config or GroupConfig(group))
 
     def decide_group_config(self, config: GroupConfig) -> list[Change]:
-        """Decide a group's configuration, and give its retry topic the configured number of queues.
+        """Decide the configuration of a group, and the number of queues of its retry topic.
 
         The retry topic never loses queues, because a message may wait in each queue. Raises IllegalNameError if the
         group's name is invalid, and InvalidArgumentError if a value is invalid.
@@ -267,7 +267,7 @@ class BrokerState:
         return changes + self.decide_group_topic(retry_topic(config.group), config.retry_queue_nums)
 
     def decide_group_topic(self, topic: str, queue_nums: int) -> list[Change]:
-        """Decide to give a server's topic (retries, dead letters) at least this many queues."""
+        """Decide to give a server-created topic (for retries or dead letters) at least `queue_nums` queues."""
         known = self.topics.get(topic)
         if known is None:
             return [_creation(TopicConfig(topic, queue_nums, queue_nums))]
@@ -301,11 +301,11 @@ class BrokerState:
     def decide_commits(
         self, owners: Owners, group: str, commits: Mapping[str, Mapping[int, OffsetCommit]]
     ) -> tuple[list[Change], dict[str, TopicCommits], dict[str, list[int]]]:
-        """Decide commits of offsets per topic and queue id (actors.core.broker.offsets).
+        """Decide commits of offsets, by topic and queue id (actors.core.broker.offsets).
 
-        Returns the records to store, the answer to each topic's commits, and the queues that do not exist. A queue does
-        not exist if its topic was deleted, or was created again with fewer queues. Raises GroupNotExistError if the
-        group does not exist, and InvalidArgumentError if an offset or a queue id is impossible.
+        Returns the records to store, the decision about each topic's commits, and the queues that do not exist. A queue
+        does not exist if its topic was deleted, or was created again with fewer queues. Raises GroupNotExistError if
+        the group does not exist, and InvalidArgumentError if an offset or a queue id is impossible.
         """
         self.require_group(group)
         changes, verdicts, gone = [], {}, {}
@@ -325,8 +325,8 @@ class BrokerState:
         return changes, verdicts, gone
 
     def decide_starts(self, group: str, topic: str, offsets: Mapping[int, int]) -> Change | None:
-        """Decide to commit a group's start offsets in queues of a topic, except in queues in which the group has
-        committed an offset."""
+        """Decide to commit a group's start offsets in queues of a topic. Queues in which the group has already
+        committed an offset are left out."""
         self.require_group(group)
         self.check_queues(topic, offsets)
         new = {str(q): offset for q, offset in offsets.items() if self.offsets.get(group, topic, q) is None}
@@ -372,7 +372,7 @@ class BrokerState:
         return {"kind": "offsets_delete", "group": group, "topics": known} if known else None
 
     def left_topics(self, subscriptions: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
-        """Return, by group, the topics in which a group has committed offsets although it does not subscribe to them.
+        """Return, for each group, the topics to which it does not subscribe although it has committed offsets in them.
 
         Only groups in `subscriptions` are considered. Retry topics are left out.
         """
@@ -400,8 +400,8 @@ class BrokerState:
         return 0 if known is None else known.queue_offset
 
     def require_topic(self, topic: str) -> TopicConfig:
-        """Return the topic's configuration, or raise TopicNotExistError. A light queue needs no creation: it always
-        exists, with one queue."""
+        """Return the topic's configuration, or raise TopicNotExistError. For the topic of a light queue, always return
+        a configuration with one queue, because a light queue is never created explicitly."""
         if is_light_queue(topic):
             return TopicConfig(topic, 1, 1, PERM_READ)
         config = self.topics.get(topic)
@@ -435,8 +435,8 @@ class BrokerState:
         """Return the configuration of a topic that a group may read. The group need not exist. Raises
         TopicNotExistError if the topic does not exist.
 
-        Raises NoPermissionError, whose text names the obstacle: the topic's permission, the group's consume_enable, or
-        the ban on the topic.
+        Raises NoPermissionError if the group may not read the topic. The text names the reason: the topic's permission,
+        the group's consume_enable, or a ban of the group from the topic.
         """
         config = self.require_topic(topic)
         if not config.perm & PERM_READ:
@@ -448,8 +448,8 @@ class BrokerState:
         return config
 
     def check_broadcast(self, group: str, topics: Iterable[str] = ()) -> None:
-        """Raise NoPermissionError if an existing group may not consume, may not consume in BROADCASTING, or may not
-        read one of `topics`."""
+        """Raise NoPermissionError if an existing group may not consume at all, may not consume in the mode
+        BROADCASTING, or may not read one of `topics`."""
         config = self.groups.get(group)
         off = [name for name in ("consume_enable", "consume_broadcast_enable") if config and not getattr(config, name)]
         if off:
@@ -462,8 +462,8 @@ class BrokerState:
                 self.check_readable(group, topic)
 
     def apply(self, change: Change, now_ms: int) -> None:
-        """Apply a stored record to the state. Raises InvalidArgumentError if this version does not support the record's
-        kind."""
+        """Apply a stored record to the state. Raises InvalidArgumentError if this version of raymq does not support the
+        record's kind."""
         handler = _APPLY.get(str(change.get("kind")))
         if handler is None:
             raise InvalidArgumentError(
@@ -531,15 +531,18 @@ class BrokerState:
         self.access = AuthState.load(change["state"])
 
     def _settings_changed(self, name: str, now_ms: int) -> None:
-        if name.startswith("broker."):  # settings of the broker are part of its registration
+        # settings whose names begin with "broker." are part of the broker's registration
+        if name.startswith("broker."):
             self.topics_version = self.topics_version.next(now_ms)
 
     def _apply_mark(self, change: Change, now_ms: int) -> None:
-        """Apply a mark, which changes nothing."""
+        """Apply a marker record. A no-op: a marker does not change the state, but whoever reads it has read every
+        earlier record."""
 
 
 def _creation(config: TopicConfig) -> Change:
-    """Build the record of a new topic. Its random id distinguishes it from later topics of the same name."""
+    """Build the record of a new topic. The topic's random id distinguishes it from later topics of the same
+    name."""
     return _topic_change(replace(config, creation_id=secrets.token_hex(CREATION_ID_BYTES)))
 
 
@@ -548,13 +551,14 @@ def _topic_change(config: TopicConfig) -> Change:
 
 
 def _layout_change(known: TopicConfig, layout: str) -> Change | None:
-    """Return the record that adds a layout's entries to the known layout of a topic; None if nothing changes."""
+    """Return the record that adds the queues in `layout` to the existing layout of a topic; None if the layout does not
+    change."""
     merged = merge_layouts(known.layout, layout)
     return None if merged == known.layout else _topic_change(replace(known, layout=merged))
 
 
 def offsets_by_queue(table: Mapping[str, int]) -> dict[int, int]:
-    """Convert the keys of a JSON table of offsets or versions from texts to queue ids."""
+    """Convert a JSON table of offsets or versions: its keys become queue ids (int instead of str)."""
     return {int(queue_id): value for queue_id, value in table.items()}
 
 
@@ -589,6 +593,6 @@ def decode_change(body: bytes) -> Change:
 
 
 def replay(state: BrokerState, records: Iterable[tuple[bytes, int]]) -> None:
-    """Apply stored records, given as (body, store time in ms), in order."""
+    """Apply stored records to the state, in order. Each record is given as (body, store time in ms)."""
     for body, stored_ms in records:
         state.apply(decode_change(body), stored_ms)

@@ -1,8 +1,8 @@
 """Counters of a broker, and their rates over the last minute, hour and day (spec/messaging.md §9.6).
 
-A counter is sampled every 10 s, every 10 min and every 1 h; 7, 7 and 25 samples cover a minute, an hour and a day. A
-rate is the difference between the newest and the oldest sample, divided by the time between them. Kinds and keys are
-RocketMQ's, such as `TOPIC_PUT_NUMS` and `orders@billing`. Counters are not durable.
+Each counter has three series of samples: one sample per 10 s, per 10 min and per hour. 7, 7 and 25 samples cover a
+minute, an hour and a day. A rate is the difference between the newest and the oldest sample, divided by the time
+between them. Kinds and keys are RocketMQ's, such as `TOPIC_PUT_NUMS` and `orders@billing`. Counters are not durable.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class BrokerStats:
         self._counter(kind, key).total += value
 
     def take_total(self, kind: str, key: str, total: int) -> None:
-        """Update a counter from the total of another process's counter. That total restarts at 0 if the other process
-        restarts."""
+        """Update a counter so that it follows the counter of another process, whose value is now `total`. The other
+        counter restarts at 0 if its process restarts."""
         counter = self._counter(kind, key)
         counter.total += total - counter.seen if total >= counter.seen else total
         counter.seen = total
 
     def sample(self, now_s: float) -> None:
-        """Sample each counter whose next sample is due."""
+        """Take a sample of each counter for which a sample is due."""
         self._sampled_s = now_s
         for counter in self._counters.values():
             counter.sample(now_s)

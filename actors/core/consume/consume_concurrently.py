@@ -1,13 +1,13 @@
 """Consumes many messages of a queue in parallel (ConsumeConcurrently, spec/messaging.md §5.8).
 
-Several tasks of a queue are at the listener at the same time. Failed messages are sent back to the broker, which
+The listener processes several tasks of a queue at the same time. Failed messages are sent back to the broker, which
 delivers them later through the retry topic. So a slow or failing message delays only the offset commit.
 
 If a listener's process dies, all its tasks end, and it is unknown which message caused the crash. Each task is
 delivered again. After `SUSPECT_DEATHS` deaths a task is split into single messages, its suspects. The suspects are
 delivered one by one, so that a harmless message is cleared when it is consumed. If the process dies `TRIALS_MAX` times
-while a message is the only suspect at the listener, the message is sent back. If that message has already been
-redelivered from the retry topic, it goes to the dead letters at once.
+while a message is the only suspect at the listener, the message is sent back. If this message has already been
+redelivered from the retry topic, it becomes a dead letter at once.
 """
 
 from __future__ import annotations
@@ -30,28 +30,31 @@ from raymq.client.consumer.push.settings import PushSettings
 from raymq.common.protocol.consume_result import ConsumeReport
 
 TASKS_AHEAD: Final = 4
-"""Number of full tasks in flight, so that the listener has work while other tasks are being transferred."""
+"""Number of full tasks that are in flight at the same time, so that the listener has work while more tasks are being
+transferred."""
 SUSPECT_DEATHS: Final = 2
 """Number of deaths of the listener's process after which a task's messages are suspected of causing the crash."""
 WAYS_MAX: Final = 16
-"""Maximum number of groups of a task's failed messages that are sent back separately. Each group has its own reason and
-durable append."""
+"""Maximum number of parts in which the failed messages of one task are sent back to the broker. Each part has its own
+reason and its own durable append."""
 MANY_REASONS: Final = "many messages failed together, with different errors: the listener's log has them"
 TRIALS_MAX: Final = 2
-"""Number of deaths with the same single suspect message after which that message is sent back."""
+"""If the listener's process dies this many times with the same single suspect message, the message is sent
+back."""
 
 
 class ConsumeConcurrently(ConsumeService):
-    """Cuts tasks and handles failures for a concurrent consumer. `settings.threads` listener calls run in
-    parallel."""
+    """Makes tasks from queued messages and handles failures for a concurrent consumer. `settings.threads` listener
+    calls run in parallel."""
 
     def __init__(self, settings: PushSettings) -> None:
         super().__init__(settings)
         self.uncommitted_max = settings.consume_concurrently_max_span
         self._flying: set[ConsumeTask] = set()
-        """The tasks of all queues that are at the listener."""
+        """The tasks, of all queues, that the listener is processing."""
         self._suspect: ConsumeTask | None = None
-        """The task with the only suspected message at the listener; None if no suspect is there."""
+        """The task with the only message at the listener that is suspected of causing a crash; None if the listener has
+        no such message."""
 
     def next_tasks(self, queues: Sequence[ProcessQueue], now_s: float) -> list[ConsumeTask]:
         taken: list[ConsumeTask] = []
@@ -83,8 +86,8 @@ class ConsumeConcurrently(ConsumeService):
         if process_queue.dropped:
             return Reaction()
         failed: set[int] = set()
-        # Indices of failed messages, grouped by delay level, by the reason why they are unreadable (such messages
-        # become dead letters at once), and by error.
+        # Indices of failed messages, grouped by delay level, by the reason why they cannot be read, and by error.
+        # Messages that cannot be read become dead letters at once.
         by_way: dict[tuple[int, str, str], set[int]] = defaultdict(set)
         for failure in report.failures:
             indices = ended & set(range(failure.first, failure.first + failure.count))
@@ -104,7 +107,8 @@ class ConsumeConcurrently(ConsumeService):
         if not failed:
             return Reaction(len(ended))
         if not self.clustering:
-            process_queue.finish(task, failed & task.unfinished)  # logged, messages are lost (spec/messaging.md §5.8)
+            # drop these failed messages with a log entry, as spec/messaging.md §5.8 requires
+            process_queue.finish(task, failed & task.unfinished)
             return Reaction(len(ended) - len(failed), len(failed))
         return Reaction(
             len(ended) - len(failed),
@@ -177,8 +181,8 @@ class ConsumeConcurrently(ConsumeService):
     def _deliver_again(
         self, process_queue: ProcessQueue, task: ConsumeTask, indices: tuple[int, ...], now_s: float
     ) -> None:
-        """Move messages of a task to a new task, which is delivered again. The old task no longer counts them as
-        unfinished."""
+        """Move unfinished messages of a task to a new task, which is delivered again. The old task no longer counts
+        them as unfinished."""
         task.unfinished.difference_update(indices)
         if indices and process_queue.revoked_at_s is None:
             messages = task.messages.pick(indices)

@@ -1,9 +1,9 @@
 """Consumes the messages of a queue one after another (ConsumeOrderly, spec/messaging.md §5.10).
 
-Only one task of a queue is at the listener at a time. The task stops at the first message that fails; the messages
-before it are finished. After the queue's pause the failed message and all later messages of the task are delivered
-again. A message that has failed `max_reconsume_times` times is sent back, to the retry topic or the dead letters, and
-the queue continues. By default this limit is not set. A message that cannot be read goes to the dead letters at once.
+The listener processes only one task of a queue at a time. The task stops at the first message that fails; the messages
+before it are finished. After a pause of the queue, the failed message and all later messages of the task are delivered
+again. A message that has failed `max_reconsume_times` times is sent back, to the retry topic or the dead-letter topic,
+and the queue continues. By default this limit is not set. A message that cannot be read becomes a dead letter at once.
 
 Together, the finished uncommitted messages and the messages in flight are at most one full task. So at most one task is
 delivered again if this process dies.
@@ -28,14 +28,14 @@ from raymq.common.protocol.consume_result import ConsumeReport, Failure
 
 SUSPEND_MIN_MS: Final = 10
 SUSPEND_MAX_MS: Final = 30_000
-"""Upper bound, in ms, of the pause of a queue after a message has failed; SUSPEND_MIN_MS is the lower bound."""
+"""Maximum pause, in ms, of a queue after a message has failed; SUSPEND_MIN_MS is the minimum."""
 DEATH_PAUSE_MAX_S: Final = 30.0
-"""Maximum pause, in seconds, after deaths of the listener's process. The pause starts at 1 s and doubles with each
-death."""
+"""Maximum pause of a queue, in seconds, after the listener's process has died. The pause starts at 1 s and doubles with
+each death."""
 
 
 class ConsumeOrderly(ConsumeService):
-    """Cuts tasks and handles failures for an orderly consumer."""
+    """Makes tasks from queued messages and handles failures for an orderly consumer."""
 
     def __init__(self, settings: PushSettings) -> None:
         super().__init__(settings)
@@ -105,7 +105,7 @@ class ConsumeOrderly(ConsumeService):
             return self._fly(process_queue.again.pop(0)) if process_queue.again[0].ready_at_s <= now_s else None
         count = min(size, process_queue.waiting_count)
         if process_queue.finished_count and process_queue.finished_count + count > self.uncommitted_max:
-            return None  # no task now: the next commit makes space for more finished messages
+            return None  # return no task: too many finished messages are uncommitted, and the next commit makes space
         return self._fly(process_queue.take_waiting(count))
 
     def _failed(self, task: ConsumeTask, failed: set[int], failure: Failure, ok: int, now_s: float) -> Reaction:

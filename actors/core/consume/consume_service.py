@@ -1,5 +1,5 @@
-"""The common base of ConsumeConcurrently and ConsumeOrderly: sizes and numbers of tasks, and messages that are sent
-back."""
+"""The common base of ConsumeConcurrently and ConsumeOrderly: decides the size and number of tasks, and tracks messages
+that are sent back to the broker."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from raymq.client.consumer.push.settings import PushSettings
 from raymq.common.protocol.consume_result import ConsumeReport, Failure
 
 TASKS_MAX: Final = 64
-"""Maximum number of tasks at one listener at the same time."""
+"""Maximum number of tasks that one listener has at the same time."""
 TASK_TARGET_S: Final = 0.1
-"""Target duration, in seconds, of a task: long compared with the call that carries it, short for the queue that waits
-for it."""
+"""Target duration, in seconds, of a task: long compared with the call that delivers the task, but short enough that the
+queue does not wait long."""
 TASK_FIRST: Final = 32
-"""Number of messages in a task while the time per message is not known yet."""
+"""Number of messages in a task as long as the listener's time per message is unknown."""
 SEND_BACK_RETRY_S: Final = 5.0
 """Time, in seconds, after which a message is redelivered locally because it could not be sent back (spec/messaging.md
 §5.8)."""
 DEAD_LETTER: Final = -1
 """The delay level that sends a message to the dead-letter topic."""
 _PACE_WEIGHT: Final = 0.2
-"""The weight of the last task in the moving average of the time per message."""
+"""The weight of the newest task in the moving average of the listener's time per message."""
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +57,8 @@ class SendBack:
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """The result of applying a report: the numbers of consumed and failed messages, and the messages to send
-    back."""
+    """The result of applying a listener's report: the numbers of consumed and failed messages, and the messages to send
+    back to the broker."""
 
     ok: int = 0
     failed: int = 0
@@ -66,21 +66,23 @@ class Reaction:
 
 
 class ConsumeService(ABC):
-    """Cuts tasks from process queues, and applies the listener's reports about these tasks to the queues."""
+    """Makes tasks from the messages in process queues, and applies the listener's reports about these tasks to the
+    queues."""
 
     uncommitted_max: int
-    """Maximum number of a queue's finished messages that may wait for a commit. If this process dies, these messages
-    are delivered again."""
+    """Maximum number of finished messages of a queue that wait for an offset commit. If this process dies, these
+    messages are delivered again."""
 
     def __init__(self, settings: PushSettings) -> None:
         self.settings = settings
         self.clustering = settings.clustering
         self._numbers = 0
-        """The number given to the last delivered task."""
+        """The task number of the task that was delivered last."""
         self._turn = 0
-        """The number of calls of `next_tasks`. It selects the queue with which a call begins."""
+        """The number of calls of `next_tasks`. It selects the queue with which the next call begins."""
         self._pace_s: float | None = None
-        """Seconds per message, as a moving average over tasks; None before the first task has ended."""
+        """The listener's time per message, in seconds, as a moving average over tasks; None before the first task has
+        ended."""
 
     @abstractmethod
     def next_tasks(self, queues: Sequence[ProcessQueue], now_s: float) -> list[ConsumeTask]:
@@ -116,7 +118,8 @@ class ConsumeService(ABC):
             logger.error("%d message(s) of %s are skipped: %s", len(indices), task.queue, failure.error)
 
     def next_time_s(self, process_queue: ProcessQueue) -> float | None:
-        """Return the time at which the earliest pause of this queue ends; None if the queue has no pause."""
+        """Return the time at which the earliest pause of a delivery of this queue ends; None if no delivery is
+        paused."""
         return min((task.ready_at_s for task in process_queue.again), default=None)
 
     def _sending(self, sent: SendBack) -> SendBack:
@@ -136,8 +139,8 @@ class ConsumeService(ABC):
         return task
 
     def _land(self, task: ConsumeTask, report: ConsumeReport) -> set[int]:
-        """Record the progress in a report. Returns the indices of messages that were consumed or failed since the last
-        report."""
+        """Record the progress from a listener's report about a task. Returns the indices of messages that were consumed
+        or failed since the previous report."""
         ended = task.unfinished - task.sending
         if report.unfinished:
             ended -= set(report.unfinished)
@@ -151,7 +154,7 @@ class ConsumeService(ABC):
         return ended
 
     def _task_size(self, workers: int) -> int:
-        """Return the number of messages for a task of `workers` threads, so that the task takes TASK_TARGET_S.
+        """Return the number of messages with which `workers` threads are busy for TASK_TARGET_S.
 
         The number is at most half of `pull_batch_size`, so that one task can be consumed while another task is
         committed.

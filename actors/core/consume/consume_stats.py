@@ -1,4 +1,4 @@
-"""Counts, per topic, how fast a consumer instance was over the last minute (ConsumeStats, spec/messaging.md
+"""Measures, per topic, how fast a consumer instance was over the last minute (ConsumeStats, spec/messaging.md
 §5.11)."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Second:
 
 
 class ConsumeStats:
-    """Counters of one consumer instance, in slots of one second. Not thread-safe."""
+    """Counters of one consumer instance, with one entry for each second. Not thread-safe."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, deque[_Second]] = defaultdict(deque)
@@ -43,7 +43,7 @@ class ConsumeStats:
         second.consume_s += consume_s
 
     def figures(self, now_s: float) -> dict[str, dict[str, float]]:
-        """Return the metrics per topic, under RocketMQ's names: TPS in messages per second, RT in ms per
+        """Return the consumer's metrics by topic, under RocketMQ's names: TPS in messages per second, RT in ms per
         message."""
         return {topic: self._figures(topic, now_s) for topic in sorted(self._seconds)}
 

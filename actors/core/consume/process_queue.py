@@ -30,18 +30,19 @@ class ConsumeTask:
     number: int = 0
     """The number of the task. Assigned in ascending order when the task is delivered."""
     deaths: int = 0
-    """How often the listener's process died while this task was at the listener."""
+    """How often the listener's process died while it was processing this task."""
     trials: int = 0
-    """How often the listener's process died while this task was the only suspect (see consume_concurrently)."""
+    """How often the listener's process died while this task was the only task suspected of causing the crash (see
+    consume_concurrently)."""
     ready_at_s: float = 0.0
     """The earliest time, in seconds, at which the task may be delivered."""
     fetched_s: float | None = None
-    """The time, in seconds, at which the first of the messages was fetched; None for a task that is delivered
+    """The time, in seconds, at which the first message of the task was fetched; None for a task that is delivered
     again."""
     unfinished: set[int] = field(default_factory=set)
-    """The indices of the unfinished messages."""
+    """The indices, within the task, of the unfinished messages."""
     sending: set[int] = field(default_factory=set)
-    """Indices of the messages that are being sent back to the broker."""
+    """The indices, within the task, of the messages that are being sent back to the broker."""
 
     def __post_init__(self) -> None:
         self.unfinished = set(range(len(self.messages)))
@@ -59,7 +60,7 @@ class ProcessQueue(AssignedQueue):
     """The earliest time, in seconds, at which the queue may be fetched again."""
     offsets: UnfinishedOffsets = field(default_factory=UnfinishedOffsets)
     waiting: deque[TaskRecords] = field(default_factory=deque)
-    """The records that were fetched but not delivered yet, in order."""
+    """The records of messages that were fetched but not delivered to the listener yet, in order."""
     waiting_since_s: deque[float] = field(default_factory=deque)
     """The fetch time, in seconds, of each entry of `waiting`."""
     waiting_count: int = 0
@@ -67,9 +68,9 @@ class ProcessQueue(AssignedQueue):
     visible_end: int = 0
     """The visible end offset of the queue, as of the last fetch."""
     again: list[ConsumeTask] = field(default_factory=list)
-    """The tasks that wait for redelivery."""
+    """The tasks that wait for redelivery to the listener."""
     flying: set[ConsumeTask] = field(default_factory=set)
-    """The tasks at the listener."""
+    """The tasks that the listener is processing."""
     sending: set[ConsumeTask] = field(default_factory=set)
     """The tasks with messages that are being sent back to the broker."""
     size_bytes: int = 0
@@ -77,7 +78,7 @@ class ProcessQueue(AssignedQueue):
     finished_count: int = 0
     """The number of messages finished since the last commit that the broker accepted."""
     asked_count: int = 0
-    """The value of `finished_count` at the last call of `ask`."""
+    """The number of finished messages (`finished_count`) at the time of the last commit request (`ask`)."""
     trouble: str = ""
     """The reason of the queue's last failure; empty after a success."""
     skipped: int = 0
@@ -87,12 +88,13 @@ class ProcessQueue(AssignedQueue):
 
     @property
     def idle(self) -> bool:
-        """True if no message is at the listener or is being sent back to the broker."""
+        """True if the queue has no message at the listener, and none that is being sent back to the broker."""
         return not self.flying and not self.sending
 
     @property
     def count(self) -> int:
-        """The number of unfinished messages: waiting, at the listener, or waiting for redelivery."""
+        """The number of the queue's unfinished messages: not yet delivered, at the listener, or waiting for
+        redelivery."""
         return len(self.offsets)
 
     @property
@@ -102,21 +104,21 @@ class ProcessQueue(AssignedQueue):
 
     @property
     def commit_offset(self) -> int:
-        """The offset to commit. Every message before this offset is finished."""
+        """The offset to commit for this queue. Every message before this offset is finished."""
         return self.offsets.first if len(self.offsets) else self.fetch_offset
 
     def grant(self, generation: int) -> None:
         """Record the new generation of the assignment, and keep the queue.
 
-        Does nothing for a revoked queue: the listener may still have messages of it, and all its other messages were
-        given up. A revoked queue is granted again after its release.
+        Does nothing for a revoked queue: the listener may still have messages of this queue, and all other messages of
+        the queue were dropped. A revoked queue can be granted again only after its release.
         """
         if not self.revoked:
             AssignedQueue.grant(self, generation)
 
     def revoke(self, now_s: float) -> None:
         """Stop fetching and delivering messages of the queue. Undelivered messages stay unfinished, so the commit
-        offset does not pass them."""
+        offset stays before them."""
         AssignedQueue.revoke(self, now_s)
         self.waiting.clear()
         self.waiting_since_s.clear()
@@ -124,21 +126,21 @@ class ProcessQueue(AssignedQueue):
         self.again.clear()
 
     def ask(self, offset: int | None) -> OffsetCommit:
-        """Return a commit of `offset` for the broker. With None the commit only requests whether the group's offset was
-        reset."""
+        """Return the request to commit `offset` at the broker. If `offset` is None, the request only asks whether the
+        group's offset was reset."""
         self.asked_count = self.finished_count
         return AssignedQueue.ask(self, offset)
 
     def committed_to(self, commit: OffsetCommit) -> None:
-        """Record that the broker has accepted a commit."""
+        """Record that the broker has accepted a commit of this queue's offset."""
         AssignedQueue.committed_to(self, commit)
         if commit.queue_offset is not None:
             self.finished_count -= self.asked_count
             self.asked_count = 0
 
     def fetched(self, records: TaskRecords, next_offset: int, now_s: float) -> None:
-        """Add fetched messages. The next fetch starts at `next_offset`, which may be beyond the end of these
-        messages."""
+        """Add fetched messages to the queue. The next fetch starts at `next_offset`, which may be greater than the
+        offset after the last of these messages."""
         self.fetch_offset = next_offset
         if len(records):
             self.offsets.add(records.offsets)
@@ -148,8 +150,8 @@ class ProcessQueue(AssignedQueue):
             self.size_bytes += records.size_bytes
 
     def take_waiting(self, count: int) -> ConsumeTask:
-        """Make a task of the next `count` waiting messages, or of all waiting messages if there are fewer. At least one
-        message must wait."""
+        """Make a task of the next `count` undelivered messages, or of all if there are fewer. At least one message must
+        wait for delivery."""
         parts, fetched_s = [], self.waiting_since_s[0]
         while count and self.waiting:
             records = self.waiting.popleft()
@@ -165,7 +167,7 @@ class ProcessQueue(AssignedQueue):
         return ConsumeTask(self, taken, fetched_s=fetched_s)
 
     def finish(self, task: ConsumeTask, indices: Collection[int]) -> None:
-        """Mark the messages at `indices` of a task as finished. The task's other messages stay unfinished."""
+        """Mark the messages of a task at `indices` as finished. The other messages of the task stay unfinished."""
         if not indices:
             return
         messages = task.messages

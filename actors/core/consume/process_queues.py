@@ -2,7 +2,7 @@
 
 A `ProcessQueue` exists for each granted queue. This module decides which queues are fetched (flow control,
 spec/messaging.md §5.6), which offsets are committed, and when a queue may be released. A `ConsumeService` decides which
-messages go to the listener, in order or concurrently.
+messages are delivered to the listener, in order or concurrently.
 
     granted → started → fetch, deliver, commit → revoked → released   (raymq.client.consumer.assignment.assigned_queues)
 
@@ -11,7 +11,8 @@ Only after the release may the instance stop reporting the queue to the group (r
 message that takes longer than RELEASE_PATIENCE_S does not delay the release: the new owner delivers the message again.
 An orderly consumer waits for such a message without a limit.
 
-No threads, no clock, no calls: times are arguments, in seconds. State changes only in the methods of this package.
+No threads, no clock, no calls: the methods get the current time, in seconds, as an argument. State changes only in the
+methods of this package.
 """
 
 from __future__ import annotations
@@ -33,17 +34,19 @@ from raymq.common.protocol.consume_result import ConsumeReport
 from raymq.common.protocol.group import QueueOffset
 
 RELEASE_PATIENCE_S: Final = 10.0
-"""Time, in seconds, that a revoked queue of a concurrent consumer waits for its messages at the listener."""
+"""Maximum time, in seconds, that a revoked queue of a concurrent consumer waits until the listener has finished its
+messages."""
 
 PauseState = tuple[bool, frozenset[MessageQueue]]
-"""The pause state of an instance: True if the user has suspended it, and the queues that the user has paused.
+"""The pause state of a push-consumer instance: True if the user has suspended it, and the queues that the user has
+paused.
 
 This type is a plain tuple, because the listener's process stores it and cannot import this package.
 """
 
 
 class PullState(Enum):
-    """The state of fetching from a queue: PULLING, or the first reason that prevents it, in this order
+    """State of the fetches of a queue: PULLING, or the first reason in this order that prevents fetching
     (spec/messaging.md §5.6)."""
 
     REVOKED = "revoked"
@@ -67,10 +70,11 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         self._ending: dict[MessageQueue, set[ConsumeTask]] = {}
         """For an orderly consumer: tasks of released or lost queues that are still at the listener, by queue."""
         self._per_topic: Counter[str] = Counter()
-        """The number of held queues per topic. The queues of a topic share the topic's flow-control thresholds."""
+        """The number of queues of each topic that this instance holds. The queues of a topic share the topic's
+        flow-control thresholds."""
         self._stopping = False
         self._paused: set[MessageQueue] = set()
-        """The queues that the user has paused, even if this instance does not hold them."""
+        """The queues that the user has paused. The instance need not hold these queues."""
         self._suspended = False
         self._listener_away = True
         self.service: ConsumeService = ConsumeOrderly(settings) if settings.orderly else ConsumeConcurrently(settings)
@@ -84,21 +88,22 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         """Return the process queues of this instance, for reports."""
         return list(self._queues.values())
 
-    # Control by the user, and state of the listener's process
+    # Suspending and pausing by the user, and the state of the listener's process
 
     @property
     def suspended(self) -> bool:
-        """True if the user has suspended fetching and delivery."""
+        """True if the user has suspended fetching and delivery for this consumer instance."""
         return self._suspended
 
     @property
     def paused(self) -> frozenset[MessageQueue]:
-        """The queues that the user has paused, even if this instance does not hold them."""
+        """The queues that the user has paused. The instance need not hold these queues."""
         return frozenset(self._paused)
 
     @property
     def listener_away(self) -> bool:
-        """True if no message can be delivered, because the listener's process is not known to run."""
+        """True if no message can be delivered now, because the listener's process has ended or was replaced, and has
+        not answered since."""
         return self._listener_away
 
     def suspend(self, suspended: bool) -> None:
@@ -106,7 +111,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         self._suspended = suspended
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Stop fetching and delivering messages of these queues, even if this instance does not hold them."""
+        """Stop fetching and delivering messages of these queues. The instance need not hold them."""
         self._paused.update(queues)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
@@ -121,14 +126,14 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
     def listener_back(self, kept: PauseState | None = None) -> None:
         """Resume delivery, because the listener's process answers again.
 
-        `kept`: what the user has suspended and paused, if known; it applies from now on.
+        `kept`: the pause state that the listener's process has stored, if known; it applies from now on.
         """
         if kept is not None:
             self._suspended, paused = kept
             self._paused.update(paused)
         self._listener_away = False
 
-    # Ownership of queues
+    # Ownership of the queues: stopping, releasing and resetting them
 
     def stop(self, now_s: float) -> None:
         """Accept no more queues, and revoke the queues that the instance holds."""
@@ -145,7 +150,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         """Return True if a queue may be released: none of its tasks is in flight, and every finished message is
         committed.
 
-        A concurrent consumer waits at most RELEASE_PATIENCE_S for tasks in flight.
+        A concurrent consumer waits at most RELEASE_PATIENCE_S for the tasks in flight.
         """
         if assigned.dirty:
             return False
@@ -170,7 +175,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         return super()._take_up(assigned)
 
     def _state_changed(self, assigned: ProcessQueue) -> None:
-        """Drop a queue that was released or lost. Later reports about its tasks have no effect.
+        """Drop a queue that was released or lost. Later reports of the listener about its tasks have no effect.
 
         If an orderly consumer is granted the queue again, delivery waits until these tasks have ended.
         """
@@ -183,7 +188,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
     # Fetching messages
 
     def pull_state(self, process_queue: ProcessQueue) -> PullState:
-        """Return PULLING if the queue may be fetched from, else the first reason why it may not."""
+        """Return PULLING if messages of the queue may be fetched, else the first reason that prevents it."""
         settings, share = self._settings, max(1, self._per_topic[process_queue.queue.topic])
         too_many = settings.pull_threshold_for_queue
         if settings.pull_threshold_for_topic > 0:
@@ -219,7 +224,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
     ) -> None:
         """Add the messages that a fetch from `from_offset` returned. The next fetch starts at `next_offset`.
 
-        Does nothing if the queue was revoked during the fetch, or is now fetched at another offset.
+        Does nothing if the queue was revoked during the fetch, or is now being fetched from another offset.
         """
         process_queue = self._fetched_at(queue, from_offset)
         if process_queue is None:
@@ -235,22 +240,21 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
             process_queue.visible_end = visible_end
 
     def jump(self, queue: MessageQueue, from_offset: int, to_offset: int) -> None:
-        """Continue fetching at `to_offset`, because the store does not have `from_offset`.
+        """Continue fetching a queue at `to_offset`, because the store does not have `from_offset`.
 
-        A jump back waits until every fetched message is finished. Does nothing if the queue was revoked during the
-        fetch, or is now fetched at another offset.
+        A jump to a lower offset waits until every fetched message is finished. Does nothing if the queue was revoked
+        during the fetch, or is now being fetched from another offset.
         """
         process_queue = self._fetched_at(queue, from_offset)
         if process_queue is None:
             return
         if to_offset > from_offset or not process_queue.count:
-            # The messages already fetched were read before the gap appeared. They are delivered first.
+            # Messages that were fetched before the jump are delivered first.
             process_queue.fetch_offset = to_offset
             process_queue.backwards = to_offset < (process_queue.committed or 0)
 
     def unreadable(self, queue: MessageQueue, offset: int, error: Exception) -> None:
-        """Record in the queue's `trouble` that the store has lost the queue's next message, which is at
-        `offset`."""
+        """Record, as the queue's last failure, that the store has lost the queue's next message, at `offset`."""
         process_queue = self._queues.get(queue)
         if process_queue is not None:
             process_queue.trouble = f"the message at offset {offset} cannot be read: {error}"
@@ -269,7 +273,8 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         return self.service.next_tasks(ready, now_s)
 
     def next_time_s(self) -> float | None:
-        """Return the time at which the earliest pause of a delivery or a fetch ends; None if nothing is paused."""
+        """Return the time at which the earliest pause of a delivery or of a fetch ends; None if no queue is
+        paused."""
         times = [
             time_s
             for process_queue in self._queues.values()
@@ -280,13 +285,13 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
 
     def reported(self, task: ConsumeTask, report: ConsumeReport, now_s: float) -> Reaction:
         """Apply the listener's report about a task. Returns the numbers of consumed and failed messages, and the
-        messages to send back."""
+        messages to send back to the broker."""
         if report.ended:
             self._ended(task)
         reaction = self.service.reported(task, report, now_s)
         if reaction.ok and task.queue.topic == self._settings.retry_topic:
-            # Messages that had failed were redelivered through the retry topic, and are consumed now. So no queue has a
-            # current failure.
+            # Messages that failed earlier were redelivered through the retry topic, and have now been consumed. So
+            # clear the last failure of all queues.
             for process_queue in self._queues.values():
                 process_queue.trouble = ""
         return reaction
@@ -315,8 +320,8 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
     # Committing offsets
 
     def commit_is_urgent(self) -> bool:
-        """Return True if a commit is urgent: a revoked queue waits for it, or a crash now would redeliver many finished
-        messages."""
+        """Return True if offsets must be committed now: a revoked queue waits for the commit, or a crash would
+        redeliver many finished messages."""
         limit = max(1, self.service.uncommitted_max // 2)
         return any(
             process_queue.finished_count - process_queue.asked_count >= limit

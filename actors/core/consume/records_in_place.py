@@ -1,8 +1,8 @@
 """Records of one queue that stay in the store's memory-mapped files, selected and joined by their positions.
 
-A Pull actor on the store's node keeps fetched messages in this form. It reads only queue units (entries of a consume
-queue), and its Listener reads the records at these positions. The memory maps stay open, so the records stay readable
-after their files are deleted. The class has the methods of MemoryRecords, and converts to MemoryRecords when bytes are
+A Pull actor on the store's node keeps fetched messages in this form. It reads only the consume-queue entries (units),
+and its Listener reads the records at these positions. The memory maps stay open, so the records can be read even after
+their files are deleted. The class has the methods of MemoryRecords, and converts to MemoryRecords when bytes are
 needed.
 """
 
@@ -19,11 +19,11 @@ from raymq.records.logfiles.log_reader import StoreFiles
 
 @dataclass(frozen=True, slots=True)
 class RecordsInPlace:
-    """Records in the files of one store, in ascending order of their queue offsets."""
+    """Records that lie in the files of one store, in ascending order of their queue offsets."""
 
     files: StoreFiles
     parts: tuple[LocatedRecords, ...]
-    """The records, as non-empty parts; each part lies in one file."""
+    """The records, in non-empty parts. The records of one part lie in the same file."""
     offsets: Sequence[int]
     """The queue offset of each record, in ascending order."""
     size_bytes: int
@@ -31,7 +31,7 @@ class RecordsInPlace:
 
     @classmethod
     def of(cls, files: StoreFiles, parts: Sequence[LocatedRecords]) -> RecordsInPlace:
-        """Join the records of all parts, which lie in the files of one store."""
+        """Join the records of all parts into one object. All parts must lie in the files of one store."""
         if len(parts) == 1:
             return cls(files, tuple(parts), parts[0].offsets.tolist(), int(parts[0].sizes.sum()))
         offsets = [offset for part in parts for offset in part.offsets.tolist()]
@@ -62,8 +62,8 @@ class RecordsInPlace:
         return MemoryRecords(self.data, [0, *ends.tolist()], list(self.offsets))
 
     def part(self, first: int, last: int) -> RecordsInPlace:
-        """Return records `first` to `last - 1`, which must be at least one record. Returns this object itself if the
-        range covers all records."""
+        """Return the records with the indices `first` to `last - 1`, at least one record. Returns this object itself if
+        the range covers all records."""
         if first == 0 and last == len(self):
             return self
         parts, before = [], 0
@@ -76,8 +76,8 @@ class RecordsInPlace:
         return RecordsInPlace.of(self.files, parts)
 
     def pick(self, indices: Iterable[int]) -> RecordsInPlace:
-        """Return the records at these indices, which must be ascending and at least one. Returns this object itself if
-        all records are picked."""
+        """Return the records at these indices, which must be ascending. At least one index is required. Returns this
+        object itself if all records are selected."""
         wanted = sorted(indices)
         if len(wanted) == len(self):
             return self
@@ -86,7 +86,8 @@ class RecordsInPlace:
         return RecordsInPlace.of(self.files, [self.part(index, index + 1).parts[0] for index in wanted])
 
     def reconsume_times(self, index: int) -> int:
-        """Return how often record `index` was sent back by a consumer, as stored in the record's header."""
+        """Return the number of times that a consumer sent back the record at `index`, as stored in the record's
+        header."""
         return self.pick((index,)).in_memory().reconsume_times(0)
 
     def failed_once_more(self, indices: Iterable[int]) -> MemoryRecords:
@@ -99,9 +100,9 @@ TaskRecords = MemoryRecords | RecordsInPlace
 
 
 def join_parts(parts: Sequence[TaskRecords]) -> TaskRecords:
-    """Join the records of all parts, in order. At least one part is required; a single part is returned unchanged.
+    """Join the records of several parts, in order. At least one part is required; a single part is returned unchanged.
 
-    The joined records stay in the store's files if all parts are in the files of one store.
+    The joined records stay in the store's files if all parts lie in the files of one store.
     """
     if len(parts) == 1:
         return parts[0]

@@ -1,1 +1,1 @@
-"""The broker's decisions about queries (Question) that clients answer."""
+"""The broker's decisions about queries (Question) that clients must answer."""

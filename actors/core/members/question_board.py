@@ -1,8 +1,8 @@
 """The queries (Question) at a broker that wait for a client, and the clients that poll for queries.
 
 A broker cannot call a client program, so a client polls for queries. A query is dropped if its sender withdraws it.
-Memory is bounded: few queries wait for a client that does not poll, and clients that stop polling are removed. Time is
-an argument. No query survives the broker: its sender retries.
+Memory is bounded: few queries wait for a client that does not poll, and clients that stop polling are removed. The
+methods get the current time as an argument. No query survives the broker: its sender retries.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from raymq.common.errors import SystemBusyError
 from raymq.common.members.questions import QUESTION_WAIT_S, Question
 
 LISTENS_S: Final = QUESTION_WAIT_S + 10.0
-"""Time, in seconds, after its last poll during which a client receives queries."""
+"""Time, in seconds, after a client's last poll for queries during which the broker still queues queries for the
+client."""
 QUESTIONS_WAITING_MAX: Final = 8
 """Maximum number of queries that wait for one client."""
 
@@ -29,7 +30,7 @@ class QuestionBoard:
     """The queries that wait for clients at one broker. Not thread-safe."""
 
     def __init__(self) -> None:
-        # The clients in the order of their last polls, so that clients that stopped polling come first.
+        # The polling clients, by id, in the order of their last polls: clients that stopped polling come first.
         self._clients: dict[str, _Client] = {}
         self._open: dict[str, str] = {}
         """The client id of each unanswered query, by ticket."""
@@ -59,7 +60,8 @@ class QuestionBoard:
         return True
 
     def answered(self, client_id: str, ticket: str) -> bool:
-        """Close a query (Question). Returns True if the query was open and addressed to this client."""
+        """Close a query (Question) that a client has answered. Returns True if the query was open and addressed to this
+        client."""
         if self._open.get(ticket) != client_id:
             return False
         del self._open[ticket]

@@ -3,9 +3,9 @@
 The file has RocketMQ's format, and each change rewrites the whole file: {"configTable": {"namespace": {"key":
 "value"}}}
 
-Unlike in RocketMQ, order topics are not in this table. A NameServer may restart on another node, without this file, and
-a sharding key would then change its queue. The logs of the topic's brokers store the order topics, and the brokers
-register them.
+Unlike in RocketMQ, the configurations of order topics are not in this table. If a NameServer restarted on another node,
+it would lack this file, and the messages of a sharding key would be sent to another queue. Instead, the brokers store
+these configurations in their logs, and register them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ VALUE_MAX_CHARACTERS = 65_536
 
 
 class KvConfig:
-    """The key-value table in memory. Only `changed` and `load` make a changed table, so that the file can be written
-    first."""
+    """The NameServer's key-value table in memory. `changed` and `load` return a new table instead of changing this one,
+    so that the file can be written first."""
 
     def __init__(self, table: Mapping[str, Mapping[str, str]] | None = None) -> None:
         self._table = {namespace: dict(values) for namespace, values in (table or {}).items()}
@@ -32,7 +32,7 @@ class KvConfig:
 
     def changed(self, namespace: str, key: str, value: str | None) -> KvConfig:
         """Return a copy of the table with one value set, or deleted if `value` is None. Raises InvalidArgumentError if
-        a text cannot be stored in the table."""
+        the namespace, key or value cannot be stored in the table."""
         for what, text in (("namespace", namespace), ("key", key), ("value", "-" if value is None else value)):
             if not isinstance(text, str) or not text.strip() or len(text) > VALUE_MAX_CHARACTERS:
                 raise InvalidArgumentError(f"a {what} is text of 1 to {VALUE_MAX_CHARACTERS} characters, not {text!r}")
@@ -46,12 +46,13 @@ class KvConfig:
         return copy
 
     def dump(self) -> str:
-        """Return the table as the text of its file."""
+        """Return the key-value table as the text of its file."""
         return json.dumps({"configTable": self._table}, indent=1, sort_keys=True, ensure_ascii=False)
 
     @classmethod
     def load(cls, text: str) -> KvConfig:
-        """Parse the table from its file's text. Raises StoreCorruptError if the text is not a table."""
+        """Parse the key-value table from the text of its file. Raises StoreCorruptError if the text is not a
+        table."""
         try:
             table = json.loads(text)["configTable"]
             if not all(isinstance(value, str) for values in table.values() for value in values.values()):

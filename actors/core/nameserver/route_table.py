@@ -6,15 +6,15 @@ This module computes routes from registrations. The table does not survive the p
 every topic of the broker.
 
 A registered broker sends later changes (`change_topics`). The NameServer accepts a change only if it follows the
-version in the table; otherwise the broker registers again.
+broker's version in the table; otherwise the broker registers again.
 
-Each registration has the number of the broker's process incarnation. A registration from a newer incarnation, or of a
-newer version from the same incarnation, replaces the registration in the table. An older registration arrived late and
-is ignored. A registration of an older state version is also ignored: it comes from a replica that is no longer the
-master.
+Each registration has the number of the broker's process incarnation. A registration replaces the registration in the
+table if it comes from a newer incarnation, or from the same incarnation with a newer version. An older registration
+arrived late and is ignored. A registration of an older state version is also ignored: it comes from a replica that is
+no longer the master.
 
-If a broker expires because it sent no heartbeat for too long, its topics are kept: such a topic exists, even if no
-other broker has it.
+If a broker expires because it sent no heartbeat for too long, the names of its topics are kept: such a topic exists,
+even if no other broker has it.
 
 `wipe_write_perm` changes permissions only in this table, to keep writes away from a broker. The broker's next change
 restores them.
@@ -45,8 +45,8 @@ from raymq.common.protocol.route import (
 
 @dataclass(slots=True)
 class _LiveBroker:
-    """A registered broker. `registration` does not include its topics. `perm_changed`: True if `wipe_write_perm` or
-    `add_write_perm` has changed permissions in this table."""
+    """A registered broker. `registration`: its registration without the topics. `perm_changed`: True if
+    `wipe_write_perm` or `add_write_perm` has changed permissions in the route table."""
 
     registration: BrokerRegistration
     topics: dict[str, TopicConfig]
@@ -55,7 +55,7 @@ class _LiveBroker:
 
 
 class RouteTable:
-    """The routes of one NameServer. `expiry_s`: time, in s, without a heartbeat after which a broker is
+    """The routes of one NameServer. `expiry_s`: a broker that has sent no heartbeat for this many seconds is
     dropped."""
 
     def __init__(self, expiry_s: float) -> None:
@@ -67,27 +67,27 @@ class RouteTable:
         """The names of all brokers that have registered since this table was made."""
 
     def register(self, registration: BrokerRegistration, now_s: float) -> None:
-        """Replace all data of a broker. An older registration is ignored.
+        """Replace all data of a broker with a registration. An older registration is ignored.
 
-        The comparison ignores the time in a version. After a restart, the log may give a broker's last change a
-        slightly earlier time than memory had, and the broker must still be able to register.
+        The comparison ignores the time in a version. After a restart, the log may contain a slightly earlier time for a
+        broker's last change than memory did. The broker must still be able to register.
         """
         known = self._brokers.get(registration.broker_name)
         if known is not None and _order(registration) < _order(known.registration):
             return
         broker = _LiveBroker(replace(registration, topics=()), {one.topic: one for one in registration.topics}, now_s)
         if known is not None and registration.data_version == known.registration.data_version:
-            # The broker registers the same version again, so permissions that were changed in this table stay.
+            # The broker registers the same version again. So keep the permissions that were changed in this table.
             broker.topics, broker.perm_changed = known.topics, known.perm_changed
         self._brokers[registration.broker_name] = broker
         self._silent.pop(registration.broker_name, None)
         self.registered.add(registration.broker_name)
 
     def change_topics(self, changes: TopicChanges, now_s: float) -> bool:
-        """Apply a broker's changes of topics since its registration.
+        """Apply the changes of a broker's topics since its registration.
 
-        Returns False if the broker must register: its previous version is not the version in this table, or permissions
-        were changed in this table. The registration then restores the permissions.
+        Returns False if the broker must register again: its previous version is not the version in this table, or
+        permissions were changed in this table. The registration then restores the permissions.
         """
         broker = self._brokers.get(changes.broker_name)
         if broker is None or broker.perm_changed:
@@ -103,8 +103,8 @@ class RouteTable:
         return True
 
     def heartbeat(self, broker_name: str, data_version: DataVersion, now_s: float) -> bool:
-        """Record that a broker is alive. Returns False if the broker must register: this table has no version of the
-        broker, or another version."""
+        """Record that a broker is alive. Returns False if the broker must register: the table does not have the broker,
+        or has another version of its data."""
         broker = self._brokers.get(broker_name)
         if broker is None or broker.registration.data_version != data_version:
             return False
@@ -112,7 +112,7 @@ class RouteTable:
         return True
 
     def unregister(self, broker_name: str) -> None:
-        """Drop a broker group and its queues."""
+        """Drop a broker group and its queues from the route table."""
         self._brokers.pop(broker_name, None)
         self._silent.pop(broker_name, None)
 
@@ -124,8 +124,8 @@ class RouteTable:
         return silent
 
     def wipe_write_perm(self, broker_name: str) -> int:
-        """Forbid writes to a broker until the broker registers a change. Returns the number of the broker's
-        topics."""
+        """Forbid writes to a broker until the broker registers a change. Returns the number of the topics that this
+        broker has."""
         return self._change_perm(broker_name, lambda perm: perm & ~PERM_WRITE)
 
     def add_write_perm(self, broker_name: str) -> int:
@@ -146,8 +146,9 @@ class RouteTable:
     def route(self, topic: str) -> TopicRoute:
         """Return the route of `topic`.
 
-        A light queue needs no creation: every broker group has it, as one queue to read. For any other topic, raises
-        TopicNotExistError if no broker has the topic, and ServiceNotAvailableError if only expired brokers have it.
+        The topic of a light queue is never created explicitly: every broker group has it, with one queue to read. For
+        any other topic, raises TopicNotExistError if no broker has the topic, and ServiceNotAvailableError if only
+        expired brokers have it.
         """
         if is_light_queue(topic) and self._brokers:
             return TopicRoute(topic, self.brokers(), tuple(QueueData(name, 1, 1, PERM_READ) for name in self.brokers()))
@@ -194,14 +195,14 @@ class RouteTable:
 
 
 def _order_config(topic: str, holders: Iterable[_LiveBroker]) -> str:
-    """Return an order topic's configuration from the first broker, by name, that has one. A broker that was added later
-    may not have it yet."""
+    """Return the configuration of an order topic from the first broker, by name, that has one. A broker that was added
+    later may lack the configuration."""
     return next(filter(None, (broker.topics[topic].order_config for broker in holders)), "")
 
 
 def _attributes(topic: str, holders: Iterable[_LiveBroker]) -> TopicAttributes:
-    """Return a topic's attributes from the first broker, by name, that has some. A broker that was added later may not
-    have them yet."""
+    """Return a topic's attributes from the first broker, by name, that has any. A broker that was added later may lack
+    the attributes."""
     found = next(filter(None, (broker.topics[topic].attributes for broker in holders)), {})
     return TopicAttributes.parse(found)
 

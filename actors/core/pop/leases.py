@@ -1,7 +1,7 @@
 """The leases of a consumer group: which offsets of a queue are leased to simple consumers, and until when.
 
-This module defines a lease, its record and its clock. An offset is settled if it was acknowledged, or moved to another
-lease.
+This module defines a lease, its record and its clock. An offset of a lease is settled if it was acknowledged, or moved
+to another lease.
 
     settled          leased, some settled            not leased yet
     ───────────────┬────────────────────────────────┬─────────────────────→ offsets
@@ -13,9 +13,9 @@ record of a change sets and drops whole leases by their keys, so applying a reco
 
 The clock of leases follows the wall clock, but never goes back and never stops.
 
-A lease ends at a time of day, because the lease survives the broker's process. After the wall clock is set back, the
-clock of leases continues from its last time, at the rate of the monotonic clock, until the wall clock is ahead again.
-So if the wall clock is set back by an hour, a lease does not last an hour longer.
+A lease ends at a time of day, because the lease survives the broker's process. If the wall clock is set back, the clock
+of leases continues from its last time, at the rate of the monotonic clock, until the wall clock is ahead again. So if
+the wall clock is set back by an hour, a lease does not last an hour longer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class LeaseClock:
         self._latest_ms, self._latest_at_ms = 0, monotonic_ms()
 
     def now_ms(self) -> int:
-        """Return the time in ms since 1970, never less than a time returned before."""
+        """Return the time in ms since 1970. The time is never lower than a time that this clock returned
+        before."""
         with self._lock:
             at_ms = self._monotonic_ms()
             self._latest_ms = max(self._wall_ms(), self._latest_ms + at_ms - self._latest_at_ms)
@@ -46,7 +47,7 @@ class LeaseClock:
             return self._latest_ms
 
     def not_before(self, time_ms: int) -> None:
-        """Set the clock to `time_ms` at least, because a record was stored at that time."""
+        """Advance the clock to `time_ms`, unless it is already later, because a record was stored at `time_ms`."""
         with self._lock:
             at_ms = self._monotonic_ms()
             self._latest_ms = max(time_ms, self._latest_ms + at_ms - self._latest_at_ms)
@@ -65,10 +66,10 @@ the queue."""
 
 
 class Lease(NamedTuple):
-    """A lease of `size` offsets from `start` on, made at `pop_ms` for `invisible_ms`, as delivery attempt number
-    `attempts`.
+    """A lease of `size` queue offsets from `start` on. It was made at `pop_ms` for `invisible_ms`, as delivery attempt
+    number `attempts`.
 
-    Bit i of `settled` is set if this lease no longer covers the offset `start + i`.
+    Bit i of `settled` is set if the offset `start + i` is acknowledged or belongs to another lease.
     """
 
     start: int
@@ -85,12 +86,12 @@ class Lease(NamedTuple):
 
     @property
     def visible_ms(self) -> int:
-        """The time at which the unsettled messages of the lease may be leased again."""
+        """The time in ms from which the unsettled messages of the lease may be leased again."""
         return self.pop_ms + self.invisible_ms
 
     @property
     def all(self) -> int:
-        """A bit set of all offsets of the lease."""
+        """A bit set with one bit for each offset of the lease, all set."""
         return (1 << self.size) - 1
 
     @property
@@ -100,20 +101,20 @@ class Lease(NamedTuple):
 
     @property
     def first_unsettled(self) -> int:
-        """The first unsettled offset; the end of the lease if all offsets are settled."""
+        """The first unsettled offset of the lease; the end of the lease if all its offsets are settled."""
         return self.start + (~self.settled & (self.settled + 1)).bit_length() - 1
 
     def next_pop_ms(self, now_ms: int) -> int:
         """Return the pop time for a new lease that takes over offsets of this lease.
 
         The new pop time is always later than this lease's pop time, by one millisecond if necessary. So no two leases
-        with the same first offset have the same key, and a late receipt names exactly the lease for which it was given,
-        or no lease.
+        with the same first offset have the same key. A late receipt therefore identifies exactly the lease for which it
+        was issued, or no lease.
         """
         return max(now_ms, self.pop_ms + 1)
 
     def record(self) -> list[int | str]:
-        """Return the lease as a list of its fields, for a record."""
+        """Return the fields of the lease as a list, for a "pop" record."""
         return [*self[:5], f"{self.settled:x}", self.attempt_id]
 
     @classmethod
@@ -130,11 +131,11 @@ class PopQueue:
     leases: dict[LeaseKey, Lease] = field(default_factory=dict)
 
     def in_flight(self, now_ms: int) -> int:
-        """Return the number of leased messages that are still invisible."""
+        """Return the number of leased messages of the queue that are still invisible."""
         return sum([lease.unsettled for lease in self.leases.values() if lease.visible_ms > now_ms])
 
     def due(self, now_ms: int) -> int:
-        """Return the number of unsettled messages whose lease time has passed."""
+        """Return the number of unsettled messages of the queue whose lease time has passed."""
         return sum([lease.unsettled for lease in self.leases.values() if lease.visible_ms <= now_ms])
 
     def first_unsettled(self) -> int:
@@ -149,14 +150,14 @@ class QueueEdit:
         self.topic, self.queue_id = topic, queue_id
         self.queue = PopQueue(committed)
         if known is not None:
-            # A commit by another kind of consumer may be beyond all leases.
+            # A consumer that does not use leases may have committed an offset beyond all leases.
             self.queue = PopQueue(max(known.next_offset, committed), dict(known.leases))
         self._before, self._committed = self.queue.next_offset, committed
         self._set: dict[LeaseKey, Lease] = {}
         self._dropped: set[LeaseKey] = set()
 
     def put(self, lease: Lease) -> None:
-        """Add or replace a lease; drop it if all its offsets are settled."""
+        """Add or replace a lease of the queue. If all offsets of the lease are settled, drop it instead."""
         if lease.settled == lease.all:
             self.drop(lease.key)
             return
@@ -164,13 +165,13 @@ class QueueEdit:
         self._dropped.discard(lease.key)
 
     def drop(self, key: LeaseKey) -> None:
-        """Drop an existing lease."""
+        """Drop an existing lease of the queue."""
         del self.queue.leases[key]
         self._set.pop(key, None)
         self._dropped.add(key)
 
     def record(self) -> list[Any] | None:
-        """Return this queue's entry for a "pop" record; None if nothing changed."""
+        """Return the entry of this queue for a "pop" record; None if no lease has changed."""
         if not self._set and not self._dropped and self.queue.next_offset == self._before:
             return None
         committed = max(self._committed, self.queue.first_unsettled())
@@ -180,14 +181,14 @@ class QueueEdit:
 
 
 def pop_change(group: str, edits: Iterable[QueueEdit]) -> PopChange | None:
-    """Build the "pop" record of the edits of several queues; None if nothing changed."""
+    """Build the "pop" record with the edited leases of several queues; None if no lease has changed."""
     queues = [record for edit in edits if (record := edit.record()) is not None]
     return {"kind": POP, "group": group, "queues": queues} if queues else None
 
 
 @dataclass(slots=True)
 class PopTable:
-    """All leases of a broker group, by group and topic, then queue id. Contains only queues with leases."""
+    """All leases in a broker group, by group and topic, then queue id. Contains only queues with leases."""
 
     tables: dict[tuple[str, str], dict[int, PopQueue]] = field(default_factory=dict)
 
@@ -201,12 +202,13 @@ class PopTable:
         )
 
     def get(self, group: str, topic: str, queue_id: int) -> PopQueue | None:
-        """Return the leases in a queue; None if the queue has no leases. Do not store the result: later records change
-        it."""
+        """Return a group's leases in a queue; None if the queue has no leases. Use the result only at once: later
+        records change it."""
         return self.tables.get((group, topic), {}).get(queue_id)
 
     def in_flight(self, group: str, topic: str, now_ms: int) -> dict[int, int]:
-        """Return the number of leased messages that are still invisible, by queue id."""
+        """Return the number of leased messages that are still invisible, for each queue of a topic, by queue
+        id."""
         return {q: queue.in_flight(now_ms) for q, queue in self.tables.get((group, topic), {}).items()}
 
     def edit(self, group: str, topic: str, queue_id: int, committed: int) -> QueueEdit:
@@ -214,7 +216,8 @@ class PopTable:
         return QueueEdit(topic, queue_id, self.get(group, topic, queue_id), committed)
 
     def apply(self, change: PopChange) -> dict[str, dict[int, int]]:
-        """Apply a "pop" record. Returns the committed offsets that it sets, by topic and queue id."""
+        """Apply a "pop" record to the leases. Returns the committed offsets that the record sets, by topic and queue
+        id."""
         group = change["group"]
         commits: dict[str, dict[int, int]] = {}
         for topic, queue_id, next_offset, committed, leases, dropped in change["queues"]:
@@ -250,7 +253,7 @@ class PopTable:
             del self.tables[key]
 
     def dump(self) -> dict[str, dict[str, list[Any]]]:
-        """Return the table as JSON values: "topic@group" → queue id → [next offset, leases]."""
+        """Return the table of leases as JSON values: "topic@group" → queue id → [next offset, leases]."""
         return {
             f"{topic}@{group}": {
                 str(queue_id): [queue.next_offset, [lease.record() for lease in queue.leases.values()]]
@@ -261,7 +264,7 @@ class PopTable:
 
     @classmethod
     def load(cls, dumped: dict[str, dict[str, list[Any]]]) -> PopTable:
-        """Load a table that `dump` has written."""
+        """Load a table of leases from the JSON values that `dump` returned."""
         tables = {}
         for name, table in dumped.items():
             topic, _, group = name.partition("@")

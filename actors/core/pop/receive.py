@@ -1,4 +1,5 @@
-"""Decides a receive: which messages of some queues it leases, for how long, and with which attempt number.
+"""Decides a receive of a simple consumer: which messages of some queues are leased, for how long, and with which
+attempt number.
 
 This module decides which consumer gets which message, and when. Messages whose lease has passed without an
 acknowledgement come first. They are read from their own queue by their offsets; no message is copied to another topic.
@@ -24,10 +25,10 @@ from raymq.common.protocol.pop import (
 from raymq.common.protocol.store import QueueEnds
 
 LEASES_MAX: Final = 1024
-"""Number of a group's leases in a queue at which no new messages are leased. Unsettled messages of old leases still
-are."""
+"""If a group has this many leases in a queue, no new messages of the queue are leased. Unsettled messages of ended
+leases are still leased again."""
 UNSETTLED_MAX: Final = 65_536
-"""Number of a group's unsettled messages in a queue at which no new messages are leased."""
+"""If a group has this many unsettled messages in a queue, no new messages of the queue are leased."""
 
 TopicQueue = tuple[str, int]
 """A topic and a queue id."""
@@ -73,8 +74,9 @@ def decide_receive(
 ) -> LeaseGrant:
     """Lease up to `request.max_messages` messages of `queues`, in the order of the queues.
 
-    Skips a queue without known `ends`. In order mode, also skips a queue with leased messages that are still invisible.
-    If a request is repeated with its attempt id, it gets its previous leases as long as they are valid.
+    Skips a queue whose end offset is not in `ends`. In order mode, also skips a queue with leased messages that are
+    still invisible. If a request is repeated with its attempt id, it gets its previous leases as long as they are
+    valid.
     """
     group = request.group
     if request.attempt_id:
@@ -107,8 +109,8 @@ def available(
     request: ReceiveRequest,
     now_ms: int,
 ) -> int:
-    """Estimate how many messages `decide_receive` could lease now. If the request repeats an earlier one, return the
-    requested number."""
+    """Estimate how many messages `decide_receive` could lease now. If the request repeats an earlier request, return
+    the requested number."""
     if request.attempt_id and _repeated(table, queues, request, now_ms):
         return request.max_messages
     count = 0
@@ -128,7 +130,7 @@ def available(
 
 
 def next_due_ms(table: PopTable, group: str, queues: Sequence[TopicQueue], now_ms: int) -> int | None:
-    """Return the next time at which a lease in `queues` ends; None if the queues have no leases."""
+    """Return the earliest future time, in ms, at which a lease in `queues` ends; None if no lease is in force."""
     times = [
         lease.visible_ms
         for topic, queue_id in queues
@@ -158,7 +160,8 @@ def lease_range(topic: str, queue_id: int, lease: Lease) -> LeasedRange:
 
 
 def _may_hand_out(queue: PopQueue) -> bool:
-    """Return True if the queue's leases and unsettled messages are few enough to lease new messages."""
+    """Return True if new messages of the queue may be leased: the numbers of leases and of unsettled messages are below
+    their limits."""
     leases = queue.leases
     return len(leases) < LEASES_MAX and (
         len(leases) * RECEIVE_MAX_MESSAGES <= UNSETTLED_MAX
@@ -178,8 +181,8 @@ def _drop_deleted(edit: QueueEdit, min_offset: int) -> int:
 
 
 def _lease(edit: QueueEdit, max_offset: int, request: ReceiveRequest, room: int, now_ms: int) -> list[Lease]:
-    """Lease up to `room` messages of one queue: first the unsettled messages of ended leases, in order, then new
-    messages."""
+    """Lease up to `room` messages of one queue: first the unsettled messages of leases that have ended, in order, then
+    new messages."""
     queue = edit.queue
     due = sorted([lease for lease in queue.leases.values() if lease.visible_ms <= now_ms])
     if request.ordered and len(due) < len(queue.leases):
@@ -197,8 +200,8 @@ def _lease(edit: QueueEdit, max_offset: int, request: ReceiveRequest, room: int,
 
 
 def _again(edit: QueueEdit, old: Lease, request: ReceiveRequest, end: int, now_ms: int) -> Lease:
-    """Lease the unsettled messages before `end` of an ended lease again. The other messages stay in the old
-    lease."""
+    """Make a new lease for the unsettled messages before offset `end` of a lease that has ended. The other messages
+    stay in the old lease."""
     unsettled = ~old.settled & old.all
     taken = unsettled & _below(old, end)
     rest = unsettled & ~taken
@@ -221,7 +224,7 @@ def _new(start: int, count: int, request: ReceiveRequest, pop_ms: int) -> Lease:
 def _end_of_first(leases: Sequence[Lease], number: int) -> int:
     """Return the offset after the first `number` unsettled messages of some leases, whose offsets may interleave.
 
-    Returns the offset after the last lease if the leases have no more unsettled messages than that.
+    If the leases have at most `number` unsettled messages, return the end of the last lease.
     """
     low = min([lease.start for lease in leases], default=0)
     high = max([lease.start + lease.size for lease in leases], default=0)

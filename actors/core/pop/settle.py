@@ -1,7 +1,7 @@
 """Settles leased messages: acknowledges them, changes when they become visible, or makes them available again unread.
 
-This module decides what an acknowledgement does, and when it has no effect. An acknowledgement counts as long as its
-lease exists: even after the lease's time has passed, until the messages are leased again. A later or repeated
+This module decides what an acknowledgement does, and when it has no effect. An acknowledgement has an effect as long as
+its lease exists: even after the lease's time has passed, until the messages are leased again. A later or repeated
 acknowledgement has no effect.
 """
 
@@ -18,16 +18,16 @@ from raymq.common.errors import InvalidArgumentError, SystemBusyError
 from raymq.common.protocol.pop import ALL_OFFSETS, INVISIBLE_MAX_MS, LeasePart
 
 SPLIT_LEASES_MAX: Final = 4 * LEASES_MAX
-"""Maximum number of a group's leases in a queue, including leases of single messages whose invisible time was
+"""Maximum number of a group's leases in a queue, if leases are split because the invisible time of single messages is
 changed."""
 
 
 @dataclass(slots=True)
 class SettleDecision:
-    """The decision about acknowledgements or changed invisible times.
+    """The decision about acknowledgements, or about changes of invisible times.
 
-    It has the record to store (None: nothing changes) and, after a change of invisible times, the new lease of each
-    part. A part whose old lease has ended has None instead of a new lease.
+    It has the record to store (None: nothing changes). After a change of invisible times it also has one entry for each
+    given part of a lease: the new lease, or None if the old lease has ended.
     """
 
     change: PopChange | None = None
@@ -42,7 +42,8 @@ class SettleDecision:
 
 
 def decide_ack(table: PopTable, committed: Committed, group: str, parts: Sequence[LeasePart]) -> SettleDecision:
-    """Decide the acknowledgement of messages. Raises InvalidArgumentError if an offset is not in its lease."""
+    """Decide the acknowledgement of leased messages: mark their offsets as settled, and count them. Raises
+    InvalidArgumentError if an offset is not in its lease."""
     edits = _Edits(table, committed, group)
     settled = SettleDecision()
     for part in parts:
@@ -64,12 +65,12 @@ def decide_invisible(
     *,
     counted: bool = True,
 ) -> SettleDecision:
-    """Decide to make messages visible again `invisible_ms` from now. Each part becomes a new lease, and its old receipt
-    becomes invalid.
+    """Decide to make leased messages visible again `invisible_ms` from now. Each part of a lease in `parts` becomes a
+    new lease, and its old receipt becomes invalid.
 
-    The number of attempts stays the same; without `counted` this attempt is subtracted. Raises InvalidArgumentError if
-    `invisible_ms` is out of bounds or an offset is not in its lease. Raises SystemBusyError if the group has
-    SPLIT_LEASES_MAX leases in the queue.
+    The number of delivery attempts stays the same, or is reduced by one if `counted` is False. Raises
+    InvalidArgumentError if `invisible_ms` is out of bounds or an offset is not in its lease. Raises SystemBusyError if
+    the group has SPLIT_LEASES_MAX leases in the queue.
     """
     if not 0 <= invisible_ms <= INVISIBLE_MAX_MS:
         raise InvalidArgumentError(
@@ -97,7 +98,7 @@ def decide_invisible(
 
 
 def _moved(old: Lease, offsets: int, invisible_ms: int, now_ms: int, attempts: int) -> Lease:
-    """Build a new lease for some offsets of another lease."""
+    """Build a new lease for the given offsets of the lease `old`."""
     first = (offsets & -offsets).bit_length() - 1
     count = offsets.bit_length() - first
     pop_ms = old.next_pop_ms(now_ms)
@@ -106,15 +107,15 @@ def _moved(old: Lease, offsets: int, invisible_ms: int, now_ms: int, attempts: i
 
 
 class _Edits:
-    """The lease edits of all queues that some lease parts belong to."""
+    """The edits of leases, for all queues to which the given parts of leases belong."""
 
     def __init__(self, table: PopTable, committed: Committed, group: str) -> None:
         self._table, self._committed, self._group = table, committed, group
         self._edits: dict[tuple[str, int], QueueEdit] = {}
 
     def find(self, part: LeasePart) -> tuple[QueueEdit, Lease | None, int]:
-        """Return the edit of a part's queue, the part's lease (None if it has ended), and the bit set of the part's
-        unsettled offsets.
+        """Find the lease to which `part` belongs. Returns the edit of the queue, the lease (None if it has ended), and
+        the bit set of the part's unsettled offsets.
 
         Raises InvalidArgumentError if an offset is not in the lease.
         """

@@ -15,22 +15,22 @@ from raymq.common.protocol.pop import ReceiveAnswer, ReceiveRequest
 
 WAITING_MAX: Final = 100_000
 WAITING_OF_KEY_MAX: Final = 1024
-"""Maximum number of waiting receives per key; WAITING_MAX is the limit over all keys. RocketMQ's limits are
+"""Maximum number of waiting receives with the same key (WaitKey); WAITING_MAX limits the total. RocketMQ's limits are
 popPollingSize and maxPopPollingSize."""
 FULL_PAUSE_S: Final = 1.0
 """Time, in seconds, after which a client may retry a receive that was rejected because too many receives wait."""
 
 WaitKey = tuple[str, tuple[str, ...], bool]
-"""The key of a waiting receive: group, topics, and True for order mode. Receives with the same key may take each
-other's messages."""
+"""The key of a waiting receive: group, topics, and True for order mode. A message can serve any of the receives with
+the same key."""
 
 
 @dataclass(slots=True, eq=False)
 class WaitingReceive:
-    """A receive that waits until `deadline_s` (time.monotonic).
+    """A receive that waits for messages until `deadline_s` (time.monotonic).
 
-    `looked`: True if the store has reported the ends of the receive's queues after the receive arrived. Any thread may
-    finish the receive by calling `answer` or `fail`, which must not block.
+    `looked`: True if the store has reported the end offsets of the receive's queues after the receive arrived. Any
+    thread may finish the receive by calling `answer` or `fail`, which must not block.
     """
 
     request: ReceiveRequest
@@ -67,7 +67,7 @@ class WaitingReceives:
         self._count += 1
 
     def put_back(self, receive: WaitingReceive) -> None:
-        """Put a receive that was taken back in front of all other receives."""
+        """Put back a receive that `take` removed, in front of all other receives."""
         self._by_key.setdefault(receive.key, deque()).appendleft(receive)
         self._count += 1
 

@@ -15,8 +15,8 @@ CONSISTENT_HASH places queues and members on one ring, so that a member that joi
 
 See spec/messaging.md §5.2. Each member has several positions on the ring (virtual nodes) `member-0`, `member-1`, …. A
 queue belongs to the first member position at or after its own position; after the last position the search continues at
-the first. A position is the first four bytes of an MD5, big-endian. Shares may differ a lot: hashing spreads the
-queues, and no step balances them.
+the first. A position is the first four bytes of an MD5, big-endian. The members' shares may differ a lot, because
+nothing balances them.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ def ring_position(key: str) -> int:
 
 
 def queue_key(queue: MessageQueue) -> str:
-    """Return a queue's key on the consistent-hash ring: the text that Java prints for the queue."""
+    """Return a queue's key on the consistent-hash ring: the string that RocketMQ's Java client prints for the
+    queue."""
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 
 def allocate_by_consistent_hash(
     queues: Iterable[MessageQueue], members: Iterable[str], virtual_nodes: int = VIRTUAL_NODES
 ) -> Shares:
-    """CONSISTENT_HASH: divide the queues by their positions on the ring. Raises the errors of `check_shareable`, and
-    InvalidArgumentError if `virtual_nodes` is less than 1."""
+    """The strategy CONSISTENT_HASH: divide the queues by their positions on the ring. Raises the errors of
+    `check_shareable`, and InvalidArgumentError if `virtual_nodes` is less than 1."""
     queues, members = check_shareable(queues, members)
     if virtual_nodes < 1:
         raise InvalidArgumentError(f"virtual_nodes must be at least 1, not {virtual_nodes}")
-    # If two members have the same position on the ring, the last member by name gets it.
+    # If two members have the same position on the ring, it belongs to the last of them by name.
     owners = {ring_position(f"{member}-{node}"): member for member in members for node in range(virtual_nodes)}
     positions = sorted(owners)
     shares: Shares = {member: [] for member in members}
@@ -62,7 +63,7 @@ def allocate_by_consistent_hash(
 
 
 Shares = dict[str, list[MessageQueue]]
-"""The result of a strategy: every member with its queues."""
+"""The result of an allocation strategy: the queues of every member."""
 
 ROOM_MARK: Final = "@"
 """A broker named `room@broker` is in the machine room `room`."""
@@ -84,8 +85,8 @@ def check_shareable(
 
 
 def allocate_averagely(queues: Iterable[MessageQueue], members: Iterable[str]) -> Shares:
-    """AVG: each member gets a block of neighbouring queues, and the first members get the larger blocks. Ten queues,
-    four members: 3, 3, 2, 2.
+    """The strategy AVG: each member gets a block of neighbouring queues, and the first members get the larger blocks.
+    Ten queues for four members: 3, 3, 2, 2.
 
     Raises InvalidArgumentError as `check_shareable` does. So do all strategies except CONFIG.
     """
@@ -101,7 +102,7 @@ def allocate_averagely(queues: Iterable[MessageQueue], members: Iterable[str]) -
 
 
 def allocate_by_circle(queues: Iterable[MessageQueue], members: Iterable[str]) -> Shares:
-    """AVG_BY_CIRCLE: deal the queues to the members in turn, like cards."""
+    """The strategy AVG_BY_CIRCLE: deal the queues to the members in turn, like cards."""
     queues, members = check_shareable(queues, members)
     return {member: list(queues[index :: len(members)]) for index, member in enumerate(members)}
 
@@ -112,7 +113,7 @@ def allocate_by_config(
     requests: Mapping[str, Collection[MessageQueue]],
     present: Mapping[MessageQueue, str],
 ) -> Shares:
-    """CONFIG: each member gets exactly the queues that it requests, if they exist. No request is rejected.
+    """The strategy CONFIG: each member gets exactly the queues that it requests, if they exist. No request is rejected.
 
     If several members request a queue, it stays with its current owner (`present`) if the owner is among them.
     Otherwise the queue goes to the first of these members by name.
@@ -127,8 +128,8 @@ def allocate_by_config(
 
 
 def allocate_by_machine_room(queues: Iterable[MessageQueue], members: Iterable[str], rooms: Collection[str]) -> Shares:
-    """MACHINE_ROOM: divide the queues of brokers named `room@broker` whose room is in `rooms`. Other queues have no
-    owner.
+    """The strategy MACHINE_ROOM: divide the queues of brokers named `room@broker` whose room is in `rooms`. Other
+    queues have no owner.
 
     With n queues and c members each member gets a block of n // c queues. The remaining n mod c queues go to the first
     members, one queue each.
@@ -154,7 +155,7 @@ def allocate_nearby(
     broker_rooms: Mapping[str, str],
     member_rooms: Mapping[str, str],
 ) -> Shares:
-    """MACHINE_ROOM_NEARBY with AVG: the queues of a machine room go to the members in that room.
+    """The strategy MACHINE_ROOM_NEARBY with AVG: divide the queues of a machine room among the members in that room.
 
     The queues of a room without members are divided among all members. `broker_rooms`: broker name to room;
     `member_rooms`: member to room. Raises InvalidArgumentError if a broker or a member has no room.

@@ -3,16 +3,16 @@
 This module answers heartbeats, and has the rules for moving a queue. HEARTBEAT_STEPS defines the answer to each kind of
 heartbeat.
 
-The group has two maps. `target` is the member that each queue should go to, by the group's strategy
+The group has two maps. `target` is the member that should hold each queue, by the group's strategy
 (actors.core.rebalance.target). It is computed again when members, their requests or routes change, and every
 RETARGET_INTERVAL_S. `holder` is the member that consumes the queue now, according to that member's heartbeats. A queue
 is granted to its target only while no other member holds it. So two members never hold one queue. The price is that a
-queue waits until its old holder has released it or is known to be dead (raymq.common.protocol.membership).
+queue waits until its old holder has released it or is considered dead (raymq.common.protocol.membership).
 
 No state survives the process. A new instance gets the holders from the members' heartbeats. It grants no queue that
 another member might hold until every member of the old instance has had time to send a heartbeat. `grace`: True if an
-earlier instance existed. If the starter did not pass `grace`, the first heartbeat with another instance's generation
-shows it.
+earlier instance existed. If `grace` was not passed, the first heartbeat with a generation of another instance shows
+that one existed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ RETARGET_INTERVAL_S: Final = 20.0
 
 
 class HeartbeatSender(Enum):
-    """The process that sent a heartbeat. Several processes may use one member's name, one after another."""
+    """Result of comparing the sender of a heartbeat with the known member. Several processes may use one member's name,
+    one after another."""
 
     STRANGER = "it has no session, or one that is over"
     INVITED = "it was given a session and uses it for the first time"
@@ -72,14 +73,14 @@ HEARTBEAT_STEPS: Final[Mapping[HeartbeatSender, Mapping[HeartbeatKind, Heartbeat
         HeartbeatKind.LEAVING: HeartbeatStep.REMOVE,
     },
 }
-"""The step for each sender and kind of heartbeat. Only a member has a newest heartbeat, so only a member's heartbeats
-can be repeated or late."""
+"""The step for each sender and kind of heartbeat. A heartbeat can be repeated or late only if its sender is a member,
+because only a member has an earlier heartbeat."""
 
 
 @dataclass(slots=True)
 class _Member:
-    """One member of the group. `session`: the process that uses the member's name. `sequence`: the number of its newest
-    heartbeat.
+    """One member of the group. `session`: the session of the process that uses the member's name. `sequence`: the
+    number of its newest heartbeat.
 
     `settled`: the group's state in the last answer to the member, if the member holds exactly the queues assigned to
     it; else None.
@@ -95,10 +96,10 @@ class _Member:
 class RebalanceGroup:
     """The assignment of one consumer group's queues to its members.
 
-    `session_timeout_s`: time without a heartbeat after which a member is dead. `grace`: True if an earlier instance may
-    have granted queues. The members of that instance may use them until `old_leases_end_s`, by default one session
-    timeout from now. `first_version`: the first generation and offsets version; it must be greater than any version of
-    an earlier instance.
+    `session_timeout_s`: time without a heartbeat after which a member is dead. `grace`: True if an earlier instance of
+    this object may have granted queues. Members may use the queues granted by the earlier instance until
+    `old_leases_end_s`, by default one session timeout from now. `first_version`: the first generation and offsets
+    version; it must be greater than any version of an earlier instance.
     """
 
     def __init__(
@@ -111,12 +112,14 @@ class RebalanceGroup:
         old_leases_end_s: float | None = None,
     ) -> None:
         self._session_timeout_s = session_timeout_s
-        # Until this time a member of an earlier instance may consume queues that it has not reported to this instance
-        # yet.
+        # Until this time, members may consume queues that an earlier instance granted and that they have not reported
+        # to this instance yet.
         self._old_leases_end_s = started_s + session_timeout_s if old_leases_end_s is None else old_leases_end_s
-        self._grants_from_s = self._old_leases_end_s if grace else started_s  # no queue is granted before this time
-        self._members: dict[str, _Member] = {}  # by member name, in the order of joining
-        self._invited: dict[str, tuple[int, float]] = {}  # member name → the newest offered session, time of the offer
+        # the group grants no queue before this time
+        self._grants_from_s = self._old_leases_end_s if grace else started_s
+        self._members: dict[str, _Member] = {}  # the members of the group by name, in the order of joining
+        # member name → (the newest session offered to a process that uses this name, time of the offer)
+        self._invited: dict[str, tuple[int, float]] = {}
         self._last_session = first_version
         self._queues: dict[str, tuple[MessageQueue, ...]] = {}  # the queues by topic, sorted
         self._broker_rooms: dict[str, str] = {}
@@ -139,7 +142,7 @@ class RebalanceGroup:
         return frozenset(topic for member in self._members.values() for topic in member.request.topics)
 
     def holders(self) -> dict[MessageQueue, str]:
-        """Each held queue, with the member that holds it."""
+        """Maps each held queue to the member that holds it."""
         return dict(self._holder)
 
     def set_queues(
@@ -153,17 +156,18 @@ class RebalanceGroup:
 
     def offsets_reset(self) -> int:
         """Record that brokers have reset offsets of the group. Returns the new offsets version, which members receive
-        with their next answer."""
+        with the next answer to their heartbeats."""
         self.offsets_version += 1
         return self.offsets_version
 
     def heartbeat(self, heartbeat: GroupHeartbeat, now_s: float) -> GroupAssignment | GroupRefusal:
-        """Record a member's heartbeat, and return the queues that the member may hold. The first heartbeat joins the
-        group; a heartbeat with `leaving` leaves it.
+        """Record a member's heartbeat, and return the queues that the member may hold. The member joins the group with
+        its first heartbeat, and leaves it with a heartbeat that sets `leaving`.
 
         A heartbeat without a session, or with an ended session, changes nothing, and its answer has a new session.
         Heartbeats are safe to repeat: the second of two equal heartbeats frees no queue that was granted to the first.
-        If a heartbeat requests other messages of a topic than another member does, it is rejected and changes nothing.
+        A heartbeat is rejected, and changes nothing, if its filter for a topic differs from the filter of another
+        member.
         """
         self.expire(now_s)
         name = heartbeat.member
@@ -190,8 +194,8 @@ class RebalanceGroup:
         return self._assignment(heartbeat.session, granted)
 
     def refusal(self, heartbeat: GroupHeartbeat) -> GroupRefusal | None:
-        """Return a refusal if a heartbeat requests other messages of a topic than another member of the group; None if
-        there is no conflict."""
+        """Return a refusal if a heartbeat's subscription (filter) to a topic differs from that of another member of the
+        group; None if all agree."""
         request = MemberRequest(heartbeat.topics, expressions=heartbeat.expressions)
         for other, member in () if heartbeat.leaving else self._members.items():
             for topic in () if other == heartbeat.member else sorted(request.topics & member.request.topics):
@@ -200,7 +204,7 @@ class RebalanceGroup:
         return None
 
     def note_steady(self, heartbeat: SteadyHeartbeat, now_s: float) -> bool:
-        """Record a short heartbeat, which states that the member's last heartbeat is unchanged.
+        """Record a short heartbeat, which states that the member's last full heartbeat is unchanged.
 
         Returns False, and records nothing, if the answer may have changed, or if the heartbeat is not the member's
         newest. A member that holds exactly its assigned queues keeps them until the group's generation grows. So no
@@ -226,8 +230,8 @@ class RebalanceGroup:
         return frozenset() if member is None else member.request.topics
 
     def _told(self) -> tuple[int, int, int]:
-        """Return the part of an assignment that is the same for all members: generation, offsets version and number of
-        members."""
+        """Return the part of an answer to heartbeats that is the same for all members: generation, offsets version and
+        number of members."""
         return self.generation, self.offsets_version, len(self._members)
 
     def expire(self, now_s: float) -> list[str]:
@@ -245,8 +249,9 @@ class RebalanceGroup:
         """Return the group's state for `raymq group describe`, as plain data.
 
         `strategy`: the strategy in use. `disagreements`: requests of members that are not met. `failures`: by topic,
-        the reason why the strategy failed and left the topic unchanged. `unassigned`: queues without a target. Per
-        member: the queues that it holds, the queues that it waits for, and the age of its last heartbeat in s.
+        the reason why the strategy failed and did not change the topic's targets. `unassigned`: queues without a
+        target. For each member: the queues that it holds, the queues that it waits for, and the age of its last
+        heartbeat in s.
         """
         view = self._membership()
         known = [queue for topic in view.topics() for queue in self._queues.get(topic, ())]
@@ -295,7 +300,7 @@ class RebalanceGroup:
         return HeartbeatKind.REPEATED if heartbeat.sequence == newest else HeartbeatKind.NEXT
 
     def _invite(self, heartbeat: GroupHeartbeat, now_s: float) -> int:
-        """Return a new session for the sender of a heartbeat.
+        """Offer a new session to the sender of a heartbeat, and return the session.
 
         The session begins when the sender uses it in a heartbeat, which proves that the sender is alive.
         """
@@ -304,8 +309,8 @@ class RebalanceGroup:
         return self._last_session
 
     def _note_generation(self, generation: int) -> None:
-        """Delay grants if a heartbeat's generation comes from an earlier instance, whose grants may still be in
-        use."""
+        """If a heartbeat has a generation of an earlier instance, wait with new grants, because grants of that instance
+        may still be in use."""
         if generation and not self._first_generation <= generation <= self.generation:
             self._grants_from_s = max(self._grants_from_s, self._old_leases_end_s)
         if generation > self.generation:  # the earlier instance had a later clock, so its generation is higher
@@ -315,7 +320,8 @@ class RebalanceGroup:
         """Store a member's request. Returns True if the member is new, or its request has changed."""
         request = MemberRequest(heartbeat.topics, heartbeat.allocation, heartbeat.node, heartbeat.expressions)
         before = self._members.get(heartbeat.member)
-        # A process that replaces another process of the same name also takes over its position in the order of joining.
+        # If a process replaces another process with the same member name, it keeps that member's position in the order
+        # of joining.
         self._members[heartbeat.member] = _Member(heartbeat.session, request, now_s, heartbeat.sequence)
         if before is None or before.session != heartbeat.session:
             self._invited.pop(heartbeat.member, None)
@@ -326,24 +332,24 @@ class RebalanceGroup:
             for queue in [queue for queue, holder in self._holder.items() if holder == name and queue not in holding]:
                 del self._holder[queue]
         for queue in holding:
-            # A queue that has been granted to another member stays with that member, because this member was considered
-            # dead.
+            # If another member already holds the queue, it keeps the queue: the queue was granted to it after the
+            # reporting member was considered dead.
             self._holder.setdefault(queue, name)
 
     def _grant(self, name: str, now_s: float) -> frozenset[MessageQueue]:
         topics = self._members[name].request.topics
         granted = set()
         for queue, target in self._target.items():
-            # Skip a queue of a topic to which the member no longer subscribes: a strategy that failed may have kept it
-            # in the target.
+            # Skip a queue of a topic to which the member no longer subscribes: if the strategy failed, the target may
+            # still contain the queue.
             if target != name or queue.topic not in topics:
                 continue
             holder = self._holder.get(queue)
             if holder == name or (holder is None and now_s >= self._grants_from_s):
                 self._holder[queue] = name
                 granted.add(queue)
-        # After a restart no NameServer may answer. Without a route a topic has no target, so no other member can own
-        # its queues: the member keeps them.
+        # If the topic has no route, the member keeps its queues: without a route the topic has no target, so no other
+        # member can own them. This happens after a restart if no NameServer answers.
         granted.update(
             queue
             for queue, holder in self._holder.items()

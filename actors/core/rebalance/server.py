@@ -4,9 +4,9 @@ groups.
 A group is created at the first heartbeat of a member, and rebuilt from its members' heartbeats. It is dropped after it
 has had no member for IDLE_GROUP_S, or when the actor loses the group's slot. Groups share only the routes of topics.
 Each group has its own lock, so a large group delays no other group. An exception in one group affects only the answer
-to its heartbeat.
+to the heartbeat that caused it.
 
-No clock: times are arguments, in seconds (`now_s`). Thread-safe.
+No clock: the methods get the current time, in seconds, as an argument (`now_s`). Thread-safe.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TopicQueues:
-    """A topic's queues, taken from its route. `rooms`: broker name to machine room."""
+    """A topic's queues, taken from the topic's route. `rooms`: broker name to machine room."""
 
     queues: tuple[MessageQueue, ...]
     rooms: Mapping[str, str] = field(default_factory=dict)
@@ -47,7 +47,8 @@ class TopicQueues:
 
 @dataclass(slots=True)
 class _Entry:
-    """One group of the server. `lock` guards `core`. `given`: the topic queues that were passed to `core`."""
+    """One group of a Rebalance actor. `lock` guards `core`. `given`: the topic queues that were passed to
+    `core`."""
 
     core: RebalanceGroup
     last_member_s: float
@@ -56,7 +57,8 @@ class _Entry:
 
 
 class RebalanceServer:
-    """The groups of Rebalance actor number `index` of `servers`. `life` is the id of this process incarnation."""
+    """The groups of one Rebalance actor: number `index` of `servers` actors. `life` is the id of this process
+    incarnation."""
 
     core_class = RebalanceGroup
 
@@ -78,17 +80,18 @@ class RebalanceServer:
             )
             for slot in slots
         }
-        self._epochs = dict.fromkeys(self.leases, 0)  # slot → the epoch in which its groups were created
+        self._epochs = dict.fromkeys(self.leases, 0)  # slot → the epoch in which the slot's groups were created
         self._versions = dict.fromkeys(self.leases, 0)  # slot → the newest version of any dropped group
-        self._lock = threading.Lock()  # guards every attribute except the contents of the entries
+        self._lock = threading.Lock()  # guards every attribute, except the contents of the groups' entries
         self._entries: dict[str, _Entry] = {}
-        self._topics: dict[str, TopicQueues | None] = {}  # None: no NameServer has answered the request for its queues
+        # topic → its queues; None if no NameServer has answered the request for the topic's queues
+        self._topics: dict[str, TopicQueues | None] = {}
 
     # Heartbeats
 
     def heartbeat(self, group: str, heartbeat: Heartbeat, now_s: float) -> HeartbeatAnswer:
-        """Answer a member's heartbeat; see RebalanceGroup.heartbeat and `note_steady`. Never raises: a failure is
-        returned as an answer."""
+        """Answer a member's heartbeat; see RebalanceGroup.heartbeat and `note_steady`. Never raises an error: a failure
+        is returned as an answer."""
         try:
             entry = self._entry(group, now_s)
             if isinstance(entry, OtherServer):
@@ -148,7 +151,7 @@ class RebalanceServer:
             return sorted(self._entries)
 
     def other_server(self, group: str, now_s: float) -> OtherServer | None:
-        """Return the answer that redirects a member to another server; None if this process may answer for the group
+        """Return the answer that redirects a member to another server; None if this server may answer for the group
         now."""
         lease = self.leases[slot_of(group)]
         return None if lease.valid(now_s) else OtherServer(lease.holder)
@@ -172,8 +175,8 @@ class RebalanceServer:
             return entry
 
     def _give_queues(self, entry: _Entry, topics: Iterable[str]) -> bool:
-        """Pass the queues of topics to a group if they are new to it. Returns True if this server does not have the
-        queues of a topic."""
+        """Pass the queues of these topics to a group, unless the group already has them. Returns True if this server
+        lacks the queues of a topic."""
         unknown = False
         for topic in topics:
             known = self._topics.get(topic)
@@ -203,7 +206,7 @@ class RebalanceServer:
     def set_queues(self, topic: str, queues: TopicQueues | None) -> None:
         """Set a topic's queues. Each group uses them from its next heartbeat on.
 
-        None means that the topic has no route now; groups keep the queues that they have.
+        `queues` None means that the topic has no route now; groups keep the queues that they have.
         """
         with self._lock:
             known = self._topics.setdefault(topic, queues)
@@ -240,7 +243,8 @@ class RebalanceServer:
         return not any(entry.core.members for entry in entries)
 
     def _drop_old_epochs(self, slot: int) -> None:
-        """Drop a slot's groups that were created in an earlier epoch, because another actor may have served them since.
+        """Drop the groups of a slot that were created in an earlier epoch: another actor may have served them in the
+        meantime.
 
         The caller holds the lock.
         """

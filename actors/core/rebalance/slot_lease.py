@@ -1,9 +1,9 @@
 """The lease by which one Rebalance actor holds a slot against the other actors (SlotLease). A slot is a share of all
 groups.
 
-At most one process at a time assigns queues to members of a slot's groups, whatever stops, dies or is partitioned. The
-register that decides is Ray's GCS, which exists as long as the Ray cluster. The register has three operations: get a
-value, put a value, and put a value only if none exists. Per slot it contains:
+At most one process at a time assigns queues to members of a slot's groups, whatever stops, dies or is partitioned.
+Ray's GCS serves as the register that decides who holds a slot; it exists as long as the Ray cluster. The register has
+three operations: get a value, put a value, and put a value only if none exists. Per slot it contains:
 
     SLOT/EPOCH   a claim: written once and never changed. Its writer holds the slot from this epoch on.
     SLOT         the sign of life: the holder of the latest epoch rewrites it at every check
@@ -22,8 +22,8 @@ The rules:
    has seen a newer generation does not follow an older one (raymq.client.consumer.rebalance_client).
 
 A slot stays with the actor that has taken it over, until that actor stops updating the sign of life. `look` does not
-call the register itself: it is a generator of calls to the register. So the actor and the simulation of a group
-(tests/support/group_sim) run the same steps.
+call the register itself: it is a generator that yields calls to the register. So the actor and the simulation of a
+group (tests/support/group_sim) run the same steps.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ from typing import Any, Final
 LOOK_INTERVAL_S: Final = 1.0
 VALID_S: Final = 4.0
 TAKE_OVER_AFTER_S: Final = 6.0
-"""Time, in seconds, without a changed sign of life after which another process claims the slot. Longer than Ray takes
-to restart a killed process."""
+"""If a slot's sign of life has not changed for this many seconds, another process claims the slot. Longer than Ray
+takes to restart a killed process."""
 VERSION_STEP: Final = 1 << 40
-"""Difference between the first versions of two epochs. A group's generation grows by less in one epoch."""
+"""Difference between the first versions of two consecutive epochs. Within one epoch, a group's generation grows by less
+than this."""
 CLAIMS_KEPT: Final = 1000
-"""Age, in epochs, at which claims are deleted from the register. No process hangs for as many epochs."""
+"""Number of epochs after which a claim is deleted from the register. No process hangs for as many epochs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,8 @@ class Get:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Request to write a key of the register; without `overwrite`, only if the key has no value. The answer is True if
-    the key was written."""
+    """Request to write a key of the register. Without `overwrite`, the key is written only if it has no value. The
+    answer is True if the key was written."""
 
     key: str
     value: str
@@ -73,8 +74,8 @@ Look = Generator[Get | Put | Drop, Any, None]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One claim of a slot. `server`: the actor's name. `life`: the id of the process. `fresh`: True if no lease of an
-    earlier holder is in use."""
+    """A claim of a slot by a Rebalance actor. `server`: the actor's name. `life`: the id of the process. `fresh`: True
+    if no lease of an earlier holder is in use."""
 
     server: str
     life: str
@@ -96,7 +97,7 @@ class SlotLease:
     """One process's view of one slot. Not thread-safe.
 
     `server` and `life` name this process. `home`: True if this process should hold the slot first. `lease_s`: the
-    longest time, in s, for which one answer lets a member use its queues.
+    longest time, in s, for which the answer to a heartbeat lets a member use its queues.
     """
 
     def __init__(self, slot: int, server: str, life: str, *, home: bool, lease_s: float, valid_s: float = VALID_S):
@@ -104,17 +105,18 @@ class SlotLease:
         self._server, self._life, self._home = server, life, home
         self._lease_s, self._valid_s = lease_s, valid_s
         self.epoch = 0
-        """The latest known epoch; 0 before the first claim."""
+        """The latest known epoch of the slot; 0 before the first claim."""
         self.claim = NOBODY
-        """The claim of the slot for the epoch `epoch`."""
+        """The claim of the slot for the latest known epoch."""
         self.held = False
-        """True if `claim` is this process's own claim."""
+        """True if this process holds the slot: `claim` is its own claim."""
         self.grants_from_s = 0.0
-        """While the slot is held: the time after which no lease of an earlier holder is in use."""
+        """The time from which no lease of an earlier holder is in use, so that queues can be granted. Valid while this
+        process holds the slot."""
         self._valid_until_s = float("-inf")
         self._beats = 0
         self._released = False
-        self._had_it = False  # True if this process held the slot before and lost it
+        self._had_it = False  # True if this process has held the slot and lost it
         self._closed = False
         self._seen: tuple[int, int] | None = None
         self._seen_since_s = 0.0
@@ -124,16 +126,17 @@ class SlotLease:
         return self.held and now_s < self._valid_until_s
 
     def waits_for_old_leases(self, now_s: float) -> bool:
-        """Return True if leases of an earlier holder may still be in use."""
+        """Return True if leases that an earlier holder of the slot granted may still be in use."""
         return now_s < self.grants_from_s
 
     @property
     def holder(self) -> str:
-        """The last known name of the actor that holds the slot; empty if no actor has held it."""
+        """The name of the actor that holds the slot, as last known; empty if no actor has held the slot."""
         return self.claim.server
 
     def look(self, clock: Callable[[], float], wall_ns: Callable[[], int]) -> Look:
-        """Check the register once every LOOK_INTERVAL_S: remain the holder, find another holder, or become the holder.
+        """Check the register: stay the holder of the slot, find another holder, or become the holder. Called every
+        LOOK_INTERVAL_S.
 
         If a call of the register fails, the caller may throw the error into the generator. The error ends this check,
         and the next check continues. The register may have executed a failed call.
@@ -143,7 +146,8 @@ class SlotLease:
         began_s = clock()
         if not self.held:
             beats = yield from self._read_sign()
-            mine = self.claim.life == self._life  # True if the claim was accepted, but its answer was lost
+            # True if the register accepted this process's claim, but its answer was lost
+            mine = self.claim.life == self._life
             if not mine and self._may_claim(beats, clock()) and not (yield from self._find_newer()):
                 yield from self._make_claim(wall_ns)
             if self.claim.life == self._life:
@@ -153,8 +157,8 @@ class SlotLease:
             yield from self._confirm(began_s)
 
     def release(self) -> Look:
-        """Release the slot permanently, because this process closes. Call it only if none of the slot's groups has a
-        member."""
+        """Release the slot permanently, because this process closes. The caller must make sure that no group of the
+        slot has a member."""
         self._closed = True
         if self.held:
             self._let_go()
@@ -171,8 +175,8 @@ class SlotLease:
         return json.dumps({"epoch": self.epoch, "beats": self._beats, "released": released})
 
     def _read_sign(self) -> Generator[Get | Put | Drop, Any, int]:
-        """Read the holder's sign of life. Returns the holder's count of checks; -1 if the holder has not written a sign
-        of life."""
+        """Read the sign of life of the slot's holder. Returns the holder's number of checks; -1 if the holder has not
+        written a sign of life."""
         text = yield Get(self._sign_key)
         sign: dict[str, Any] = {"epoch": 0, "beats": -1, "released": False} if text is None else json.loads(text)
         if sign["epoch"] > self.epoch:
@@ -183,7 +187,7 @@ class SlotLease:
         return int(sign["beats"]) if current else -1
 
     def _find_newer(self) -> Generator[Get | Put | Drop, Any, bool]:
-        """Find newer claims, whose holders have not written a sign of life yet. Returns True if such a claim
+        """Find newer claims of the slot whose holders have not written a sign of life yet. Returns True if such a claim
         exists."""
         found = False
         while (text := (yield Get(self._claim_key(self.epoch + 1)))) is not None:
@@ -210,14 +214,14 @@ class SlotLease:
 
     def _take_up(self, now_s: float) -> None:
         self.grants_from_s = now_s if self.claim.fresh else now_s + self._valid_s + self._lease_s
-        self.held = True  # set last, because other threads read `held` and then the attributes above
+        self.held = True  # set `held` last, because other threads read `held` first and then the attributes set above
 
     def _let_go(self) -> None:
         self.held, self._had_it = False, True
         self._valid_until_s = float("-inf")
 
     def _confirm(self, began_s: float) -> Look:
-        """Stay the holder if no newer claim exists; otherwise give the slot up."""
+        """Stay the holder of the slot if no newer claim exists; otherwise give up the slot."""
         newer = yield Get(self._claim_key(self.epoch + 1))
         if newer is not None:
             self._let_go()

@@ -7,13 +7,13 @@ one:
 2. Over all topics, the members' totals are as even as possible (the least sum of squares). AVG does not: its
    first members take the larger share of every topic.
 3. As many queues as possible stay with the member that has them.
-4. Of the remaining plans, an earlier plan stays, so that a queue that is being moved is not redirected.
+4. Among equally good plans, the earlier plan stays, so that a queue that is being moved is not redirected.
 
 By promise 1, a topic of n queues and c subscribers gives each of them n // c queues, and n mod c of them one more
 queue. The only choice is which members take these *extra* queues. The choice is a flow from topics to members. It has a
 convex cost for a member's total (promise 2), and a gain if an extra queue lets a member keep a queue (promise 3). A
 choice is best if and only if no cycle of exchanges reduces its cost. So `_Extras` starts from a good choice and
-exchanges until no such cycle exists.
+exchanges extra queues until no such cycle exists.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def allocate_sticky(
     present: Mapping[MessageQueue, str],
     planned: Mapping[MessageQueue, str],
 ) -> Shares:
-    """Divide the queues of all topics among the topics' subscribers. Both arguments are by topic.
+    """Divide the queues of all topics among the topics' subscribers. `queues` and `subscribers` are by topic.
 
-    `present`: the member that consumes a queue now, if any. `planned`: the last result of this function. Raises
-    InvalidArgumentError as `check_shareable` does, for any of the topics.
+    `present`: for each consumed queue, the member that consumes it now. `planned`: the last result of this function.
+    Raises InvalidArgumentError as `check_shareable` does, for any of the topics.
     """
     topics = {
         topic: _Topic(*check_shareable(queues[topic], subscribers.get(topic, ())), present, planned)
@@ -56,8 +56,8 @@ def allocate_sticky(
 
 
 class _Topic:
-    """One topic of the strategy's input: its queues, its subscribers, and the present and the planned member of each
-    queue."""
+    """One topic of the strategy's input: its queues, its subscribers, and for each queue the member that has it now and
+    the member planned for it."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class _Topic:
         self.keeps_more = {member: len(held) > self.size for member, held in self._held.items()}
 
     def share_out(self, with_extra: set[str]) -> dict[str, list[MessageQueue]]:
-        """Assign queues to each member: first queues that the member has, then queues planned for the member, then any
-        other queues."""
+        """Divide the topic's queues among its members. Each member gets first queues that it already has, then queues
+        planned for it, then any other queues. Members in `with_extra` get one more queue."""
         shares: dict[str, list[MessageQueue]] = {}
         for member, held in self._held.items():
             held.sort(key=lambda queue, member=member: (self._planned[queue] != member, queue))  # type: ignore[misc]
@@ -113,13 +113,14 @@ class _Extras:
         self._totals: Counter[str] = Counter()
         for topic in topics.values():
             self._totals.update(dict.fromkeys(topic.members, topic.size))
-        # A difference of one in a member's total must outweigh all queues that could be kept.
+        # The weight is so large that a difference of one in a member's total outweighs all queues that members could
+        # keep.
         self._total_weight = 1 + sum(len(topic.members) for topic in topics.values())
         self.chosen = {name: self._start(topic) for name, topic in topics.items()}
 
     def _start(self, topic: _Topic) -> set[str]:
-        """Choose the members that get an extra queue of a topic: first the members of the last plan, then members that
-        can thereby keep a queue, then members with the fewest queues."""
+        """Choose the members that get an extra queue of a topic: first the members that the last plan gave an extra
+        queue, then members that can thereby keep a queue, then members with the fewest queues."""
         ranked = sorted(
             topic.members,
             key=lambda name: (not topic.planned_extra[name], not topic.keeps_more[name], self._totals[name], name),
@@ -141,10 +142,10 @@ class _Extras:
                     self._totals[head[1]] += 1
 
     def _arcs(self) -> list[tuple[_Node, _Node, int]]:
-        """Return each possible step of an exchange, with its cost.
+        """Return the steps from which an exchange of extra queues can be composed, each with its cost.
 
-        In a step a member gives up an extra queue of a topic, a topic gives an extra queue to a member, or a member's
-        total shrinks or grows by one.
+        There are three kinds of steps. A member gives up an extra queue of a topic, a topic gives an extra queue to a
+        member, or a member's total changes by one.
         """
         arcs: list[tuple[_Node, _Node, int]] = []
         for name, topic in self._topics.items():
@@ -181,7 +182,7 @@ def _negative_cycle(arcs: list[tuple[_Node, _Node, int]]) -> list[_Node]:
 
 
 def _cycle_of(before: Mapping[_Node, _Node]) -> list[_Node]:
-    """Find a cycle in the links from each node to its predecessor. Returns its nodes in the direction of the
+    """Find a cycle in the links from each node to its predecessor. Returns the cycle's nodes in the direction of the
     arcs."""
     seen: set[_Node] = set()
     for start in before:

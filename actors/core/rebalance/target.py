@@ -1,11 +1,11 @@
-"""Computes the member that each queue of a group should go to, by applying a strategy to the whole group.
+"""Computes the member that should hold each queue of a group, by applying a strategy to the whole group.
 
 This module chooses a group's strategy, and handles a strategy that fails.
 
 All members should request the same strategy. If they do not, the strategy of the member that joined first applies, and
 the group reports the difference (`disagreements`). If a strategy rejects its input, for example because a broker has no
-room, the topic's plan stays unchanged (spec/messaging.md §5.2). STICKY divides all topics at once, so if it fails, all
-plans stay unchanged.
+machine room, the topic's plan stays unchanged (spec/messaging.md §5.2). STICKY divides all topics at once, so if it
+fails, all plans stay unchanged.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Target = dict[MessageQueue, str]
 
 @dataclass(frozen=True, slots=True)
 class MemberRequest:
-    """The request of one member: its topics, message filters, strategy, and machine room ("" if the member named no
-    room)."""
+    """The request of one group member: its topics, message filters, strategy, and machine room ("" if the member named
+    no room)."""
 
     topics: frozenset[str]
     allocation: Allocation = field(default_factory=Allocation)
@@ -52,7 +52,7 @@ class GroupMembership:
 
     `requests`: by member, in the order of joining. `queues`: by topic, for the topics whose route is known.
     `broker_rooms`: broker name to machine room. `holders`: queue to the member that consumes it now. `target`: the last
-    plan.
+    plan (queue to member).
     """
 
     requests: Mapping[str, MemberRequest]
@@ -63,7 +63,7 @@ class GroupMembership:
 
     @property
     def allocation(self) -> Allocation:
-        """The strategy that the member that joined first requests."""
+        """The strategy of the group: the one requested by the member that joined first."""
         return next(iter(self.requests.values())).allocation if self.requests else Allocation()
 
     def subscribers(self, topic: str) -> list[str]:
@@ -76,8 +76,8 @@ class GroupMembership:
 
 
 def make_target(view: GroupMembership) -> tuple[Target, dict[str, str]]:
-    """Compute the target member of each queue. Also returns, by topic, the reason why the strategy failed and the
-    topic's plan stayed unchanged.
+    """Compute the member that should hold each queue. Also returns, by topic, the reason why the strategy failed and
+    the topic's plan stayed unchanged.
 
     The second result is empty if no strategy failed. A topic without a known route also keeps its plan, but does not
     count as a failure.
@@ -96,7 +96,7 @@ def make_target(view: GroupMembership) -> tuple[Target, dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class _ShareTopic:
-    """A call that divides the queues of one topic, for a strategy that takes one topic at a time."""
+    """Callable that divides the queues of one topic, for a strategy that takes one topic at a time."""
 
     view: GroupMembership
     topic: str
@@ -123,7 +123,7 @@ class _ShareTopic:
 
 @dataclass(frozen=True, slots=True)
 class _ShareAll:
-    """A call that divides the queues of all topics at once, for STICKY."""
+    """Callable that divides the queues of all topics at once, for the strategy STICKY."""
 
     view: GroupMembership
     topics: list[str]
@@ -136,8 +136,8 @@ class _ShareAll:
 
 
 def _steps(view: GroupMembership) -> Iterator[tuple[list[str], _ShareTopic | _ShareAll]]:
-    """Yield the topics that are divided together, with the call that divides them. Topics without queues are
-    left out."""
+    """Yield groups of topics that are divided together, each with the callable that divides them. Topics without queues
+    are left out."""
     topics = [topic for topic in view.topics() if view.queues.get(topic)]
     if view.allocation.strategy is AllocateStrategy.STICKY:
         yield topics, _ShareAll(view, topics)
@@ -150,7 +150,7 @@ def _kept(view: GroupMembership, topics: list[str]) -> Target:
 
 
 def disagreements(view: GroupMembership) -> list[str]:
-    """Describe the requests of members that are not met, one sentence for each request."""
+    """Describe the requests of group members that are not met, in one sentence for each request."""
     said: list[str] = []
     if not view.requests:
         return said

@@ -32,7 +32,7 @@ class AppendLimit:
             self.end()
 
     def begin(self) -> None:
-        """Count one append from now until `end` is called. Raises SystemBusyError if the limit is reached."""
+        """Count one running append until `end` is called. Raises SystemBusyError if the limit is reached."""
         with self._lock:
             if self._under_way >= self.capacity:
                 raise SystemBusyError(
@@ -47,6 +47,6 @@ class AppendLimit:
         return self._under_way
 
     def end(self) -> None:
-        """Stop counting one append that was counted by `begin`."""
+        """Stop counting one running append that `begin` has counted."""
         with self._lock:
             self._under_way -= 1

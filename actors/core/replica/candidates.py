@@ -1,7 +1,7 @@
 """Chooses a broker group's next master from the state reports of its replicas.
 
 This module decides which replica may become the master, and how long the Controller waits for other replicas.
-placement.election decides when a new master is due.
+placement.election decides when the group needs a new master.
 
 The sync-state set names the replicas that had every acknowledged message. A disk can lose messages afterwards: a
 damaged record at the log's end is cut off like a torn record, and a damaged record in the middle leaves a hole (a
@@ -13,8 +13,8 @@ damaged range that is kept). So a member of the sync-state set is
 
 The choice, in this order: the best proven member, at once; the best complete member, after all members have answered or
 the grace period is over; the best of all replicas, after all members have answered and none is complete. The last
-choice loses messages, and reports the lost offsets. "Best" is the longest log, by epoch first, then by offset; then the
-fewest damaged bytes; then the priority.
+choice loses messages, and reports the lost offsets. The "best" replica has the longest log, by epoch first, then by
+offset; then the fewest damaged bytes; then the higher priority.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from actors.core.replica.orders import ReplicaState
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The replica to elect as master; None if no replica may be elected. `reason`: why no replica is elected.
+    """The replica to elect as master, or None if no replica may be elected now. `reason`: why no replica is elected.
 
-    `loss`: the acknowledged messages that the elected replica lacks. Both texts are "" if there is nothing to report.
+    `loss`: the acknowledged messages that the elected replica lacks. `reason` and `loss` are "" if there is nothing to
+    report.
     """
 
     elected: ReplicaState | None
@@ -42,10 +43,10 @@ class Electorate:
     """The replicas of a group at the time when its master is chosen.
 
     `stores`: the members of the sync-state set, each with the id of its directory. `accounts`: the reports of the
-    replicas that answer. `fresh`: the replicas that were queried after a master was due; an older report may come from
-    a process that has ended since. `able`: the replicas that are allowed to become the master. `graced`: True if the
-    replicas that do not answer have had enough time. `unclean`: True if messages may be lost although a member does not
-    answer.
+    replicas that answer. `fresh`: the replicas that were queried after a master was needed; an older report may come
+    from a process that has ended since the report. `able`: the replicas that are allowed to become the master.
+    `graced`: True if the replicas that do not answer have had enough time. `unclean`: True if messages may be lost
+    although a member does not answer.
     """
 
     replicas: frozenset[int]
@@ -71,8 +72,8 @@ class Electorate:
             return Choice(None, _waiting(absent, members))
         able = [state for state in able if state.replica in self.fresh]
         members = [state for state in members if state.replica in self.fresh]
-        # Every message before a confirm offset that one member remembers was acknowledged, even if other members have
-        # lost that offset.
+        # Messages before a confirm offset were acknowledged. If only one member remembers this confirm offset, it
+        # applies to all members.
         floor = max((state.confirm_floor for state in members), default=0)
         members = [_with_floor(state, floor) for state in members]
         complete = [state for state in members if state.complete]
@@ -111,8 +112,8 @@ def _with_floor(state: ReplicaState, floor: int) -> ReplicaState:
 
 
 def against_fixed_master(state: ReplicaState, absent: frozenset[int], *, graced: bool) -> str:
-    """Return why the only replica that is allowed to lead must not lead while other replicas are `absent`; empty if it
-    may."""
+    """Return the reason why a group's fixed master must not lead while other replicas are `absent`; empty if it may
+    lead."""
     if absent and not state.caught_up and not graced:
         return _waiting(absent, [state])
     absent -= {state.replica}
@@ -120,8 +121,8 @@ def against_fixed_master(state: ReplicaState, absent: frozenset[int], *, graced:
 
 
 def describe_lack(state: ReplicaState) -> str:
-    """Return a sentence about the acknowledged messages that a replica is known to lack; empty if it lacks
-    none."""
+    """Return a sentence about the acknowledged messages that a replica is known to lack. Empty if the replica is not
+    known to lack any."""
     if state.end_offset < state.confirm_floor:
         return (
             f"replica {state.replica} lacks acknowledged messages: its log ends at {state.end_offset}, and "
@@ -133,7 +134,7 @@ def describe_lack(state: ReplicaState) -> str:
 
 
 def names(replicas: Iterable[int]) -> str:
-    """Format the numbers of replicas for use in a sentence."""
+    """Format the numbers of replicas as text for a sentence."""
     return ", ".join(str(replica) for replica in sorted(replicas))
 
 

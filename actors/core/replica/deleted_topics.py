@@ -1,9 +1,9 @@
 """The topics whose messages a store rejects, because the topics were deleted and not created again.
 
 A client may keep a route to a topic for half a minute after the topic's deletion. Messages that the client sends in
-this time must not be acknowledged. On disk: config/closedTopics.json, a list of names, written before a deletion is
-carried out. The list is bounded: if it has more than CLOSED_TOPICS_MAX names, the oldest name is dropped, long after
-every route to its topic has expired.
+this time must not be acknowledged. The names are stored in config/closedTopics.json, before a deletion is carried out.
+The list is bounded: if it has more than CLOSED_TOPICS_MAX names, the oldest name is dropped, long after every route to
+its topic has expired.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ CLOSED_TOPICS_MAX: Final = 10_000
 
 
 class DeletedTopics:
-    """The deleted topics of one store. `read` and `write` access the store's config files. Thread-safe."""
+    """The deleted topics of one store. `read` and `write` are functions that read and write the store's config files.
+    Thread-safe."""
 
     def __init__(self, read: Callable[[str], str | None], write: Callable[[str, str], None]) -> None:
         self._write = write
@@ -40,15 +41,15 @@ class DeletedTopics:
         return topic in self._names
 
     def check(self, batches: Iterable[EncodedBatch]) -> None:
-        """Raise TopicNotExistError if a batch is for a deleted topic, or has a delayed message for a deleted
-        topic."""
+        """Raise TopicNotExistError if a batch is for a deleted topic, or contains a delayed message whose target is a
+        deleted topic."""
         if self._names:
             for batch in batches:
                 for topic in _real_topics(batch) if names_real_topic(batch.topic) else (batch.topic,):
                     self.require(topic)
 
     def require(self, topic: str) -> None:
-        """Raise TopicNotExistError if `topic` was deleted."""
+        """Raise TopicNotExistError if `topic` is a deleted topic."""
         if topic in self._names:
             raise TopicNotExistError(topic)
 
@@ -68,7 +69,8 @@ class DeletedTopics:
         """Accept messages for the `existing` topics, and reject messages for all other `stored` topics. Durable on
         return.
 
-        For a store that becomes the master: topics were deleted and created while other replicas were the master.
+        Called when a store becomes the master: topics may have been deleted and created while other replicas were the
+        master.
         """
         with self._lock:
             names = [name for name in dict.fromkeys([*self._names, *stored]) if name not in existing]
@@ -81,8 +83,8 @@ class DeletedTopics:
 
 
 def topics_of_state(text: str) -> tuple[frozenset[str], int]:
-    """Return the topics in a broker's config file, and the offset of the first state record that the file does not
-    include.
+    """Return the names of the topics in a broker's config file, and the offset of the first state record that the file
+    does not include.
 
     The offset is 0 for a file that RocketMQ wrote. See actors.core.broker.snapshot.
     """

@@ -1,15 +1,15 @@
-"""Decides when a master may send a hole of its log to a slave as a hole, because no replica can repair it now.
+"""Decides when a master may send a hole of its log (a damaged range that is kept) to a slave, because no replica can
+repair it now.
 
-A hole is a damaged range of the log that is kept. A hole is repaired if any replica has the intact bytes. Each
-Replicator checks every few seconds, and reports to the master each hole for which its slave has no intact bytes. The
-master sends the damaged bytes only if
+A hole is repaired if any replica has the intact bytes. Each Replicator checks every few seconds, and reports to the
+master each hole for which its slave has no intact bytes. The master sends the damaged bytes only if
 
   - it has led for HOLE_WAIT_S, so that a replica with the bytes had time to return to the set; and
   - every member of the sync-state set, and every replica in sync, has reported that it lacks the bytes.
 
 A member that does not answer leaves the sync-state set within seconds, if the Controller agrees; until then the slave
-waits. The intact bytes of a replica that returns later are safe: a hole is appended only at the end of a log, and that
-replica repairs the other replicas.
+waits. If a replica with the intact bytes returns later, it still has them, and repairs the other replicas: a hole is
+appended only at the end of a log.
 
 No report survives the epoch: the next master collects new reports.
 """
@@ -20,26 +20,27 @@ from collections.abc import Collection
 from typing import Final
 
 HOLE_WAIT_S: Final = 30.0
-"""Time, in seconds, that a new master waits for a replica that may have the intact bytes of a hole (a damaged log
-range)."""
+"""Time, in seconds, that a new master waits before it sends a hole (a damaged log range) to a slave. A replica with the
+intact bytes may return in this time."""
 
 
 class HoleReports:
     """The reports of replicas about the holes (damaged log ranges) of one master, in one epoch."""
 
     def __init__(self, replica: int, now_s: float, wait_s: float = HOLE_WAIT_S) -> None:
-        """Start when `replica` becomes the master, at `now_s`. For `wait_s` no hole may be sent."""
+        """Start to collect reports when `replica` becomes the master, at `now_s`. For `wait_s` seconds no hole (damaged
+        log range) may be sent."""
         self._replica, self._until_s = replica, now_s + wait_s
         self._lacking: dict[int, set[int]] = {}
-        """The replicas that lack the intact bytes of a hole, by the hole's offset."""
+        """The replicas that lack the intact bytes of a hole (damaged log range), by the hole's offset."""
 
     def note_lacking(self, replica: int, hole_offset: int) -> None:
-        """Record that a replica has no intact record in the hole (damaged log range) at an offset."""
+        """Record that a replica has no intact bytes for the hole (damaged log range) at `hole_offset`."""
         self._lacking.setdefault(hole_offset, set()).add(replica)
 
     def reason_to_wait(self, hole_offset: int, may_have: Collection[int], now_s: float) -> str:
-        """Return why the hole (damaged log range) at an offset must not be sent to a slave yet; empty if it may be
-        sent.
+        """Return the reason why the hole (damaged log range) at `hole_offset` must not be sent to a slave yet; empty if
+        it may be sent.
 
         `may_have`: the members of the sync-state set and the replicas in sync.
         """

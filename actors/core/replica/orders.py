@@ -1,8 +1,8 @@
 """The messages between the Controller, the Storage actors and the Replicators of a broker group.
 
-The Controller sends an Order (Lead, Renew, Follow or Drain) to a Storage actor and gets a ReplicaState back. A Broker
-reads the GroupLeader from the Controller. A Replicator gets a Following from the slave, reads the master's log with
-LogRequest, and gets a Copied from the slave. This module defines the messages; the decisions are in
+The Controller sends an Order (Lead, Renew, Follow or Drain) to a Storage actor and receives a ReplicaState. A Broker
+reads the GroupLeader from the Controller. A Replicator receives a Following from the slave, reads the master's log with
+LogRequest, and receives a Copied from the slave. This module defines the messages; the decisions are in
 actors.core.replica.role, actors.core.replica.sync_state and placement.election.
 
 None of these messages survives a crash: each is rebuilt from the replicas' files (storage.replication) and from the
@@ -19,13 +19,13 @@ from typing import Final
 from storage.replication.epochs import SyncStateSet
 
 MASTER_LEASE_S: Final = 1.5
-"""Lease, in seconds, of a master: how long it may acknowledge after a state report that the Controller has
-answered."""
+"""Lease, in seconds, of a master. The master may acknowledge appends for this time after it sent a state report that
+the Controller has answered."""
 
 
 class ReplicaRole(Enum):
-    """The role of a replica. A FENCED replica neither accepts appends nor follows. In a group of several replicas, each
-    replica starts fenced."""
+    """The role of a replica. A FENCED replica accepts no appends and follows no master. In a group of several replicas,
+    each replica starts fenced."""
 
     FENCED = "FENCED"
     MASTER = "MASTER"
@@ -60,8 +60,8 @@ class ReplicaState:
 
     `confirm_floor`: the highest confirm offset on the replica's disk; a log that ends before it lacks acknowledged
     messages. `hole_bytes`: the number of damaged bytes in the log. `caught_up`: True if this process has led, or has
-    had everything that its master had confirmed; since then it has missed no message acknowledged while it was in the
-    sync-state set. `refusal`: the reason why it does not follow its master, or "".
+    had everything that its master had confirmed. From that time on it has missed no message acknowledged while it was
+    in the sync-state set. `refusal`: the reason why the replica does not follow its master, or "".
     """
 
     replica: int
@@ -87,25 +87,26 @@ class ReplicaState:
 
     @property
     def complete(self) -> bool:
-        """True unless the log is known to lack acknowledged messages."""
+        """False if the replica's log is known to lack acknowledged messages, else True."""
         return self.end_offset >= self.confirm_floor and not self.hole_bytes
 
     @property
     def age(self) -> tuple[int, float]:
-        """The sort key of reports about one directory: the report with the larger age is the later one."""
+        """The sort key of a replica's reports: of two reports about the same directory, the later report has the larger
+        key."""
         return self.incarnation, self.clock_s
 
     @property
     def rank(self) -> tuple[int, int]:
-        """The epoch and the end of the log. A replica with a larger rank has every message of a replica with a smaller
-        rank."""
+        """The epoch and the end of the replica's log. A replica with a larger rank has every message of a replica with
+        a smaller rank."""
         return self.log_epoch, self.end_offset
 
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Order: `replica` becomes the master in the set's epoch, with a lease that counts from `clock_s` on the replica's
-    own clock.
+    """Order: `replica` becomes the master in the epoch of the given sync-state set. Its lease counts from `clock_s` on
+    the replica's own clock.
 
     Only the process that sent the report may execute the order, because the log of a later process may have lost its
     end. The set has the id of the replica's directory, and `incarnation` is the incarnation of that directory.
@@ -122,7 +123,7 @@ class Lead:
 class Renew:
     """Order: extend the master's lease, counted from `clock_s` on the master's own clock.
 
-    `sync_state_set`: the Controller's current set. `dead`: the replicas that do not answer the Controller.
+    `sync_state_set`: the Controller's current sync-state set. `dead`: the replicas that do not answer the Controller.
     """
 
     group: str
@@ -144,7 +145,7 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Order: the master stops accepting appends. Replica `to` becomes the master as soon as it has every
+    """Order: the master stops accepting appends. The replica `to` becomes the master as soon as `to` has every
     message."""
 
     group: str
@@ -182,11 +183,11 @@ class Following:
 
 @dataclass(frozen=True, slots=True)
 class LogRequest:
-    """A follower's request for the master's log from `next_offset` on. Everything before `acked_offset` is on the
+    """A follower's request for the master's log from `next_offset` on. The log before `acked_offset` is on the
     follower's disk.
 
-    While the follower writes to disk, `acked_offset` is less than `next_offset`. An acknowledgement never waits for the
-    next message, because it has its own frame (ACK_LOG).
+    While the follower writes to disk, `acked_offset` is less than `next_offset`. An acknowledgement does not wait for
+    the next request, because it can be sent in its own frame (ACK_LOG).
     """
 
     follower: int
@@ -199,8 +200,8 @@ class LogRequest:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A slave's answer to a chunk of the log: the next offset to read, the end of the log on its disk, and the number
-    of appended bytes."""
+    """A slave's answer to a chunk of the log: the next offset to read, the end of the log on the slave's disk, and the
+    number of appended bytes."""
 
     next_offset: int
     acked_offset: int

@@ -1,7 +1,7 @@
 """The written appends on a storage actor's lanes (direct socket connections) that wait for the disk or for replicas.
 
 After each progress (a flush, a copy, a new role) every waiting append is checked. Completed appends are answered in the
-order of their arrival. Time is an argument.
+order of their arrival. The methods get the current time as an argument.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class EndedAppend(NamedTuple, Generic[TokenT]):
 
 
 class PendingAppends(Generic[TokenT]):
-    """The appends that wait for the disk or for replicas, each with a token of the caller. Not thread-safe."""
+    """The appends that wait for the disk or for replicas. Each has a token by which the caller identifies it. Not
+    thread-safe."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Started, TokenT]] = []
@@ -41,7 +42,7 @@ class PendingAppends(Generic[TokenT]):
         return len(self._waiting)
 
     def add(self, started: Started, token: TokenT) -> None:
-        """Add an append that was not complete when it started."""
+        """Add a started append that still waits for the disk or for replicas."""
         self._waiting.append((started, token))
 
     def settle(self, now_s: float) -> list[EndedAppend[TokenT]]:
@@ -63,6 +64,6 @@ class PendingAppends(Generic[TokenT]):
 
     @property
     def next_deadline_s(self) -> float | None:
-        """Return the time by which `settle` must be called next, on the clock of its argument; None if no
+        """Return the time by which the caller must call `settle` next, on the clock of `settle`'s argument; None if no
         append waits."""
         return min((started.deadline_s for started, _ in self._waiting), default=None)

@@ -3,8 +3,8 @@
     master   sends a reader of messages that are probably no longer in its memory to a slave in sync
     slave    sends a reader of messages in memory, or of messages that the slave lacks, to the master
 
-A slave that gets no data from its master keeps its readers, because no other replica may exist. A slave never answers
-that an offset is out of range: its log may end earlier, or begin later, than the master's log.
+A slave that gets no data from its master keeps its readers, because there may be no other replica. A slave never
+answers that an offset is out of range: its log may end earlier, or begin later, than the master's log.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ class ReadRouting:
         return replace(result, pull_from=name) if name else result
 
     def pull_from(self, queue_id: int, next_offset: int, min_offset: int, max_offset: int, *, in_memory: bool) -> str:
-        """Return the storage actor from which to read a queue next, at `next_offset`; empty for this actor.
+        """Return the storage actor from which a consumer should read a queue next, from `next_offset` on. Empty for
+        this actor.
 
-        `in_memory`: True if the next message is in memory.
+        `in_memory`: True if the consumer's next message is in memory.
         """
         if not self.others:
             return ""

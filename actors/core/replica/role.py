@@ -11,8 +11,9 @@ master again. A master accepts appends, and acknowledges them, only while it hol
 another master only after the last lease has expired. So two masters never acknowledge at the same time, even if one is
 partitioned or hung.
 
-The caller makes durable what must survive the process: it stores an epoch before the replica leads in it, and passes
-the newest epoch on disk to the constructor. Time is an argument, on the clock of the process.
+The caller makes durable the state that must survive the process: it stores an epoch before the replica leads in it, and
+passes the newest epoch on disk to the constructor. The methods get the current time, on the process's clock, as an
+argument.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from raymq.common.errors import InvalidArgumentError, NotMasterError
 
 
 class RoleOrder(Enum):
-    """The kind of an order from the Controller, as it affects the role of a replica."""
+    """The kind of an order from the Controller that affects the role of a replica."""
 
     LEAD = "lead"
     RENEW = "renew"
@@ -49,7 +50,7 @@ TRANSITIONS: Final[Mapping[ReplicaRole, Mapping[tuple[RoleOrder, EpochAge], Repl
         (RoleOrder.FOLLOW, EpochAge.NEWER): ReplicaRole.SLAVE,
     },
     ReplicaRole.MASTER: {
-        (RoleOrder.LEAD, EpochAge.SAME): ReplicaRole.MASTER,  # repeated order: it renews the lease
+        (RoleOrder.LEAD, EpochAge.SAME): ReplicaRole.MASTER,  # a repeated LEAD order renews the lease
         (RoleOrder.LEAD, EpochAge.NEWER): ReplicaRole.MASTER,
         (RoleOrder.RENEW, EpochAge.SAME): ReplicaRole.MASTER,
         (RoleOrder.DRAIN, EpochAge.SAME): ReplicaRole.MASTER,
@@ -61,11 +62,13 @@ TRANSITIONS: Final[Mapping[ReplicaRole, Mapping[tuple[RoleOrder, EpochAge], Repl
         (RoleOrder.FOLLOW, EpochAge.NEWER): ReplicaRole.SLAVE,
     },
 }
-"""The role after an order, by the role before it. An order without an entry is rejected with NotMasterError."""
+"""The role of a replica after an order, by the role before the order. An order without an entry is rejected with
+NotMasterError."""
 
 
 class ReplicaRoleState:
-    """The role of one replica. `epoch` is the newest known epoch; initially the epoch on the replica's disk."""
+    """The role of one replica. `epoch` is the newest known epoch; at first it is the epoch on the replica's
+    disk."""
 
     def __init__(self, broker_name: str, replica: int, epoch: int) -> None:
         self._broker_name = broker_name
@@ -92,13 +95,14 @@ class ReplicaRoleState:
         return not again
 
     def renew(self, epoch: int, lease_until_s: float) -> None:
-        """Extend the lease of the master of `epoch`. Raises NotMasterError if this replica is not that master."""
+        """Extend the lease of the master of `epoch`. Raises NotMasterError if this replica is not the master of
+        `epoch`."""
         self.role = self._role_after(RoleOrder.RENEW, epoch)
         self._lease_until_s = max(lease_until_s, self._lease_until_s)
 
     def follow(self, epoch: int, master: int) -> bool:
         """Follow `master` in `epoch`. Returns True if this changes the role, the epoch or the master. Raises
-        NotMasterError if the epoch is older, or if this replica leads in it."""
+        NotMasterError if `epoch` is older than the newest known epoch, or if this replica leads in it."""
         after = self._role_after(RoleOrder.FOLLOW, epoch)
         if master == self.replica:
             raise InvalidArgumentError(f"replica {master} of {self._broker_name} cannot follow itself")
@@ -124,12 +128,12 @@ class ReplicaRoleState:
         return after
 
     def leads(self, now_s: float) -> bool:
-        """Return True if this replica is the master and its lease lets it acknowledge appends now."""
+        """Return True if this replica is the master and holds a lease, so that it may acknowledge appends now."""
         return self.role is ReplicaRole.MASTER and now_s < self._lease_until_s
 
     def check_append(self, epoch: int | None, now_s: float) -> None:
-        """Raise NotMasterError unless this replica accepts appends of `epoch` now. `epoch` None: the client sent no
-        epoch."""
+        """Raise NotMasterError unless this replica accepts appends of `epoch` now. `epoch` is None if the client sent
+        no epoch."""
         if not self.leads(now_s) or self.draining or epoch not in (None, self.epoch):
             raise NotMasterError(self._broker_name, self.epoch)
 
@@ -140,7 +144,7 @@ class ReplicaRoleState:
             raise NotMasterError(self._broker_name, self.epoch)
 
     def check_asked(self, epoch: int) -> None:
-        """Raise NotMasterError unless this replica is the master of `epoch`, whose log followers read. The master needs
-        no lease for this."""
+        """Raise NotMasterError unless this replica is the master of `epoch`, from whose log followers read. The master
+        needs no lease for this."""
         if self.role is not ReplicaRole.MASTER or epoch != self.epoch:
             raise NotMasterError(self._broker_name, self.epoch)

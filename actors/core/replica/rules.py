@@ -1,4 +1,4 @@
-"""The rules of a broker group with several replicas: which copies its master waits for, and which replicas are in sync.
+"""The rules of a broker group with several replicas: for which copies its master waits, and which replicas are in sync.
 
 The rules come from the section `replication` of raymq.yaml (actors.replica.storage_actor), and are the same for all
 replicas of a group.
@@ -40,12 +40,12 @@ class ReplicaRules:
     def required_in_sync(self) -> int:
         """Minimum number of replicas in sync. With fewer replicas in sync, the master rejects messages.
 
-        With fixed roles the master accepts the messages: a missing copy only changes the send status.
+        With fixed roles the master accepts messages even if copies are missing: then only the send status differs.
         """
         return self.min_in_sync_replicas if self.fixed_roles else max(self.min_in_sync_replicas, self.in_sync_replicas)
 
     def begin(self, replica: int, first: SyncStateSet, end_offset: int, now_s: float) -> MasterSyncState:
-        """Create the followers' state of a new master, whose sync-state set is `first` and whose log ends at
+        """Create the record of the followers of a new master, whose sync-state set is `first` and whose log ends at
         `end_offset`."""
         if not self.fixed_roles:
             return MasterSyncState(replica, first, end_offset, now_s, not_catchup_s=self.not_catchup_s)

@@ -10,12 +10,13 @@ included; it never goes back. The master proposes a change of the set to the Con
     shrink   a member that has not reached the master's end for `not_catchup_s`, that does not answer the Controller,
              or whose disk has lost its log
 
-While messages arrive all the time, a close follower never has exactly the confirmed log. So a follower that has reached
-the log's end at its last request is counted at once, but for JOIN_MAX_S at most, because only the master counts it. The
-confirm offset then waits until the follower has everything up to it, and the master proposes the follower.
+While messages arrive all the time, a follower that is close to the master's end never has exactly the confirmed log. So
+a follower that reached the log's end at its last request counts as a member at once. It counts for JOIN_MAX_S at most,
+because only the master counts it. The confirm offset then waits until the follower has everything up to it, and the
+master proposes the follower.
 
-From the proposal to the answer the union of the old and the new set counts (spec/storage.md §11.2). So every replica
-that the Controller may elect in that time has every acknowledged message. No state survives the process.
+From the proposal to the answer, the members of both the old and the new set count (spec/storage.md §11.2). So every
+replica that the Controller may elect in that time has every acknowledged message. No state survives the process.
 
 This module also records the times at which the bytes of a log were stored, approximately and in little memory, to
 compute the lag in seconds.
@@ -44,7 +45,7 @@ MARKS_MAX: Final = 512
 class StoreTimes:
     """The approximate times at which the bytes of one log were stored.
 
-    The log ended at `end_offset` at `now_s`; bytes before `end_offset` count as stored at `now_s`.
+    `end_offset`: the end of the log at `now_s`. Bytes before `end_offset` count as stored at `now_s`.
     """
 
     def __init__(self, end_offset: int, now_s: float) -> None:
@@ -52,7 +53,7 @@ class StoreTimes:
         self._times_s = [now_s]
 
     def stored(self, end_offset: int, now_s: float) -> None:
-        """Record that everything before `end_offset` is now stored."""
+        """Record that the log is now stored up to `end_offset`."""
         if end_offset <= self._ends[-1]:
             return
         if len(self._ends) > 1 and now_s - self._times_s[-1] < MARK_S:
@@ -64,14 +65,14 @@ class StoreTimes:
             self._join_two(now_s)
 
     def age_s(self, physical_offset: int, now_s: float) -> float:
-        """Return the time, in s, since the byte at `physical_offset` was stored; 0 if the byte is not stored
+        """Return the time, in s, since the byte of the log at `physical_offset` was stored; 0 if the byte is not stored
         yet."""
         index = bisect_right(self._ends, physical_offset)
         return max(now_s - self._times_s[index], 0.0) if index < len(self._ends) else 0.0
 
     def _join_two(self, now_s: float) -> None:
-        """Join the two neighbouring marks whose ages change least in proportion. The joined mark has the earlier time
-        and the later end."""
+        """Join the two neighbouring marks whose join changes the ages least, in proportion. The joined mark has the
+        earlier time and the later end."""
         times_s = self._times_s
         first = min(
             range(1, len(times_s) - 2), key=lambda i: (times_s[i + 2] - times_s[i]) / max(now_s - times_s[i], MARK_S)
@@ -84,12 +85,12 @@ JOIN_MAX_S: Final = 1.0
 
 @dataclass(slots=True)
 class _Follower:
-    """The state of one follower, according to its newest request. Offsets are physical, times in s on the master's
+    """The state of one follower, according to its newest request. Offsets are physical; times are in s on the master's
     clock.
 
-    `acked_offset`: the follower has everything before it. `asked_end_offset`: the end of the master's log at the newest
-    request. `asked_s`: the time of that request. `caught_up_s`: the last time at which the follower had reached the
-    master's end.
+    `acked_offset`: the follower has everything before this offset. `asked_end_offset`: the end of the master's log at
+    the newest request. `asked_s`: the time of the newest request. `caught_up_s`: the last time at which the follower
+    had reached the end of the master's log.
     """
 
     store_id: str
@@ -101,8 +102,8 @@ class _Follower:
 
 
 class MasterSyncState:
-    """The followers of a master in one epoch. The epoch began at `now_s`, with the master as the set's only member and
-    its log up to `end_offset`."""
+    """The followers of a master in one epoch. `first`: the sync-state set at the start of the epoch, at `now_s`, when
+    the master's log ended at `end_offset`."""
 
     def __init__(
         self, replica: int, first: SyncStateSet, end_offset: int, now_s: float, *, not_catchup_s: float
@@ -111,12 +112,12 @@ class MasterSyncState:
         self._not_catchup_s = not_catchup_s
         self.sync_state_set = first
         self._proposed: dict[int, str] | None = None
-        """The current proposal: each member with the id of its directory; None if the master has proposed no
-        change."""
+        """The proposed members of the sync-state set, each with the id of its directory; None if the master has
+        proposed no change."""
         self._followers: dict[int, _Follower] = {}
         self._joining: dict[int, tuple[str, float]] = {}
-        """The followers that are counted but not proposed yet, each with the id of its directory and the time, in s,
-        since when it counts."""
+        """The followers whose copies count although the master has not proposed them yet. For each follower: the id of
+        its directory, and the time, in s, from which it counts."""
         self._own_end = self.confirm_offset = end_offset
         self._stored_times = StoreTimes(end_offset, now_s)
 
@@ -126,28 +127,28 @@ class MasterSyncState:
 
     @property
     def counted(self) -> frozenset[int]:
-        """The replicas whose copies count: members of the set, proposed members, and followers about to be
-        proposed."""
+        """The replicas whose copies count: members of the sync-state set, proposed members, and followers that will be
+        proposed soon."""
         return frozenset(self._counted_stores())
 
     def _counted_stores(self) -> dict[int, str]:
-        """Return the replicas whose copies count, each with the id of its counted directory."""
+        """Return the replicas whose copies count, each with the id of the directory that holds its copy."""
         joining = {name: store_id for name, (store_id, _) in self._joining.items()}
         return {**joining, **self.sync_state_set.stores, **(self._proposed or {})}
 
     def in_sync(self, now_s: float) -> frozenset[int]:
-        """Return the replicas in sync now, including this replica."""
+        """Return the replicas that are in sync now, including this replica."""
         return self.sync_state_set.members
 
     def flushed(self, end_offset: int, now_s: float) -> None:
-        """Record that the master's own disk has everything before `end_offset`."""
+        """Record that the log is on the master's own disk up to `end_offset`."""
         self._own_end = max(self._own_end, end_offset)
         self._stored_times.stored(end_offset, now_s)
         self._confirm()
 
     def asked(self, follower: int, store_id: str, from_offset: int, now_s: float, *, learner: bool = False) -> None:
-        """Record a follower's request or acknowledgement: everything before `from_offset` of this epoch's log is on the
-        follower's disk."""
+        """Record a follower's request or acknowledgement: the follower has this epoch's log up to `from_offset` on its
+        disk."""
         known = self._followers.get(follower)
         if known is not None and known.store_id != store_id:
             known = None
@@ -169,15 +170,15 @@ class MasterSyncState:
         self._confirm()
 
     def copies(self, end_offset: int) -> int:
-        """Return the number of replicas of the set, including this replica, that have everything before
+        """Return how many replicas of the sync-state set, including this replica, have the log up to
         `end_offset`."""
         stores = self._counted_stores()
         acked = [self._acked(member, stores) for member in self.sync_state_set.members - {self._replica}]
         return sum(offset is not None and offset >= end_offset for offset in acked) + (self._own_end >= end_offset)
 
     def propose(self, now_s: float) -> SyncStateSet | None:
-        """Return the set to propose to the Controller if the set should change, or if a proposal was not answered; else
-        None."""
+        """Return the sync-state set to propose to the Controller: if the set should change, or if an earlier proposal
+        was not answered. Otherwise return None."""
         late = [
             name
             for name, (_, since_s) in self._joining.items()
@@ -194,10 +195,10 @@ class MasterSyncState:
         return SyncStateSet(self.epoch, self.sync_state_set.version, self._proposed)
 
     def decided(self, answer: SyncStateSet) -> None:
-        """Record the set in force, as answered by the Controller.
+        """Record the sync-state set in force, as answered by the Controller.
 
-        Only a newer set ends a current proposal. Until then the Controller may still accept the proposal, so a replica
-        in the proposal must be counted without a gap.
+        Only a newer set ends a current proposal. Until then the Controller may still accept the proposal, so each
+        replica in the proposal must count all the time.
         """
         if answer.epoch == self.epoch and answer.version > self.sync_state_set.version:
             self.sync_state_set = answer
@@ -205,8 +206,8 @@ class MasterSyncState:
             self._confirm()
 
     def lags(self, now_s: float) -> dict[int, FollowerLag]:
-        """Return the lag of each follower. Bytes stored before this epoch count as stored at the start of the
-        epoch."""
+        """Return the lag of each follower. For bytes stored before this epoch, the start of the epoch is used as the
+        time at which they were stored."""
         return {
             name: FollowerLag(
                 max(self._own_end - follower.acked_offset, 0), self._stored_times.age_s(follower.acked_offset, now_s)
@@ -233,7 +234,7 @@ class MasterSyncState:
 
     def _acked(self, name: int, stores: Mapping[int, str]) -> int | None:
         """Return the end of the log on a replica's disk. Returns None if the replica has sent no request, or if its
-        directory is not the one in `stores`."""
+        directory is not the directory given in `stores`."""
         follower = self._followers.get(name)
         return None if follower is None or stores.get(name) != follower.store_id else follower.acked_offset
 
@@ -260,11 +261,11 @@ class FixedSyncState(MasterSyncState):
         self._silent: frozenset[int] = frozenset()
 
     def silent(self, names: frozenset[int]) -> None:
-        """Record the replicas that do not answer the Controller. All other replicas answer."""
+        """Record which replicas do not answer the Controller now. All other replicas count as answering."""
         self._silent = names
 
     def in_sync(self, now_s: float) -> frozenset[int]:
-        """Return the replicas in sync now, including this replica."""
+        """Return the replicas that are in sync now, including this replica."""
         near = {
             name
             for name, follower in self._followers.items()
@@ -276,7 +277,7 @@ class FixedSyncState(MasterSyncState):
         return frozenset(near | {self._replica})
 
     def copies(self, end_offset: int) -> int:
-        """Return the number of replicas, including this replica but without learners, that have everything before
+        """Return how many replicas, including this replica but without learners, have the log up to
         `end_offset`."""
         others = sum(
             follower.acked_offset >= end_offset and not follower.learner for follower in self._followers.values()
@@ -284,7 +285,7 @@ class FixedSyncState(MasterSyncState):
         return others + (self._own_end >= end_offset)
 
     def propose(self, now_s: float) -> SyncStateSet | None:
-        """Return None: the set never changes."""
+        """Return None, because the sync-state set never changes with fixed roles."""
         return None
 
     def _confirm(self) -> None:

@@ -1,9 +1,10 @@
 """The transaction checks at a broker that wait for a producer of their group to poll, and the live producers.
 
-A broker cannot call a client program, so producers poll; a producer is live while it polls. The next poll gets the next
-checks of the group, so a producer that hangs gets no checks. If a producer dies with a check, the next round's check
-goes to another poll. Memory is bounded: a check that no producer takes is replaced by the next round's check, and if a
-group has too many checks, the oldest check is dropped. Time is an argument.
+A broker cannot call a client program, so producers poll; a producer is live while it polls. The producer that polls
+next gets the next checks of the group, so a producer that hangs gets no checks. If a producer dies after it got a
+check, the check of the next round is given to another producer. Memory is bounded: a check that no producer takes is
+replaced by the next round's check. If a group has too many checks, the oldest check is dropped. The methods get the
+current time as an argument.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final
 from raymq.common.protocol.transactions import TransactionCheck
 
 LIVE_S: Final = 10.0
-"""Time, in seconds, without a poll after which a producer is not live."""
+"""A producer that has not polled for this many seconds no longer counts as live."""
 CHECKS_WAITING_MAX: Final = 2000
 """Maximum number of transaction checks of one group that wait for a producer."""
 CHECKS_TAKEN_MAX: Final = 32
@@ -24,9 +25,9 @@ class CheckBoard:
     """The transaction checks that wait at one broker. Not thread-safe."""
 
     def __init__(self) -> None:
-        # Time of the last poll, in s, by group and client id.
+        # Time, in s, of each producer's last poll, by group and client id.
         self._asked_s: dict[str, dict[str, float]] = {}
-        # The waiting checks, by group and transaction id.
+        # The transaction checks that wait for a producer, by group and transaction id.
         self._waiting: dict[str, dict[str, TransactionCheck]] = {}
 
     def live_groups(self, now_s: float) -> list[str]:
@@ -50,7 +51,8 @@ class CheckBoard:
                 del waiting[next(iter(waiting))]
 
     def take(self, group: str, client_id: str, now_s: float) -> list[TransactionCheck]:
-        """Return the next checks for a producer of a group, and record the time of the poll."""
+        """Return the next transaction checks for a producer of a group, and record the time of the producer's
+        poll."""
         self._asked_s.setdefault(group, {})[client_id] = now_s
         waiting = self._waiting.get(group, {})
         return [waiting.pop(key) for key in list(waiting)[:CHECKS_TAKEN_MAX]]

@@ -1,4 +1,4 @@
-"""Administration: `client.admin`, with its calls about stores, NameServers and settings.
+"""The administration object `client.admin`, and its calls about stores, NameServers and settings.
 
 The calls read and change the settings of broker groups while raymq runs.
 """
@@ -35,7 +35,7 @@ from raymq.remoting.broker_client import broker_client
 
 
 class SettingsAdmin(AdminBase):
-    """Administration calls about settings. Each call may be repeated."""
+    """Administration calls that read and change the settings of broker groups. Repeating a call is safe."""
 
     def config(self, broker_name: str | None = None) -> dict[str, BrokerConfig]:
         """Return the settings of all broker groups, or of the group `broker_name`.
@@ -46,15 +46,17 @@ class SettingsAdmin(AdminBase):
         return {name: self._call_broker(name, "config") for name in self._groups_of(broker_name)}
 
     def set_config(self, name: str, value: SettingValue, broker_name: str | None = None) -> dict[str, BrokerConfig]:
-        """Change a live setting of all broker groups, or of one. Returns the groups' settings after the change.
+        """Change a live setting of all broker groups, or of one broker group. Returns the groups' settings after the
+        change.
 
-        `name` is a setting of raymq.yaml (``store.delete_when``, ``delete_when``), or RocketMQ's name (``deleteWhen``).
-        The change is stored in the log of each group and survives restarts and failovers, until `unset_config`. On
-        return the change is in effect in all servers that answer (BrokerConfig.behind names the others).
+        `name` is the name of a setting in raymq.yaml (``store.delete_when``, ``delete_when``), or RocketMQ's name for
+        the setting (``deleteWhen``). Each group stores the change in its log. The change survives restarts and
+        failovers, until `unset_config` is called. When this call returns, the change is in effect in all servers that
+        answer; BrokerConfig.behind names the other servers.
 
-        Raises InvalidArgumentError if the setting or the broker group is unknown, or if the setting is only read at the
-        start. Raises ConfigError if raymq.yaml could not have the value. Groups are changed in order: if a group is
-        unreachable, its error is raised, and the groups before it are changed.
+        Raises InvalidArgumentError if the setting or the broker group is unknown, or if servers read the setting only
+        when they start. Raises ConfigError if raymq.yaml does not allow the value. Groups are changed in order. If a
+        group is unreachable, its error is raised; the groups before it stay changed.
         """
         full = live_name(name)
         return {group: self._call_broker(group, "set_config", full, value) for group in self._groups_of(broker_name)}
@@ -104,8 +106,9 @@ class Admin(
 ):
     """Administration of topics, messages, groups, stores and NameServers.
 
-    All calls may be repeated. Creating what already exists with the same settings, and deleting what is already
-    deleted, succeed or raise an error that says so. `replay` sends no message twice.
+    Repeating a call is safe. Creating an object that already exists with the same settings succeeds, or raises an error
+    that says that the object exists. The same holds for deleting an object that is already deleted. `replay` sends no
+    message twice.
     """
 
     def brokers(self) -> dict[str, BrokerData]:
@@ -160,14 +163,14 @@ class Admin(
     def readings(
         self, timeout_s: float = READINGS_TIMEOUT_S, *, with_pairs: bool = True
     ) -> dict[str, BrokerReadings | None]:
-        """Return the totals of all topics and the progress of all groups, by broker group. Callers compute rates and
-        lags from them.
+        """Return the message counts of all topics and the progress of all groups, by broker group. Callers compute
+        rates and lags from these counts.
 
         Each broker is called once, all at the same time. The value is None for a broker that does not answer within
-        `timeout_s`. Without `with_pairs`, groups have totals only and `BrokerReadings.groups` is empty, which is
-        cheaper for many groups.
+        `timeout_s`. Without `with_pairs`, `BrokerReadings.groups` is empty and only the totals of each group are
+        returned, which is cheaper if there are many groups.
 
-        Internal topics are left out. A total restarts at 0 when its server restarts.
+        Internal topics are left out. A count restarts at 0 when its server restarts.
         """
         names = list(self.brokers())
 

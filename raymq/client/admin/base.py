@@ -1,4 +1,5 @@
-"""Administration base: calls to brokers and stores, which are retried while these servers restart."""
+"""Base of the administration classes: calls to brokers and stores, which are retried while these servers
+restart."""
 
 from __future__ import annotations
 
@@ -14,15 +15,16 @@ from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_clients import StorageClients, call_master
 
 ADMIN_TIMEOUT_S: Final = 20.0
-"""Timeout in seconds of one step of administration, including retries while the called server restarts."""
+"""Timeout in seconds of one step of an administration call, including retries while the called server restarts."""
 ADMIN_BROKER_CALL_TIMEOUT_S: Final = 15.0
-"""Timeout in seconds of one call to a broker. The call is retried until ADMIN_TIMEOUT_S has passed."""
+"""Timeout in seconds of one call to a broker for administration. The call is retried until ADMIN_TIMEOUT_S has
+passed."""
 ADMIN_SHORT_CALL_TIMEOUT_S: Final = 5.0
-"""Timeout in seconds of one call that writes nothing to disk."""
+"""Timeout in seconds of one administration call that writes nothing to disk."""
 
 
 class AdminBase(OfProcess):
-    """Retried calls to brokers and stores, which all administration classes share."""
+    """Base of all administration classes: calls brokers and stores, and retries the calls."""
 
     def __init__(self, routes: RouteCache, storages: StorageClients) -> None:
         self._routes = routes

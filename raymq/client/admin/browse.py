@@ -1,15 +1,16 @@
-"""Administration: reads the messages of a topic in the order of their times, without a group, page by page.
+"""Administration: reads the messages of a topic page by page, in the order of their store times, without a group.
 
     stream     one queue, forwards or backwards, a few records ahead of the reader
-    merge      of all queues: the next message is the oldest (or newest) of their first ones
-    filter     after the merge: each scanned record counts, wanted or not
-    cursor     for each queue, the offset after the last scanned record, and the end
+    merge      of all queues: the next message is the oldest (or newest) of the queues' first messages
+    filter     after the merge: each scanned record counts, even if the filter rejects it
+    cursor     for each queue, the offset after the last scanned record, and the end offset
 
-So a page may end at any record, and the next page continues exactly after that record. The number of scanned records is
-limited. One call fetches records for all queues of a broker group, so a topic of many queues costs few calls.
+A page may therefore end at any record, and the next page continues exactly after that record. The number of scanned
+records is limited. One call fetches records for all queues of a broker group, so a topic with many queues needs few
+calls.
 
-A damaged message is included in the page, with its `body_error`. A page keeps its messages as they are stored: a body
-is decompressed each time it is read.
+A page includes a damaged message, with its `body_error`. A page keeps its messages as they are stored: a body is
+decompressed each time it is read.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Span:
 
 
 class _HeldMessage(NamedTuple):
-    """A fetched message, and the time in ms since 1970 at which it was stored, by which queues are merged."""
+    """A fetched message, with the time in ms since 1970 at which it was stored. Queues are merged by this time."""
 
     fetched: FetchedRecord
     stored_ms: int
@@ -90,23 +91,23 @@ class _Stream:
     def __init__(self, span: Span, *, newest_first: bool) -> None:
         self.queue = span.queue
         self._begin, self._end = span.begin, span.end
-        """The offset range that is neither returned nor buffered. Buffered messages are after `_end` (newest first) or
-        before `_begin`."""
+        """The offset range of the queue's messages that are neither returned nor buffered yet. Buffered messages have
+        offsets from `_end` on (if newest first), or below `_begin`."""
         self._newest_first = newest_first
         self._held: list[_HeldMessage] = []
-        """Buffered messages; the next message to return is the last of the list."""
+        """Buffered messages. The last message of the list is returned next."""
         self._part: list[_HeldMessage] = []
         self._window = self._read_from = -1
-        """If newest first: the first offset of the window that is being read, and the offset of its next fetch. Both
-        are -1 between windows."""
+        """Used if a queue is read newest first, in windows of several offsets: the first offset of the current window,
+        and the offset of the next fetch in the window. Both are -1 between two windows."""
 
     @property
     def wants(self) -> bool:
-        """True if no message is buffered and some records are not read yet."""
+        """True if no message of the queue is buffered, and some of its records are not read yet."""
         return not self._held and (self._begin < self._end or self._read_from >= 0)
 
     def request(self, count: int) -> tuple[MessageQueue, int, int]:
-        """Return the next fetch: the queue, the offset, and the number of messages."""
+        """Return the next fetch of this queue: the queue, the offset, and the maximum number of messages."""
         if not self._newest_first:
             return self.queue, self._begin, min(count, self._end - self._begin)
         if self._read_from < 0:
@@ -114,7 +115,7 @@ class _Stream:
         return self.queue, self._read_from, self._end - self._read_from
 
     def take_in(self, result: FetchResult) -> None:
-        """Buffer the messages that the fetch of `request` has read."""
+        """Buffer the messages of a fetch that `request` described."""
         start = self._begin if not self._newest_first else self._read_from
         found = [] if result.status is PullStatus.OFFSET_ILLEGAL or not result.count else self._decode(result, start)
         moved = result.next_offset > start
@@ -123,7 +124,7 @@ class _Stream:
             self._held = found[::-1]
             self._begin = following if moved else self._begin
             if not moved and result.max_offset <= start:
-                self._begin = self._end  # the queue is now shorter than the span
+                self._begin = self._end  # the queue now ends before the span's end
             return
         self._part += found
         self._begin = min(max(self._begin, result.min_offset), self._end)
@@ -150,7 +151,8 @@ class _Stream:
         return self._held.pop().fetched
 
     def rest(self) -> Span:
-        """Return the offset range of the messages that `pop` has not returned, buffered or not."""
+        """Return the offset range of the messages that `pop` has not returned, whether they are buffered or
+        not."""
         if self._newest_first:
             end = self._held[-1].queue_offset + 1 if self._held else self._end
             return Span(self.queue, self._begin, max(end, self._begin))
@@ -169,10 +171,11 @@ def read_page(
     in_time: Callable[[], bool],
     whole_bodies: bool = True,
 ) -> Page:
-    """Read the first `limit` wanted messages of several spans, merged by the times at which they were stored.
+    """Read the first `limit` wanted messages of several spans, merged by the times at which the messages were stored.
 
-    Stops early after `max_scanned` records, at BROWSE_PAGE_BYTES, or if `in_time()` is false. The page is truncated in
-    that case, and its cursor continues. Without `whole_bodies`, a body counts with its stored bytes.
+    The search stops early after `max_scanned` records, after BROWSE_PAGE_BYTES of bodies, or when `in_time()` returns
+    False. The page is then truncated, and its cursor continues after the last scanned record. Without `whole_bodies`, a
+    body counts with its stored size.
     """
     streams = [_Stream(span, newest_first=newest_first) for span in spans]
     ahead = max(1, min(_AHEAD, max_scanned, -(-2 * limit // max(len(streams), 1))))
@@ -212,7 +215,8 @@ def _cost(one: FetchedRecord, *, whole_bodies: bool) -> int:
 
 
 def _next(streams: Iterable[_Stream], *, newest_first: bool) -> _Stream | None:
-    """Return the stream whose first buffered message is next in the merge; None if no stream has one."""
+    """Return the stream whose first buffered message is next in the merge; None if no stream has a buffered
+    message."""
     firsts = [(stream.first, stream) for stream in streams if stream.first is not None]
     if not firsts:
         return None
@@ -247,7 +251,7 @@ def read_cursor(topic: str, cursor: str) -> tuple[list[Span], bool]:
 
 
 class BrowseAdmin(MessageAdmin):
-    """The administration call that reads a topic page by page."""
+    """Administration with the call `browse`, which reads a topic page by page."""
 
     @bounded(
         begin_offset=NOT_NEGATIVE,
@@ -272,15 +276,16 @@ class BrowseAdmin(MessageAdmin):
         cursor: str | None = None,
         whole_bodies: bool = True,
     ) -> Page:
-        """Return one page of a topic's messages in the order in which they were stored, newest first or oldest first,
-        of all queues or of one queue. Joins no group, and changes nothing.
+        """Return one page of a topic's messages in the order in which they were stored, newest first or oldest first.
+        Reads all queues, or one queue. Joins no group, and changes nothing.
 
-        Chooses messages that were stored from `begin_ms` on and before `end_ms` (ms since 1970), or from `begin_offset`
-        on in one `queue`; with one of the `tags` (``"a || b"``); and with the text `contains` in their body. A damaged
-        message passes every filter. Returns at most `limit` messages, after at most `max_scanned` records, about
-        `max_ms`, or 64 MiB of bodies. Without `whole_bodies`, for callers that read only the beginning of bodies,
-        compressed bodies count with their stored bytes. `cursor`, from an earlier page of the same query, continues
-        after that page. Several queues are merged by the times of their messages.
+        Returns the messages that match all given filters. `begin_ms`, `end_ms`: stored from `begin_ms` on and before
+        `end_ms` (ms since 1970). `begin_offset`: from this offset on, in one `queue`. `tags`: with one of these tags
+        (``"a || b"``). `contains`: with this text in the body. A damaged message passes every filter. Returns at most
+        `limit` messages, and stops after `max_scanned` records, about `max_ms`, or 64 MiB of bodies. Without
+        `whole_bodies`, for callers that read only the beginning of bodies, compressed bodies count with their stored
+        size. `cursor`, from an earlier page of the same query, continues after that page. Several queues are merged by
+        the store times of their messages.
 
         Messages that are stored after the first page are not in later pages. Raises TopicNotExistError if the topic
         does not exist; InvalidArgumentError if an argument is invalid; RequestTimeoutError or ServiceNotAvailableError

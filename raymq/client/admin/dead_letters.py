@@ -1,11 +1,12 @@
-"""Administration: dead letters, the messages that a group could not consume in all its attempts.
+"""Administration of dead letters: messages that a group could not consume in all its attempts.
 
 Dead letters are stored in `%DLQ%group`, one queue per broker group, until retention deletes them. A replay sends a dead
-letter to its group again. Only this group consumes it, as a first attempt, and the message keeps its id.
+letter to its group again. Only this group consumes the message, as a first attempt, and the message keeps its id.
 
-The group's offset in the dead-letter queue marks the dead letters that were replayed in order. A dead letter that was
-replayed by its place has a copy in the group's retry topic, with the same id, a later time and no attempts. So each
-dead letter is replayed once. A replay that is interrupted may send its last message twice.
+The group's committed offset in the dead-letter queue separates the dead letters that were already replayed in order. A
+dead letter that was chosen by its place has, after its replay, a copy in the group's retry topic. The copy has the same
+id, a later store time and no attempts. The committed offset and this copy prevent a second replay of a dead letter. A
+replay that is interrupted may send its last message twice.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import StorageClients, call_master
 
 DEAD_LETTER_TIMEOUT_S: Final = 20.0
-"""Timeout in seconds of each step: finding the queues, a read, a replay, and a commit."""
+"""Timeout in seconds of each step of a call about dead letters: finding the queues, a read, a replay, or a
+commit."""
 DEAD_LETTER_CALL_TIMEOUT_S: Final = 10.0
 """Timeout in seconds of one call to a storage actor. The call is retried until DEAD_LETTER_TIMEOUT_S has
 passed."""
@@ -68,12 +70,13 @@ class DeadLetter:
 
     @property
     def reason(self) -> str:
-        """Why the last attempt failed, in one line; empty if the reason is unknown."""
+        """Why the last attempt to consume the dead letter failed, in one line; empty if the reason is unknown."""
         return self.message.system_properties.get(PROPERTY_DLQ_ORIGIN_ERROR, "")
 
     @property
     def place(self) -> LetterPlace:
-        """The place of the dead letter, by which `DeadLetters.replay` can choose it."""
+        """The place (broker group, queue id and offset) of the dead letter. `DeadLetters.replay` takes places to choose
+        dead letters."""
         return LetterPlace(self.message.broker_name, self.message.queue_id, self.message.queue_offset)
 
 
@@ -113,8 +116,8 @@ class DeadLetters(OfProcess):
         return self.behind(None, replayed=replayed)
 
     def behind(self, after: LetterPlace | None, *, replayed: bool = False) -> Iterator[DeadLetter]:
-        """Iterate over the dead letters that follow `after`, in the order of `each`. With None, iterate over
-        all."""
+        """Iterate over the dead letters that follow the place `after`, in the order of `each`. If `after` is None,
+        iterate over all dead letters."""
         for queue in sorted(self._queues()):
             here = queue.broker_name, queue.queue_id
             if after is not None and here < after[:2]:
@@ -133,15 +136,16 @@ class DeadLetters(OfProcess):
         max_messages: int | None = None,
         letters: Iterable[LetterPlace | DeadLetter] | None = None,
     ) -> Iterator[Replayed]:
-        """Replay dead letters: send each to its group again, at most `rate` per second. Yields the result of each.
+        """Replay dead letters: send each dead letter to its group again, at most `rate` per second. Yields the result
+        of each.
 
         Without `letters`, replays all dead letters that were not replayed yet. A damaged dead letter yields an error,
-        and the replay continues. At any other error the replay stops after it yields the error, and the next replay
-        begins with that dead letter.
+        and the replay continues. At any other error, the replay yields the error and stops. The next replay begins with
+        the failed dead letter.
 
-        With `letters`, replays the chosen dead letters in their order. A dead letter that fails, or was replayed
-        before, yields an error, and the others follow. Raises InvalidArgumentError, before any is replayed, if a place
-        has no dead letter.
+        With `letters`, replays the chosen dead letters in the given order. If a dead letter fails or was replayed
+        before, its result has an error, and the replay continues. Raises InvalidArgumentError, before anything is sent,
+        if a place has no dead letter.
         """
         pace = _Pace(rate)
         if letters is not None:
@@ -170,15 +174,16 @@ class DeadLetters(OfProcess):
             letter = self._marked(queue, found.letter)
             if letter.replayed:
                 return Replayed(letter, "it was brought back before")
-            # Do not retry a failed call: the broker may have carried it out, and a retry would send the message twice.
+            # Do not retry a failed replay call: the broker may have carried it out, and a retry would send the message
+            # twice.
             broker.call("replay", self._group, found.record, timeout_s=DEAD_LETTER_TIMEOUT_S)
         except RaymqError as error:
             return Replayed(found.letter, str(error))
         return Replayed(replace(found.letter, replayed=True))
 
     def _at(self, place: LetterPlace) -> tuple[MessageQueue, _Found]:
-        """Return the dead letter at a place. Raises InvalidArgumentError if no dead letter is stored at the
-        place."""
+        """Return the dead letter at a place (broker group, queue id and offset). Raises InvalidArgumentError if no dead
+        letter is stored at the place."""
         queue = MessageQueue(dlq_topic(self._group), place.broker_name, place.queue_id)
         if queue in self._queues():
             found = next(self._read(queue, from_start=True, begin=place.queue_offset), None)
@@ -205,14 +210,15 @@ class DeadLetters(OfProcess):
 
     def _queues(self) -> list[MessageQueue]:
         topic = dlq_topic(self._group)
-        # the route may be older than a queue: each broker creates its dead-letter queue with the first dead letter
+        # The cached route may lack a queue: each broker creates its dead-letter queue only with its first dead letter.
         self._routes.invalidate(topic)
         return list(self._routes.wait(topic, DEAD_LETTER_TIMEOUT_S).subscribe_queues)
 
     def _bring_back(self, queue: MessageQueue, found: _Found) -> Replayed:
         broker = ActorRef(queue.broker_name)
         try:
-            # Do not retry a failed call: the broker may have carried it out, and a retry would send the message twice.
+            # Do not retry a failed replay call: the broker may have carried it out, and a retry would send the message
+            # twice.
             broker.call("replay", self._group, found.record, timeout_s=DEAD_LETTER_TIMEOUT_S)
             self._commit_replayed(queue, found.letter.message.queue_offset + 1)
         except RaymqError as error:
@@ -250,7 +256,7 @@ class DeadLetters(OfProcess):
         return result
 
     def _call_storage(self, queue: MessageQueue, call: Callable[[StorageClient, float], T]) -> T:
-        """Call the storage actor of the master of the queue's broker group (call_master)."""
+        """Call the master's storage actor in the queue's broker group (call_master)."""
         return call_master(
             self._routes,
             self._storages,
@@ -261,14 +267,15 @@ class DeadLetters(OfProcess):
 
 
 class _Pace:
-    """Limits a loop to `rate` steps per second. A late caller may catch up on at most one second."""
+    """Limits a loop to `rate` steps per second. A loop that is late catches up on the steps of at most one
+    second."""
 
     def __init__(self, rate: float | None) -> None:
         self._pause_s = 1 / rate if rate else 0.0
         self._next_s = time.monotonic()
 
     def wait(self) -> None:
-        """Wait until the next step is allowed."""
+        """Wait until the loop may begin its next step."""
         time.sleep(max(self._next_s - time.monotonic(), 0.0))
         self._next_s = max(self._next_s, time.monotonic() - 1.0) + self._pause_s
 

@@ -1,4 +1,5 @@
-"""Administration: waiting delayed messages, by delay level and by hour, and the messages that are due next."""
+"""Administration of delayed messages that still wait: their number by delay level and by hour, and the messages that
+are due next."""
 
 from __future__ import annotations
 
@@ -38,11 +39,11 @@ class Delayed:
     """The delayed messages of all broker groups.
 
     `levels`: the number of messages for each delay level, as ``level 3``, and as ``deliver_at`` for messages with a
-    delivery time of their own. `hours`: the number of messages due in each of the next 24 hours. Messages due in more
-    than a day, which wait in the timer's roll queue, are not included.
+    delivery time of their own. `hours`: the number of messages due in each of the next 24 hours. It leaves out messages
+    due in more than a day, which wait in the timer's roll queue.
 
-    `late_ms`: how long the first message is overdue, in ms; 0 if no message is. `next_due`: the first messages of the
-    requested period, in order. `truncated`: True if the period has more messages.
+    `late_ms`: for how many ms the first message is overdue; 0 if no message is overdue. `next_due`: the first messages
+    of the requested period, in the order of their due times. `truncated`: True if the period has more messages.
     """
 
     levels: dict[str, int]
@@ -53,7 +54,7 @@ class Delayed:
 
 
 class DelayedAdmin(AdminBase):
-    """The administration call about delayed messages."""
+    """The administration call that returns the delayed messages."""
 
     @bounded(limit=NumberRange(1, DELAYED_LIST_MAX))
     def delayed(self, begin_ms: int = 0, end_ms: int = END_OF_TIME_MS, *, limit: int = 100) -> Delayed:

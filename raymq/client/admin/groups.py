@@ -38,7 +38,7 @@ class NewOffsets(dict[MessageQueue, int]):
 
 
 class GroupAdmin(TopicAdmin, MessageAdmin):
-    """Administration calls about consumer groups. Each call may be repeated."""
+    """Administration calls about consumer groups. Repeating a call is safe."""
 
     def list_groups(self) -> list[str]:
         """Return the names of all consumer groups, sorted."""
@@ -48,8 +48,8 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         return sorted(groups)
 
     def describe_group(self, group: str) -> list[GroupQueueProgress]:
-        """Return a group's progress in every queue of the topics in which it has committed offsets, sorted by queue.
-        Raises GroupNotExistError."""
+        """Return a group's progress in every queue of the topics in which the group has committed offsets, sorted by
+        queue. Raises GroupNotExistError if the group does not exist."""
         check_group(group)
         topics: set[str] = set().union(*self._call_brokers_that_know(group, "group_topics", group))
         progress: list[GroupQueueProgress] = []
@@ -60,7 +60,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
 
     def group_summary(self, group: str) -> GroupSummary:
         """Return the state of a group as a whole: its lag in messages and in time, the number of messages that wait for
-        a retry, and the number of dead letters. Raises GroupNotExistError."""
+        a retry, and the number of dead letters. Raises GroupNotExistError if the group does not exist."""
         queues = self.describe_group(group)
         retries, dead = retry_topic(group), dlq_topic(group)
         own = [entry for entry in queues if entry.queue.topic != retries]
@@ -79,7 +79,8 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
     def _held(self, topic: str) -> int:
         """Return the number of messages that a topic holds; 0 if the topic does not exist."""
         try:
-            # each broker creates a group's retry or dead-letter topic with the first message
+            # A broker creates a group's retry topic or dead-letter topic only when it stores the first message of that
+            # topic.
             route = self.topic_route(topic)
         except TopicNotExistError:
             return 0
@@ -105,12 +106,12 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
             for start in range(0, len(configs), GROUPS_PER_CALL):
                 part = list(configs[start : start + GROUPS_PER_CALL])
                 switched.update(self._call_broker(broker_name, "update_groups", part))
-        # makes the group's members query the brokers about their queues, so that they see the change at once
+        # Make the group's members query the brokers about their queues, so that the members see the change at once.
         for group in sorted(switched):
             offsets_reset(group, ADMIN_TIMEOUT_S)
 
     def group_config(self, group: str) -> GroupConfig:
-        """Return a group's configuration. Raises GroupNotExistError."""
+        """Return a group's configuration. Raises GroupNotExistError if the group does not exist."""
         found: list[GroupConfig] = self._call_brokers_that_know(group, "group_config", group)
         return found[0]
 
@@ -118,10 +119,10 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         """Change fields of a group's configuration, and return the new GroupConfig.
 
         ``consume_enable=False`` stops the group's consumers within seconds: pull and simple consumers raise
-        NoPermissionError, and the `status()` of a push consumer has the reason. With ``consume_enable=True`` the
-        consumers continue within seconds, from their committed offsets. ``consume_broadcast_enable`` does the same for
-        consumers in BROADCASTING only. Raises GroupNotExistError if the group does not exist, and InvalidArgumentError
-        if a field is unknown or its value is invalid.
+        NoPermissionError, and the `status()` of a push consumer shows the reason. With ``consume_enable=True`` the
+        consumers continue within seconds, from their committed offsets. ``consume_broadcast_enable`` stops and restarts
+        consumers in BROADCASTING mode only. Raises GroupNotExistError if the group does not exist, and
+        InvalidArgumentError if a field is unknown or its value is invalid.
         """
         known = {field.name for field in fields(GroupConfig)} - {"group"}
         if unknown := sorted(changes.keys() - known):
@@ -131,38 +132,39 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         return config
 
     def delete_group(self, group: str, *, dead_letters: bool = False) -> None:
-        """Delete a group, its offsets and the messages that wait for a retry. With `dead_letters`, also delete its dead
-        letters. Raises GroupNotExistError."""
+        """Delete a group, its offsets and the messages that wait for a retry. With `dead_letters`, also delete the
+        group's dead letters. Raises GroupNotExistError if the group does not exist."""
         check_group(group)
         self._call_brokers_that_know(group, "delete_group", group, dead_letters)
 
     def forbid(self, group: str, topic: str) -> None:
-        """Forbid a group to read a topic, at every broker, until `allow` or the group's deletion.
+        """Forbid a group to read a topic, at every broker, until `allow` is called or the group is deleted.
 
-        The group's members, also in BROADCASTING, commit the messages that they have consumed and stop reading the
+        The group's members, also in BROADCASTING mode, commit the messages that they have consumed and stop reading the
         topic within seconds. After that, pull and simple consumers raise NoPermissionError, and the `status()` of push
         consumers shows the reason. Other topics and the group's retry topic continue. A repeated call changes nothing.
-        Raises GroupNotExistError or TopicNotExistError.
+        Raises GroupNotExistError or TopicNotExistError if the group or the topic does not exist.
         """
         self.topic_route(topic)
         self.group_config(group)
         for broker_name in self._recent_broker_names():
             self._call_broker(broker_name, "forbid_topic", group, topic, True)
-        # makes the group's members query the brokers about their queues, so that they see the change at once
+        # Make the group's members query the brokers about their queues, so that the members see the change at once.
         offsets_reset(group, ADMIN_TIMEOUT_S)
 
     def allow(self, group: str, topic: str) -> None:
-        """Undo `forbid`: members of the group read the topic again within seconds, from their committed offsets. A
-        repeated call changes nothing. Raises GroupNotExistError."""
+        """Allow a group to read a topic again that `forbid` has forbidden. Members read it within seconds, from their
+        committed offsets. A repeated call changes nothing. Raises GroupNotExistError if the group does not exist."""
         self.group_config(group)
         check_topic(topic)
         for broker_name in self._recent_broker_names():
             self._call_broker(broker_name, "forbid_topic", group, topic, False)
-        # makes the group's members query the brokers about their queues, so that they see the change at once
+        # Make the group's members query the brokers about their queues, so that the members see the change at once.
         offsets_reset(group, ADMIN_TIMEOUT_S)
 
     def forbidden_topics(self, group: str) -> list[str]:
-        """Return the topics that a group may not read, sorted. Raises GroupNotExistError."""
+        """Return the topics that a group may not read, sorted. Raises GroupNotExistError if the group does not
+        exist."""
         tables: list[list[str]] = self._call_brokers_that_know(check_group(group), "forbidden_topics", group)
         return sorted({topic for table in tables for topic in table})
 
@@ -177,14 +179,14 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         queue: MessageQueue | None = None,
         dry_run: bool = False,
     ) -> NewOffsets:
-        """Set a group's offset in a topic, or in one `queue` of the topic, even while the group's consumers run. The
+        """Set a group's offset in all queues of a topic, or in one `queue`, even while the group's consumers run. The
         new offset is that of the earliest or latest message, of the first message stored at or after `timestamp_ms`, or
         `offset`.
 
         Returns the new offsets, and the previous offsets as `old`. With `dry_run` nothing changes. Running consumers
-        receive the new offset with their next heartbeat. They finish the messages that they are processing and do not
-        commit them. Raises GroupNotExistError, TopicNotExistError; OffsetOutOfRangeError if the queue does not hold
-        `offset`; InvalidArgumentError if the arguments are invalid.
+        receive the new offset with their next heartbeat. They finish the messages that they are processing, but do not
+        commit them. Raises GroupNotExistError or TopicNotExistError if the group or the topic does not exist;
+        OffsetOutOfRangeError if the queue does not hold `offset`; InvalidArgumentError if the arguments are invalid.
         """
         if sum(wanted is not None for wanted in (to, timestamp_ms, offset)) != 1 or to not in (None, *_ENDS):
             raise InvalidArgumentError('say one of to="earliest", to="latest", timestamp_ms=… and offset=…')
@@ -200,7 +202,8 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         """Set the offsets of group `target` in a topic to the offsets of group `source`.
 
         Returns the new offsets, and the previous offsets as `old`. Creates `target` if it does not exist. With
-        `dry_run` nothing changes. Raises GroupNotExistError if `source` does not exist, and TopicNotExistError.
+        `dry_run` nothing changes. Raises GroupNotExistError if `source` does not exist, and TopicNotExistError if the
+        topic does not exist.
         """
         offsets: dict[MessageQueue, int] = {}
         self._call_brokers_that_know(check_group(source), "group_config", source)
@@ -210,12 +213,14 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         return self._move_offsets(check_group(target), topic, offsets, dry_run=dry_run)
 
     def delete_offsets(self, group: str, topic: str, *, dry_run: bool = False) -> dict[MessageQueue, int]:
-        """Delete a group's offsets in a topic that the group no longer consumes, so that the group has no lag in it.
+        """Delete a group's offsets in a topic that the group no longer consumes. The group then has no lag in the
+        topic.
 
-        A consumer of the group that subscribes to the topic again starts as a new group does. The topic need not exist.
-        Returns the deleted offsets, by queue. With `dry_run` nothing changes. Brokers do the same by themselves after
-        the messages at these offsets are deleted, if the group has consumers and none of them subscribes to the topic.
-        Raises GroupNotExistError. Raises InvalidArgumentError while a consumer of the group subscribes to the topic.
+        If a consumer of the group subscribes to the topic again, it starts as a new group does. The topic need not
+        exist. Returns the deleted offsets, by queue. With `dry_run` nothing changes. Brokers delete such offsets by
+        themselves after retention has deleted the messages at the offsets, if the group has consumers and no consumer
+        subscribes to the topic. Raises GroupNotExistError if the group does not exist. Raises InvalidArgumentError
+        while a consumer of the group subscribes to the topic.
         """
         check_topic(topic)
         readers = [
@@ -275,13 +280,13 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         return DeadLetters(group, self._routes, self._storages)
 
     def producer_connections(self, group: str | None = None) -> list[ProducerConnection]:
-        """Return the clients that produce in a group, or in any group, by their heartbeats of the last two
-        minutes."""
+        """Return the clients that produce in a group, or in any group, as reported in the clients' heartbeats of the
+        last two minutes."""
         return self._connections("producer_connections", group)
 
     def consumer_connections(self, group: str | None = None) -> list[ConsumerConnection]:
-        """Return the consumers of a group, or of all groups, with their subscriptions, by their clients' heartbeats of
-        the last two minutes."""
+        """Return the consumers of a group, or of all groups, with their subscriptions, as reported in the clients'
+        heartbeats of the last two minutes."""
         return self._connections("consumer_connections", group)
 
     def _connections(self, method: str, group: str | None) -> list[Any]:
@@ -299,7 +304,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
 
     def group_stats(self, group: str) -> dict[str, GroupStats]:
         """Return the numbers of messages that a group consumed and sent back, by topic, over all brokers. Raises
-        GroupNotExistError."""
+        GroupNotExistError if the group does not exist."""
         tables: list[dict[str, GroupStats]] = self._call_brokers_that_know(group, "group_stats", group)
         topics = sorted({topic for table in tables for topic in table})
         return {topic: add_up(GroupStats, [table[topic] for table in tables if topic in table]) for topic in topics}

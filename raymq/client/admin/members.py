@@ -1,4 +1,5 @@
-"""Administration: queries to the live members of a group, which the brokers forward (raymq.common.members)."""
+"""Administration: queries to the live members of a group. The brokers forward the queries
+(raymq.common.members)."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ RUNNING_TIMEOUT_S: Final = 10.0
 CONSUME_TIMEOUT_S: Final = 28.0
 """Default timeout in seconds for a listener that `consume_directly` calls with one message."""
 LISTENS_WITHIN_S: Final = 3.0
-"""Time in seconds within which a client polls for queries after it has started, or after its broker has ended."""
+"""Time in seconds in which a client begins to poll a broker for queries, after the client has started or its previous
+broker has stopped."""
 CLIENTS_AT_ONCE: Final = 4
 ASK_GRACE_S: Final = 5.0
 """Extra time in seconds, beyond the client's timeout, in which a broker must forward a query and return the
@@ -44,16 +46,17 @@ answer."""
 
 
 class MemberAdmin(GroupAdmin):
-    """Queries to live members of groups. No query commits an offset or changes anything at the brokers."""
+    """Administration with queries to live members of groups. No query commits an offset or changes anything at the
+    brokers."""
 
     def running_info(
         self, group: str, member: str | None = None, *, stacks: bool = False, timeout_s: float = RUNNING_TIMEOUT_S
     ) -> list[RunningInfo]:
-        """Return what the live members of a group report about themselves, sorted by client and name: their queues, the
+        """Return information that the live members of a group report, sorted by client and name: their queues, the
         sizes of their process queues, offsets, rates, and with `stacks` the stacks of their processes' threads.
 
         `member` is the name of a member, or the id of a client (`consumer_connections` has both). Without `member`, all
-        members are queried, and a member that does not answer within `timeout_s` is included with the reason as its
+        members are queried. For a member that does not answer within `timeout_s`, the result has the reason as its
         `trouble`. If a named member does not answer, raises RequestTimeoutError or ServiceNotAvailableError. Raises
         InvalidArgumentError if no live member has this name.
         """
@@ -76,13 +79,14 @@ class MemberAdmin(GroupAdmin):
     def consume_directly(
         self, group: str, message: MessageExt, member: str | None = None, *, timeout_s: float = CONSUME_TIMEOUT_S
     ) -> DirectConsumption:
-        """Call the listener of a live push consumer of a group with one message, and return the result. Commits, sends
-        back and counts nothing; a reply that the listener returns is sent.
+        """Call the listener of a live push consumer of a group with one message, and return the result. The call
+        commits no offset, sends no message back and changes no statistics. If the listener returns a reply, the reply
+        is sent.
 
         `member` chooses the consumer, as in `running_info`; without it, the first consumer by name is called. The
         message need not be in a topic to which the group subscribes. Repeat this call with care: each call runs the
         user's code. Raises InvalidArgumentError if no live push consumer has this name. Raises RequestTimeoutError if
-        the listener does not return within `timeout_s`; it may still be running in that case.
+        the listener does not return within `timeout_s`; the listener may still be running in that case.
         """
         found = [one for one in self._connections_of(group, member) if one.consumer.consume_type == "PUSH"]
         if not found:
@@ -133,8 +137,8 @@ class MemberAdmin(GroupAdmin):
         raise InvalidArgumentError(f"no message of the batch at {message.physical_offset} is {message.message_id}")
 
     def _ask(self, connection: ConsumerConnection, question: Question, timeout_s: float) -> MemberAnswer:
-        """Send a query to a client, through the broker that the client polls. A query that reached the client is not
-        repeated."""
+        """Send a query to a client, through the broker that the client polls. The query is not repeated after it has
+        reached the client."""
         backoff, give_up_s = Backoff(), time.monotonic() + LISTENS_WITHIN_S
         while True:
             failure: RaymqError | None = None
@@ -167,7 +171,7 @@ def _read(connection: ConsumerConnection, encoded: bytes) -> MemberAnswer:
 
 
 def _silent(connection: ConsumerConnection, trouble: str) -> RunningInfo:
-    """Describe a member that has not answered, from its heartbeats."""
+    """Return a description of a member that has not answered, made from its heartbeats."""
     data = connection.consumer
     return RunningInfo(
         *(connection.client_id, connection.host, connection.pid, data.member, data.group, data.consume_type),

@@ -133,7 +133,7 @@ class MessageAdmin(AdminBase):
         try:
             physical_offset = parse_offset_message_id(offset_id).physical_offset
         except InvalidArgumentError:
-            return []  # `offset_id` is a unique id of another format
+            return []  # `offset_id` is not an offset message id, but a unique id of another format
         route = self._routes.get(topic)
         damaged: list[MessageExt] = []
         for broker_name in route.brokers:
@@ -145,7 +145,7 @@ class MessageAdmin(AdminBase):
                 )
             except (InvalidArgumentError, DataLossError):
                 continue  # no record of this store starts at `physical_offset`
-            # the damaged record may have the wanted id, but another store may have the readable message: continue
+            # The damaged record may have the wanted id. Continue, because another store may have the message undamaged.
             except BodyUnreadableError as error:
                 damaged.append(_damaged(MessageQueue(topic, broker_name, -1), physical_offset, error.reason))
                 continue
@@ -213,13 +213,14 @@ class TailAdmin(AdminBase):
     def tail(
         self, topic: str, positions: Mapping[MessageQueue, int] | None = None, *, max_messages: int = 100
     ) -> Arrived:
-        """Return the messages at or after `positions`, without waiting: the newest `max_messages`, and at most 4 MiB of
-        each broker group. All others are skipped. Without `positions` returns the end offsets of the queues, and no
-        message.
+        """Return the messages at or after `positions`, without waiting: at most the newest `max_messages`, and at most
+        4 MiB of each broker group. Older messages are skipped. Without `positions`, returns the end offsets of the
+        queues, and no message.
 
-        Makes one call for each broker group, all at the same time. A broker group that does not answer keeps its
-        positions. If no broker group answers, or if one does not answer a call without `positions`, raises the error.
-        Raises TopicNotExistError if the topic does not exist, and InvalidArgumentError if an argument is invalid.
+        Makes one call for each broker group, all at the same time. If a broker group does not answer, its positions
+        stay unchanged. If no broker group answers, or if one does not answer a call without `positions`, raises the
+        error. Raises TopicNotExistError if the topic does not exist, and InvalidArgumentError if an argument is
+        invalid.
         """
 
         queues: dict[str, list[MessageQueue]] = {}
@@ -256,8 +257,8 @@ class TailAdmin(AdminBase):
     def _read_behind(
         self, queues: Sequence[MessageQueue], positions: Mapping[MessageQueue, int] | None, max_messages: int
     ) -> list[FetchResult]:
-        """Fetch the new records of queues of one broker group. Returns one result per queue; without `positions`, the
-        results have offsets only."""
+        """Fetch the new records of queues of one broker group. Returns one result per queue. If `positions` is None,
+        the results have offsets only."""
         requests = [
             FetchRequest(queue.topic, queue.queue_id, (positions or {}).get(queue, 0), max_messages) for queue in queues
         ]

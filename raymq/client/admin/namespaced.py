@@ -1,12 +1,12 @@
 """Administration within a namespace: `Admin` with the names that the namespace's users see.
 
-    arguments   by the parameter's name (`topic`, `group`, `queue` …), and whatever their type says ▶ stored names
+    arguments   by the parameter's name (`topic`, `group`, `queue` …), whatever type they have ▶ stored names
     results     by type: queues, messages, and the fields of dataclasses that hold names ▶ shown names
     errors      their texts, without the namespace
 
-Returned lists contain only topics and groups of the namespace, none of other namespaces or of the server. One
-translation serves every call. A new call of `Admin` needs no change in this module if its parameters and fields have
-the same names as in other calls; a test compares them.
+Returned lists contain only the topics and groups of the namespace. They leave out names of other namespaces and of the
+server itself. All calls share one translation. A new call of `Admin` needs no change in this module if its parameters
+and fields have the same names as in other calls; a test compares them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OTHER_PARAMETERS: Final = frozenset(
     perm progress queue_type rate replayed reserve_time_s resource secret sources stacks tags timeout_s timestamp_ms
     to trace_topic user value wait_s whole_bodies with_pairs writable""".split()
 )
-"""Parameters of Admin's calls whose values contain no names of topics or groups."""
+"""Parameters of Admin's calls whose values are not names of topics or groups, and contain no such names."""
 NAME_FIELDS: Final = frozenset("topic topics group groups target subscriptions forbidden producer_group".split())
 """Fields of results that contain names: one name, several names, or a mapping whose keys are names."""
 NAMES_RETURNED: Final = frozenset(
@@ -47,11 +47,11 @@ NAMES_RETURNED: Final = frozenset(
 )
 """Calls of Admin that return names, or a mapping whose keys are names."""
 _HOMES: Final = ("topic", "group", "queue", "config", "consumer")
-"""Attributes of a list's element that can show the element's namespace."""
+"""Attributes of an element in a returned list. One of them may show to which namespace the element belongs."""
 
 
 class NamespacedCalls(OfProcess):
-    """Wraps an Admin, or an object that a call of Admin returned, so that its calls use the names of a
+    """Wraps an Admin, or an object that a call of Admin returned. The wrapped calls take and return the names of a
     namespace."""
 
     def __init__(self, target: Any, names: Namespace) -> None:
@@ -96,15 +96,15 @@ def _shown_error(error: RaymqError, names: Namespace) -> RaymqError:
 
 
 class _Translation:
-    """Translates the topic and group names within a value. `only`: if set, leaves out elements of lists that are not in
-    this namespace."""
+    """Translates the topic and group names within a value. `only`: a namespace; if set, list elements of other
+    namespaces are left out."""
 
     def __init__(self, name: Callable[[str], str], only: Namespace | None) -> None:
         self._name, self._only = name, only
 
     def value(self, value: Any, *, named: bool) -> Any:
-        """Return the value with translated names. `named`: a text is a name, also in a list or as a key of a
-        mapping."""
+        """Return the value with translated names. `named`: True if a string in the value is a name, also if it is in a
+        list or is a key of a mapping."""
         if isinstance(value, Enum | bytes | int | float) or value is None:
             return value
         if isinstance(value, str):
@@ -133,7 +133,7 @@ class _Translation:
         }
         if type(value) is dict or not isinstance(value, dict):
             return made
-        kept = copy.copy(value)  # keep the class and the own attributes of a subclass of dict
+        kept = copy.copy(value)  # a subclass of dict keeps its class and its own attributes
         kept.clear()
         kept.update(made)
         for name, own in vars(value).items():
@@ -172,7 +172,7 @@ def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _home(value: Any) -> str | None:
-    """Return the stored name of a list's element that shows the element's namespace; None if the element has no such
+    """Return the stored name that shows to which namespace a list's element belongs; None if the element has no such
     name."""
     if isinstance(value, MessageQueue | MessageExt):
         return value.topic

@@ -4,10 +4,10 @@
     copies     of one queue's messages, in their order, to one queue of the target: `%RETRY%group` for a group
     once       a copy's sequence is its message's offset, and its producer id names the queue, the choice and the target
 
-So a repeated replay continues after the copies that are stored, which the store reports. The store forgets a replay
-after `dedup_producers_max` later pairs of producer and queue. If the target gets more queues, copies may go to other
-queues. A copy has its message's id, tags, keys and properties, and ORIGIN_MESSAGE_ID. A copy for a group also names the
-topic that it comes from (RETRY_TOPIC), as a retried message does.
+The store reports which copies it already has, so a repeated replay continues after these copies. The store forgets a
+replay after `dedup_producers_max` later pairs of producer and queue. If the target gets more queues, copies may go to
+other queues. A copy has its message's id, tags, keys and properties, and ORIGIN_MESSAGE_ID. A copy for a group also
+names the message's topic (RETRY_TOPIC), as a retried message does.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from raymq.remoting.storage_clients import call_master
 REPLAY_MAX_MESSAGES: Final = 100_000
 """Default maximum number of messages that one replay sends."""
 REPLAY_TIMEOUT_S: Final = 30.0
-"""Timeout in seconds of each step: finding the target's queues, querying the progress of earlier runs, an
-append."""
+"""Timeout in seconds of each step of a replay: finding the target's queues, querying the progress of earlier runs, or
+an append."""
 REPLAY_APPEND_TIMEOUT_S: Final = 5.0
 REPLAY_BATCH_MESSAGES: Final = 256
 REPLAY_BATCH_BYTES: Final = 1 << 20
@@ -60,9 +60,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReplayChoice:
-    """The choice of a replay's messages in `topic`: by `key`, by `ids`, or by the time at which they were stored, from
-    `begin_ms` on and before `end_ms` (ms since 1970). Raises InvalidArgumentError unless exactly one of the three is
-    given."""
+    """The choice of a replay's messages in `topic`: by `key`, by `ids`, or by store time, from `begin_ms` on and before
+    `end_ms` (ms since 1970). Raises InvalidArgumentError unless exactly one of these three ways is used."""
 
     topic: str
     key: str | None = None
@@ -81,9 +80,10 @@ class ReplayChoice:
 class Replay:
     """The result of a replay to the topic `target`.
 
-    `chosen`: the number of chosen messages. `sent`: how many of them this run sent; 0 for a dry run. `sent_before`: how
-    many an earlier run sent. `complete`: False if more messages were chosen than the replay may send. `unreadable`: how
-    many chosen messages were left out because their bodies cannot be read.
+    `chosen`: the number of chosen messages. `sent`: the number of messages that this run sent; 0 for a dry run.
+    `sent_before`: the number of messages that earlier runs sent. `complete`: False if more messages were chosen than
+    the replay may send. `unreadable`: the number of chosen messages that were left out because their bodies cannot be
+    read.
     """
 
     target: str
@@ -95,7 +95,7 @@ class Replay:
 
 
 class ReplayAdmin(MessageAdmin):
-    """The administration call that sends stored messages again."""
+    """Administration with the call `replay`, which sends stored messages again."""
 
     @bounded(max_messages=POSITIVE, rate=RATE)
     def replay(
@@ -114,19 +114,20 @@ class ReplayAdmin(MessageAdmin):
         dry_run: bool = False,
         progress: Callable[[int], None] = lambda count: None,
     ) -> Replay:
-        """Send copies of messages of `topic` to another topic, or to one group. The group gets them whatever its
+        """Send copies of messages of `topic` to another topic, or to one group. The group gets the copies whatever its
         subscriptions are; no other group gets them.
 
         Choose messages by `key`, by `ids`, or by the time at which they were stored, from `begin_ms` on and before
-        `end_ms`. At most `max_messages` are sent by this call, `rate` per second; `progress` is called with each number
-        of messages that are done. A repeated replay with the same choice, target and `name` sends what is not sent yet,
-        and nothing twice. With another `name`, it is a new replay. `dry_run`: only count. Messages that cannot be read
-        are left out, counted and logged.
+        `end_ms`. This call sends at most `max_messages` copies, at most `rate` per second. `progress` is called with
+        the number of messages that each step has finished. A repeated replay with the same choice, target and `name`
+        sends only copies that are not sent yet. With another `name`, it is a new replay. `dry_run`: only count.
+        Messages that cannot be read are left out, counted and logged.
 
         On success all chosen messages, up to the limit, are stored in the target, as durably as the cluster's settings
-        require. After a failure some of them are stored, and the replay can be repeated. Raises TopicNotExistError,
-        GroupNotExistError, NoPermissionError, InvalidArgumentError. Raises RequestTimeoutError or
-        ServiceNotAvailableError while brokers are unreachable.
+        require. After a failure some of them are stored, and the replay can be repeated. Raises TopicNotExistError or
+        GroupNotExistError if a topic or the group does not exist, NoPermissionError if the target is not writable, and
+        InvalidArgumentError if an argument is invalid. Raises RequestTimeoutError or ServiceNotAvailableError while
+        brokers are unreachable.
         """
         choice = ReplayChoice(topic, key, (ids,) if isinstance(ids, str) else tuple(ids), begin_ms, end_ms)
         target, queues = self._target(to_topic, to_group)
@@ -148,8 +149,8 @@ class ReplayAdmin(MessageAdmin):
             raise GroupNotExistError(to_group) from None
 
     def _chosen(self, choice: ReplayChoice, target: str) -> Iterator[tuple[MessageQueue, list[MessageExt]]]:
-        """Yield the chosen messages, several of one queue at a time, in the order of the queues and of their offsets.
-        If the target is the source topic, leaves out copies that a replay has sent."""
+        """Yield the chosen messages in lists of one queue each, ordered by queue and by offset. If the target is the
+        source topic, leaves out messages that are copies sent by a replay."""
         if choice.key is None and not choice.ids:
             found = self._by_time(choice)
         else:
@@ -164,8 +165,8 @@ class ReplayAdmin(MessageAdmin):
         return [message for one in dict.fromkeys(choice.ids) for message in self.query_by_id(choice.topic, one)]
 
     def _by_key(self, choice: ReplayChoice) -> list[MessageExt]:
-        """Return all messages with the chosen key. The index returns the newest messages before a time, so each query
-        ends at the oldest time of the page before."""
+        """Return all messages with the chosen key. The index returns the newest messages before a time. So each query
+        ends at the oldest store time of the previous page."""
         found: dict[tuple[MessageQueue, int], MessageExt] = {}
         for broker_name in self._routes.wait(choice.topic, REPLAY_TIMEOUT_S).brokers:
             end_ms = _END_OF_TIME_MS
@@ -174,7 +175,7 @@ class ReplayAdmin(MessageAdmin):
                     choice.topic, choice.key or "", max_messages=_PAGE, end_ms=end_ms, broker_name=broker_name
                 )
                 before = len(found)
-                # A damaged message is identified by its physical offset only.
+                # A damaged message has no offset: `_number` identifies it by its physical offset.
                 found |= {(message.queue, _number(message)): message for message in page}
                 if len(page) < _PAGE:
                     break
@@ -198,7 +199,8 @@ class ReplayAdmin(MessageAdmin):
             while offset < end:
                 try:
                     result = self.pull(queue, offset, max_messages=min(_READ, end - offset))
-                except OffsetOutOfRangeError as error:  # retention has deleted the messages at `offset` since
+                # retention deleted the messages at `offset` after the range was chosen
+                except OffsetOutOfRangeError as error:
                     offset = max(error.min_offset, offset + 1)
                     continue
                 messages = [message for message in result.messages if message.queue_offset < end]
@@ -232,11 +234,12 @@ class _Run:
         self._next_s = time.monotonic()
         self._unreadable = 0
         self._behind: dict[MessageQueue, int] = {}
-        """For each queue of the source topic, the offset after the last message that an earlier run sent."""
+        """For each queue of the source topic, the offset after the last message that an earlier run of the
+        replay sent."""
 
     def send(self, chosen: Iterator[tuple[MessageQueue, list[MessageExt]]], most: int) -> Replay:
-        """Send at most `most` of the chosen messages that earlier runs have not sent. Returns the result of the
-        run."""
+        """Send at most `most` of the chosen messages, without the messages that earlier runs have sent. Returns the
+        result of the run."""
         count = sent = 0
         for source, chosen_here in chosen:
             found = [message for message in chosen_here if message.body_error is None]
@@ -264,7 +267,8 @@ class _Run:
         )
 
     def _note_unreadable(self, messages: Sequence[MessageExt], count: int) -> None:
-        """Add `count` unreadable messages among `messages` to the total, and log the first one's error."""
+        """Add `count` unreadable messages, which are in `messages`, to the total. Logs the error of the first
+        unreadable message."""
         if not count:
             return
         self._unreadable += count
@@ -279,7 +283,7 @@ class _Run:
         return f"{REPLAY_PRODUCER}{self._identity}/{source.broker_name}/{source.queue_id}", queue
 
     def _sent_before(self, source: MessageQueue) -> int:
-        """Return the offset after the last message of a queue that an earlier run sent."""
+        """Return the offset after the last message of a queue that an earlier run of the replay sent."""
         if source not in self._behind:
             producer_id, queue = self._place(source)
             stored = StoredSequences(self._target, ProducerIdentity(producer_id, 0), self._routes, self._storages)
@@ -288,7 +292,7 @@ class _Run:
 
     def _append(self, source: MessageQueue, messages: Sequence[MessageExt]) -> None:
         """Store copies of consecutive messages of a queue. Retries while the store does not answer; the store drops
-        copies that it already has."""
+        copies that it already has, so a retry is safe."""
         producer_id, queue = self._place(source)
         batch = self._encode(queue, ProducerSequence(producer_id, 0, messages[0].queue_offset), messages)
         time.sleep(max(self._next_s - time.monotonic(), 0.0))

@@ -49,7 +49,8 @@ from raymq.remoting.storage_clients import StorageClients, call_master
 TOPICS_PER_CALL: Final = 500
 """Maximum number of topics that one call to a broker creates."""
 BROKERS_KEPT_S: Final = 1.0
-"""Time in seconds for which TopicAdmin reuses the list of broker groups over which it spreads new topics."""
+"""Time in seconds for which TopicAdmin caches the list of broker groups. New topics are spread over these
+groups."""
 
 T = TypeVar("T")
 
@@ -69,7 +70,7 @@ class QueueDescription:
 
 
 class TopicAdmin(AdminBase):
-    """Administration calls about topics. Each call may be repeated."""
+    """Administration calls about topics. Repeating a call is safe."""
 
     def __init__(self, routes: RouteCache, storages: StorageClients) -> None:
         super().__init__(routes, storages)
@@ -88,27 +89,27 @@ class TopicAdmin(AdminBase):
         cleanup_policy: CleanupPolicy | str | None = None,
         brokers: Sequence[str] | None = None,
     ) -> None:
-        """Create a topic with `queues` queues in all, spread evenly over the broker groups, or over the broker groups
+        """Create a topic with `queues` queues in all, spread evenly over all broker groups, or over the broker groups
         in `brokers`.
 
-        `message_type`: the type of messages that the topic accepts, by default all (TopicMessageType).
-        `reserve_time_s`: the time for which messages are kept, at least 60 s, by default the store's
+        `message_type`: the type of messages that the topic accepts, by default all types (TopicMessageType).
+        `reserve_time_s`: the time for which messages are kept, at least 60 s, by default the store's time
         (file_reserved_time_hours). `queue_type` "batch": messages that are sent together are stored as one record, an
         inner batch, and compressed as a whole. `cleanup_policy` COMPACTION: only the newest message of each key is
         kept, and each message needs a key. The policy cannot be changed later.
 
-        On return every client can use the topic. An existing topic with the same settings is not changed. Raises
-        IllegalNameError if the name is illegal. Raises InvalidArgumentError if a value is invalid or a broker group is
-        unknown. Raises TopicExistsError if the topic exists with another number of queues, other attributes, or on a
-        broker group that `brokers` does not name.
+        When the call returns, every client can use the topic. An existing topic with the same settings is not changed.
+        Raises IllegalNameError if the name is illegal. Raises InvalidArgumentError if a value is invalid or a broker
+        group is unknown. Raises TopicExistsError if the topic exists with another number of queues, other attributes,
+        or on a broker group that `brokers` does not name.
         """
         changes = attribute_changes(message_type, cleanup_policy, reserve_time_s, queue_type)
         chosen = None if brokers is None else self._chosen_brokers(check_user_topic(topic), brokers)
         self._create({topic: queues}, changes, chosen)
 
     def _chosen_brokers(self, topic: str, names: Sequence[str]) -> list[str]:
-        """Return the names of the broker groups for a topic, without duplicates. Raises InvalidArgumentError if one is
-        unknown or none is given, and TopicExistsError if the topic already has queues on other broker groups."""
+        """Return the names of the broker groups for a topic, without duplicates. Raises InvalidArgumentError if a name
+        is unknown or no name is given, and TopicExistsError if the topic already has queues on other broker groups."""
         chosen = list(dict.fromkeys(names))
         live = self._broker_names()
         missing = [name for name in chosen if name not in live]
@@ -125,7 +126,8 @@ class TopicAdmin(AdminBase):
         return chosen
 
     def create_topics(self, topics: Mapping[str, int]) -> None:
-        """Create topics in few calls, as `create_topic` does. The values are the topics' numbers of queues in all.
+        """Create topics in few calls, as `create_topic` does. `topics` maps each topic to its number of queues over all
+        broker groups.
 
         After an error some topics may exist; repeating the call is safe.
         """
@@ -154,7 +156,7 @@ class TopicAdmin(AdminBase):
             self._wait_for_routes(topics)
 
     def _recent_broker_names(self) -> list[str]:
-        """Return the names of all live broker groups, from a list that is at most BROKERS_KEPT_S old."""
+        """Return the names of all live broker groups, from a cached list that is at most BROKERS_KEPT_S old."""
         names, until_s = self._known_brokers
         if time.monotonic() >= until_s:
             names = self._broker_names()
@@ -164,7 +166,8 @@ class TopicAdmin(AdminBase):
         return names
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic with its messages and the offsets committed in it. Raises TopicNotExistError.
+        """Delete a topic with its messages and the offsets committed in it. Raises TopicNotExistError if the topic does
+        not exist.
 
         If a broker that has queues of the topic is unreachable, raises ServiceNotAvailableError or RequestTimeoutError
         after 20 s; the topic stays on that broker. Delete the topic again when the broker is reachable.
@@ -189,16 +192,17 @@ class TopicAdmin(AdminBase):
     ) -> None:
         """Change properties of a topic.
 
-        `queues`: the number of queues in all, which cannot decrease. `perm`: the permission (4 to read plus 2 to
-        write). `message_type`: the type of the topic's messages; existing messages are not checked. `reserve_time_s`:
-        the time for which messages are kept (0: the store's time); a longer time does not restore deleted messages. On
-        return every client that reads the topic's route gets the change; other clients get it within half a minute.
+        `queues`: the number of queues over all broker groups, which cannot decrease. `perm`: the permission (4 to read
+        plus 2 to write). `message_type`: the type of the topic's messages; existing messages are not checked.
+        `reserve_time_s`: the time for which messages are kept (0: the store's time); a longer time does not restore
+        deleted messages. When the call returns, every client that reads the topic's route gets the change; other
+        clients get it within half a minute.
 
-        With more queues, sharding keys map to other queues. If their order matters, let consumers finish earlier
-        messages first. Every broker of the topic is called, so all of them must run.
+        With more queues, sharding keys map to other queues. If the order of a key's messages matters, let consumers
+        finish earlier messages first. Every broker of the topic is called, so all of them must run.
 
-        Raises TopicNotExistError; IllegalNameError; NoPermissionError if the topic has no permission;
-        InvalidArgumentError if a value is invalid.
+        Raises TopicNotExistError if the topic does not exist; IllegalNameError if its name is illegal;
+        NoPermissionError if the topic has no permission; InvalidArgumentError if a value is invalid.
         """
         check_user_topic(topic)
         route = self.topic_route(topic)
@@ -222,8 +226,8 @@ class TopicAdmin(AdminBase):
         self._routes.invalidate(topic)
 
     def _set_layout(self, topic: str, counts: Mapping[str, int]) -> None:
-        """Send each broker of a topic the number of queues at every broker. Called after the new queues exist, so that
-        no sharding key selects a queue that does not exist yet."""
+        """Send to each broker of a topic how many queues the topic has at every broker. Called after the new queues
+        exist, so that no sharding key selects a queue that does not exist yet."""
         for broker_name in counts:
             self._call_broker(broker_name, "update_topic", topic, None, None, None, format_order_config(counts))
 
@@ -232,8 +236,8 @@ class TopicAdmin(AdminBase):
         unreachable. A sharding key therefore never changes its queue.
 
         `config`: for example ``"broker-a:4;broker-b:2"``; None makes the topic a normal topic again. Every broker that
-        has the topic stores the configuration. Raises TopicNotExistError. Raises InvalidArgumentError if the topic does
-        not have the queues.
+        has the topic stores the configuration. Raises TopicNotExistError if the topic does not exist. Raises
+        InvalidArgumentError if the topic does not have the queues.
         """
         route = self.topic_route(check_user_topic(topic))
         held = route.queue_counts()
@@ -248,12 +252,12 @@ class TopicAdmin(AdminBase):
 
     def order_config(self, topic: str) -> str | None:
         """Return the queues of an order topic, in the format of `set_order_config`; None if the topic is not an order
-        topic. Raises TopicNotExistError."""
+        topic. Raises TopicNotExistError if the topic does not exist."""
         return self.topic_route(topic).order_config or None
 
     def topic_stats(self, topic: str) -> TopicStats:
-        """Return the numbers of messages and bytes put into a topic, over all brokers. Raises
-        TopicNotExistError."""
+        """Return the numbers of messages and bytes put into a topic, over all brokers. Raises TopicNotExistError if the
+        topic does not exist."""
         parts: list[TopicStats] = [
             self._call_broker(name, "topic_stats", topic) for name in self.topic_route(topic).brokers
         ]
@@ -265,8 +269,8 @@ class TopicAdmin(AdminBase):
         return [topic for topic in self._routes.topics() if internal or not is_internal_topic(topic)]
 
     def topic_attributes(self, topics: Iterable[str]) -> dict[str, TopicAttributes]:
-        """Return the attributes of topics, in few calls: the types of their messages, and how they are kept. Leaves out
-        topics that do not exist, and topics whose brokers are all unreachable."""
+        """Return the attributes of topics, in few calls: the types of their messages, and how long or by which policy
+        the messages are kept. Leaves out topics that do not exist, and topics whose brokers are all unreachable."""
         wanted = list(topics)
         self._routes.fetch(wanted)
         found: dict[str, TopicAttributes] = {}
@@ -276,10 +280,9 @@ class TopicAdmin(AdminBase):
         return found
 
     def topic_route(self, topic: str) -> TopicRoute:
-        """Return the broker groups and queues of a topic. Raises TopicNotExistError.
+        """Return the broker groups and queues of a topic. Raises TopicNotExistError if the topic does not exist.
 
-        Raises ServiceNotAvailableError or RequestTimeoutError if no NameServer answers within 20 s whether the topic
-        exists.
+        Raises ServiceNotAvailableError or RequestTimeoutError if no NameServer answers within 20 s.
         """
         check_topic(topic)
         self._routes.invalidate(topic)
@@ -296,7 +299,7 @@ class TopicAdmin(AdminBase):
 
     def describe_topic(self, topic: str) -> list[QueueDescription]:
         """Return every queue of a topic with its offset range, with one call for each broker group. Raises
-        TopicNotExistError."""
+        TopicNotExistError if the topic does not exist."""
         described = []
         for queues in _by_broker(self.topic_route(topic).subscribe_queues):
             asked = [(queue.topic, queue.queue_id) for queue in queues]
@@ -309,7 +312,7 @@ class TopicAdmin(AdminBase):
 
     def kept_since(self, topic: str) -> dict[MessageQueue, int | None]:
         """Return, for each queue of a topic, when its first message was stored, in ms since 1970; None for an empty
-        queue. Makes two calls for each broker group. Raises TopicNotExistError."""
+        queue. Makes two calls for each broker group. Raises TopicNotExistError if the topic does not exist."""
         described = self.describe_topic(topic)
         since: dict[MessageQueue, int | None] = dict.fromkeys(one.queue for one in described)
         first = {one.queue: one.min_offset for one in described if one.messages}
@@ -320,7 +323,7 @@ class TopicAdmin(AdminBase):
         return since
 
     def _ask_master(self, queue: MessageQueue, ask: Callable[[StorageClient, float], T]) -> T:
-        """Call the storage actor of the master of the queue's broker group, and return the answer of `ask`."""
+        """Run `ask` with the master's storage actor in the queue's broker group, and return its result."""
         return call_master(
             self._routes,
             self._storages,
@@ -353,7 +356,7 @@ class TopicAdmin(AdminBase):
 
 
 def _by_broker(queues: Iterable[MessageQueue]) -> list[list[MessageQueue]]:
-    """Group queues by broker group. Queues of a group keep their order."""
+    """Group queues by broker group. The queues of a broker group keep their order."""
     found: dict[str, list[MessageQueue]] = {}
     for queue in queues:
         found.setdefault(queue.broker_name, []).append(queue)

@@ -4,7 +4,7 @@
     the topic's stores                        ▶ where it is stored
     the groups of the topic (TrackAdmin)      ▶ the state of each group: consumed, in a retry, dead …
 
-Without a trace, only the second and the third part are known.
+For a message without a trace, only the stores and the groups give information.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from raymq.telemetry.trace.life import Attempt, MessageLife, life_of
 from raymq.telemetry.trace.records import ContextCode, TracedType, decode_records
 
 TRACE_MESSAGES_MAX: Final = 64
-"""Maximum number of trace messages about one message that are read from a broker group."""
+"""Maximum number of trace messages that are read from one broker group for the history of one message."""
 
 logger = logging.getLogger(__name__)
 _KINDS: Final = {TracedType.HALF: "half message sent", TracedType.DELAY: "delayed message sent"}
@@ -49,8 +49,8 @@ class TraceEvent:
 
 @dataclass(frozen=True, slots=True)
 class MessageTrace:
-    """The history of one message: `life` from its trace, `stored` from its topic's stores, `tracks` with its state in
-    each group."""
+    """The history of one message. `life`: events from the message's trace. `stored`: events from its topic's stores.
+    `tracks`: its state in each group."""
 
     message_id: str
     topic: str | None
@@ -93,19 +93,19 @@ class TraceAdmin(TrackAdmin):
         """Return the history of the message with this unique id: its send, its queue and offset, its deliveries and
         retries, and the results.
 
-        `topic`: the topic of the message, for a message without a trace, or with an offset message id. `trace_topic`:
-        the trace topic that the message's client named. Records reach the trace topic within a few seconds, and are
-        kept as long as other messages.
+        `topic`: the message's topic, which is needed for a message without a trace, or with an offset message id.
+        `trace_topic`: the trace topic that the message's client used. Records reach the trace topic within a few
+        seconds, and are kept as long as other messages.
 
-        Raises InvalidArgumentError if neither a trace nor `topic` has the message; TopicNotExistError;
-        ServiceNotAvailableError or RequestTimeoutError while a broker is unreachable.
+        Raises InvalidArgumentError if neither a trace nor `topic` has the message; TopicNotExistError if the topic does
+        not exist; ServiceNotAvailableError or RequestTimeoutError while a broker is unreachable.
         """
         stored = self.query_by_id(check_topic(topic), message_id) if topic is not None else []
         wanted = stored[0].message_id if stored else message_id
         life = self._life(wanted, check_topic(trace_topic))
         found = topic or life.topic
         if topic is None and found is not None:
-            with suppress(TopicNotExistError):  # the topic may have been deleted since
+            with suppress(TopicNotExistError):  # the topic may have been deleted after the message was traced
                 stored = self.query_by_id(found, wanted)
         if not life and not stored:
             if topic is not None:

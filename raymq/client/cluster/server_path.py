@@ -1,7 +1,7 @@
 """Sets the import path of server processes, so that raymq's own `storage`, `actors` and `placement` come first.
 
-Users and other distributions have packages with these names. So the wheel has the three packages in `raymq/_floors/`,
-which is on no user process's import path; a checkout has them beside `raymq/`. A server process calls
+Users and other distributions have packages with these names. So the wheel has the three packages in `raymq/_floors/`, a
+folder that is on no user process's import path. In a checkout, the packages are beside `raymq/`. A server process calls
 `put_floors_first` before it imports one of the packages. The call works whatever is on PYTHONPATH, in site-packages or
 in the current directory. A user's process never calls it: its `import storage` finds the user's package.
 

@@ -21,14 +21,14 @@ from raymq.common.parallel import aside
 
 
 class ConsumerEngine(Protocol):
-    """The part of a consumer that the blocking and the asyncio variant share."""
+    """Interface of the part of a consumer that the blocking and the asyncio variant share."""
 
     @property
     def closed(self) -> bool:
-        """True after `close`."""
+        """True after the consumer was closed."""
 
     def check_open(self) -> None:
-        """Raises ClientStateError after `close`."""
+        """Raise ClientStateError if the consumer was closed."""
 
 
 Twin = TypeVar("Twin")
@@ -37,17 +37,17 @@ T = TypeVar("T")
 
 
 class AsyncConsumer(OfProcess, Generic[Twin]):
-    """Base of the asyncio consumers: makes the calls of the blocking variant (`twin`) in a pool of threads.
+    """Base of the asyncio consumers. Makes the calls of the blocking consumer (`twin`) in a pool of threads.
 
-    Raises ClientStateError unless an event loop runs in this thread.
+    Raises ClientStateError if no event loop runs in the current thread.
     """
 
     _MADE_BY = ""
     """Name of the method of Client that creates a consumer of this class."""
 
     def __init__(self, twin: Twin, engine: ConsumerEngine, *, threads: int, name: str) -> None:
-        """`threads`: maximum number of concurrent calls. `name`: the consumer group, used as suffix of the thread
-        names."""
+        """Start the consumer's pool of threads. `threads`: maximum number of concurrent calls. `name`: the consumer
+        group, used as suffix of the thread names."""
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -72,13 +72,14 @@ class AsyncConsumer(OfProcess, Generic[Twin]):
 def awaited(
     method: Callable[Concatenate[Twin, P], T],
 ) -> Callable[Concatenate[AsyncConsumer[Twin], P], Coroutine[Any, Any, T]]:
-    """Create an AsyncConsumer method that awaits the given method of the blocking variant. The created method raises
-    ClientStateError after `close`."""
+    """Create an AsyncConsumer method that awaits the given method of the blocking consumer. The created method raises
+    ClientStateError after the consumer was closed."""
 
     async def call(self: AsyncConsumer[Twin], /, *arguments: P.args, **keywords: P.kwargs) -> T:
         return await self._call(partial(method, self._twin, *arguments, **keywords))
 
-    # Do not copy the mark `is_aside`, and remove `__wrapped__`, so that code that inspects the method sees a coroutine.
+    # Do not copy the attribute `is_aside`, and remove `__wrapped__`, so that code that inspects the method sees a
+    # coroutine.
     update_wrapper(call, method, updated=())
     del call.__wrapped__  # type: ignore[attr-defined]
     call.__signature__ = signature(method)  # type: ignore[attr-defined]
@@ -90,8 +91,8 @@ def submit_call(
 ) -> tuple[Future[T], asyncio.Future[T]]:
     """Start a call in a thread of a pool. Returns the concurrent future and the event loop's future.
 
-    Run this function aside (in a helper thread): a signal handler that interrupted it could lose a thread that starts,
-    or keep the loop from seeing that the call has finished.
+    Run this function aside (in a helper thread). If a signal handler interrupted it, a starting thread could be lost,
+    or the event loop might never get the result.
     """
     made = pool.submit(call)
     return made, asyncio.wrap_future(made, loop=loop)

@@ -1,15 +1,15 @@
 """Fetcher reads a consumer instance's queues by long polls, in a few threads per storage actor.
 
-Pull and push consumers use it, in the user's process and in Pull actors. The owner's functions choose the queues and
-offsets to read, and take the results. So the owner has all state about queues; the Fetcher has only threads, and pauses
-after failures.
+Pull and push consumers use it, in the user's process and in Pull actors. The owner of a Fetcher is the consumer that
+made it. The owner's functions choose the queues and offsets to read, and take the results. So the owner has all state
+about queues; the Fetcher has only threads, and pauses after failures.
 
 One thread per storage actor fetches from all wanted queues of the actor in one call. A queue may become wanted while
 that thread waits in its long poll: the queue was granted, its buffer has capacity again, or its offset was moved. A
 further thread fetches from this queue at once.
 
 A separate thread finds the storage actor of each queue, and retries until a NameServer answers. So NameServers that are
-down or hang delay no other thread, and reading resumes as soon as they are back.
+down or hang delay no other thread, and reading resumes as soon as a NameServer answers again.
 
 Separate threads read the queues that have a predicate (raymq.client.predicates.source).
 
@@ -41,23 +41,24 @@ FETCH_LONG_POLL_S: Final = 1.0
 """Time in s that a fetch waits in a storage actor for new messages. It is short compared with RocketMQ's 15 s, because
 a newly granted queue may wait this long for its first read."""
 GONE_PAUSE_S: Final = 0.1
-"""Pause in s after a fetch from an offset that the queue no longer has. Such a fetch is answered at once, even while
-the owner cannot jump to another offset, so without the pause fetches would repeat in a busy loop."""
+"""Pause in s after a fetch from an offset that the queue no longer has. A storage actor answers such a fetch at once.
+The consumer may not be able to move to another offset yet, so without this pause it would fetch in a busy loop."""
 LOSS_PAUSE_S: Final = 1.0
-"""Time in s for which a queue with a lost next message is not fetched, because each fetch from the queue costs the
-other queues an extra call."""
+"""Time in s for which a queue is not fetched if its next message is lost. Each fetch from such a queue costs the other
+queues an extra call."""
 READERS_MAX: Final = 3
-"""Maximum number of threads per storage actor. If all of them wait in a long poll, a newly wanted queue waits until one
-long poll ends."""
+"""Maximum number of reader threads per storage actor. If all of them wait in a long poll, a newly wanted queue waits
+until one long poll ends."""
 FURTHER_AFTER_S: Final = 0.005
-"""Time in s for which a further thread leaves a queue to the first thread. The first thread fetches from several queues
-in one call, which returns in less time than this unless it waits in its long poll."""
+"""Time in s for which a further reader thread leaves a newly wanted queue to the first reader thread. The first thread
+fetches from several queues in one call. Unless it waits in its long poll, its call returns in less than this time."""
 FETCH_CALL_TIMEOUT_S: Final = 10.0
 OTHERS_TIMEOUT_S: Final = 3.0
-"""Timeout in s of a fetch, in place of FETCH_CALL_TIMEOUT_S, if another replica could be read instead."""
+"""Timeout in s of a fetch if the queue could be read from another replica instead. It replaces
+FETCH_CALL_TIMEOUT_S."""
 WAKE_INTERVAL_S: Final = 0.02
-"""Time in s for which a queue whose storage actor is found may wait for its first read while the finder looks for the
-storage actors of other queues. Each wake-up of the readers checks every assigned queue, so queues share wake-ups."""
+"""Maximum delay in s of a queue's first read after its storage actor was found. In this time the finder thread may find
+storage actors of other queues. Each wake-up of the readers checks every assigned queue, so queues share a wake-up."""
 CONSUMER_FETCH_MAX_BYTES: Final = 8 * 1024 * 1024
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ FetchPosition = tuple[MessageQueue, int]
 """A queue, and the offset of the next fetch from the queue."""
 Lost = Callable[[MessageQueue, int, DataLossError | PredicateFailedError], None]
 _Source = tuple[str, GroupPredicate | None]
-"""A storage actor, and the predicate that filters the reads from it (or None)."""
+"""A storage actor, and the predicate that filters the messages read from it (or None)."""
 
 
 class _Readers:
@@ -76,22 +77,22 @@ class _Readers:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        """Guards all attributes of this object."""
+        """Guards all attributes of these reader threads."""
         self.first = threading.Condition(self.lock)
-        """Condition on which the first thread waits while no queue is wanted."""
+        """Condition on which the first reader thread waits while no queue is wanted."""
         self.further = threading.Condition(self.lock)
-        """Condition on which the further threads wait."""
+        """Condition on which the further reader threads wait."""
         self.fetching: set[FetchPosition] = set()
-        """Positions of the calls in flight."""
+        """Positions (queue and offset) from which reader threads are fetching now."""
         self.threads = 0
         """Number of reader threads."""
         self.first_idle = False
-        """True while the first thread waits."""
+        """True while the first reader thread waits for a wanted queue."""
         self.further_idle = 0
-        """Number of further threads that wait."""
+        """Number of further reader threads that wait for a wanted queue."""
         self.version = 0
-        """Number of wake-ups. A thread that found nothing to fetch waits only if this number has not changed since it
-        checked."""
+        """Number of wake-ups of these reader threads. A thread that found nothing to fetch waits only if this number
+        has not changed since the thread began to search."""
 
 
 class Fetcher:
@@ -102,8 +103,8 @@ class Fetcher:
     master first; `storage(name)` connects to a storage actor. `deliver(queue, from_offset, result)` takes one result.
     `outdated(queue)` is called if the queue could not be read from the storage actor that its route names. `lost(queue,
     from_offset, error)` is called if the queue's next message is lost, or its predicate failed on the message.
-    `found(queue, name)` is called when the storage actor to read the queue from is known. `predicate(queue)` returns
-    the predicate that filters the queue, or None.
+    `found(queue, name)` is called when the queue's storage actor was found. `predicate(queue)` returns the predicate
+    that filters the queue, or None.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Fetcher:
         self._in_place = in_place
         self._outdated, self._lost, self._found = outdated, lost, found
         self._left_out: dict[MessageQueue, tuple[int, float]] = {}
-        """For each queue with a lost message: the lost offset, and the time until which the offset is not
+        """For each queue whose next message is lost: the message's offset, and the time until which the offset is not
         fetched."""
         self._predicate = predicate
         self._wanted = wanted
@@ -137,22 +138,23 @@ class Fetcher:
         """Guards `_which`, `_readers`, `_finder` and `_forgotten`, and changes of `_names`."""
         self._which = PullFromWhichNode()
         self._names: dict[MessageQueue, str] = {}
-        """The storage actor that each queue is read from, if known."""
+        """For each queue, the storage actor from which the queue is read. Queues without a known storage actor are
+        missing."""
         self._forgotten: set[MessageQueue] = set()
-        """Queues whose storage actor must be found again: the result of a search that is already running is
+        """Queues whose storage actor must be searched again. If a search already runs for such a queue, its result is
         outdated."""
         self._alone: dict[str, bool] = {}
-        """For each storage actor, True if no other replica could be read instead."""
+        """For each storage actor, True if it is the only replica that its queues can be read from."""
         self._readers: dict[_Source, _Readers] = {}
-        """The reader threads of each source."""
+        """The reader threads for each pair of storage actor and predicate (source)."""
         self._stopped = threading.Event()
         self._finder: threading.Thread | None = None
-        """The thread that finds the storage actors of the queues; None before first use."""
+        """The thread that finds the storage actors of the queues; None before the first search."""
         self._find = threading.Event()
         """Event that wakes the finder thread."""
         self._not_found: frozenset[MessageQueue] = frozenset()
-        """The queues whose storage actor was not found; the finder retries them after a pause, without a
-        wake-up."""
+        """Queues whose storage actor was not found. The finder thread searches again after a pause, without being
+        woken."""
 
     @classmethod
     def by_routes(
@@ -202,9 +204,9 @@ class Fetcher:
                     self._wake_reader(source, readers)
 
     def replaced(self, queue: MessageQueue, name: str, pull_from: str) -> bool:
-        """Record that the storage actor `name` has answered for a queue. A non-empty `pull_from` names the storage
-        actor that must be read instead. Returns True if the storage actor will be found again; `found` is then called.
-        """
+        """Record that the storage actor `name` has answered for a queue. If `pull_from` is not empty, it names the
+        storage actor that must be read instead. Returns True if a new search for the queue's storage actor starts;
+        `found` is called with its result."""
         if self._alone.get(name, True):
             return False
         with self._lock:
@@ -223,7 +225,7 @@ class Fetcher:
         self._look_again(name, [(queue, 0) for queue in queues])
 
     def stop(self) -> None:
-        """Stop the threads. A long poll in flight ends within its maximum wait."""
+        """Stop the reader threads and the finder thread. A long poll in flight ends within its maximum wait."""
         self._stopped.set()
         self._find.set()
         with self._lock:
@@ -272,7 +274,7 @@ class Fetcher:
                 logger.info("reading from %s fails, trying again: %s", name, error)
                 failed = True
                 pause_s = backoff.next()
-            except Exception:  # records that cannot be decoded, or a bug: without this loop the consumer would hang
+            except Exception:  # undecodable records or a bug: if this loop ended, the consumer would hang
                 logger.exception("what %s answered cannot be used, trying again", name)
                 pause_s = backoff.next()
             if pause_s:
@@ -283,7 +285,8 @@ class Fetcher:
                 self._look_again(name, positions)
 
     def _look_again(self, name: str, positions: Sequence[FetchPosition]) -> None:
-        """Find the storage actors of queues again that could not be read from the storage actor `name`."""
+        """Start a new search for the storage actors of queues that could not be read from the storage actor
+        `name`."""
         with self._lock:
             self._which.failed(name, time.monotonic())
         self._forget([queue for queue, _ in positions])
@@ -292,7 +295,7 @@ class Fetcher:
         self._call_finder()
 
     def _idle(self, readers: _Readers, is_first: bool) -> None:
-        """Wait until a queue is wanted. The caller holds the readers' lock."""
+        """Let a reader thread wait until a queue is wanted. The caller holds the readers' lock."""
         if self._stopped.is_set():
             return
         if is_first:
@@ -305,7 +308,7 @@ class Fetcher:
             readers.further_idle -= 1
 
     def _due(self) -> dict[MessageQueue, int]:
-        """Return the wanted positions, except positions that were lost less than LOSS_PAUSE_S ago."""
+        """Return the wanted positions, without positions whose message was found lost in the last LOSS_PAUSE_S."""
         wanted, now_s = dict(self._wanted()), time.monotonic()
         for queue, (offset, until_s) in self._left_out.copy().items():
             if wanted.get(queue) == offset and now_s < until_s:
@@ -313,8 +316,8 @@ class Fetcher:
         return wanted
 
     def _take_positions(self, source: _Source, readers: _Readers) -> list[FetchPosition]:
-        """Take the positions that are wanted from this source and that no thread is fetching from. On return the
-        positions are marked as being fetched."""
+        """Return the positions that are wanted from this source and from which no thread is fetching. Marks these
+        positions as being fetched."""
         wanted = [(queue, offset) for queue, offset in self._due().items() if self._source_of(queue) == source]
         with readers.lock:
             positions = [position for position in wanted if position not in readers.fetching]
@@ -322,7 +325,7 @@ class Fetcher:
         return positions
 
     def _read(self, name: str, storage: StorageClient | PredicateStorage, positions: Sequence[FetchPosition]) -> float:
-        """Fetch from the positions, deliver the results, and return the pause in s before the next fetch."""
+        """Fetch from the given positions and deliver the results. Returns the pause in s before the next fetch."""
         requests = [self._request(queue, offset) for queue, offset in positions]
         timeout_s = FETCH_CALL_TIMEOUT_S if self._alone.get(name, True) else OTHERS_TIMEOUT_S
         try:
@@ -347,8 +350,8 @@ class Fetcher:
         positions: Sequence[FetchPosition],
         timeout_s: float,
     ) -> tuple[list[FetchPosition], list[FetchResult]]:
-        """Fetch from each queue in a separate call, after one queue made the common call fail. Returns the positions
-        that were answered, and their results."""
+        """Fetch from each queue in a separate call, because the common call failed for one of the queues. Returns the
+        positions that were answered, and their results."""
         answered, results = [], []
         for queue, offset in positions:
             try:
@@ -369,13 +372,13 @@ class Fetcher:
             self._look_again(name, [(queue, offset)])
 
     def _leave_out(self, queue: MessageQueue, offset: int, error: DataLossError | PredicateFailedError) -> None:
-        """Report why a queue cannot be read on, and retry the queue after LOSS_PAUSE_S."""
+        """Report why a queue's next message cannot be read, and retry the queue after LOSS_PAUSE_S."""
         self._left_out[queue] = (offset, time.monotonic() + LOSS_PAUSE_S)
         self._lost(queue, offset, error)
 
     def _choose_again(self, queues: Sequence[MessageQueue], name: str, results: Sequence[FetchResult]) -> None:
-        """Find the storage actors of those queues again for which an answer of `name` names another replica to
-        read."""
+        """Start a new search for the storage actor of each queue for which the answer of `name` names another replica
+        to read."""
         if self._alone.get(name, True):
             return
         now_s, again = time.monotonic(), []
@@ -387,24 +390,25 @@ class Fetcher:
             self._forget(again)
             self._call_finder()
 
-    # Methods that find the storage actor to read a queue from
+    # Methods that find the storage actor of each queue
 
     def _forget(self, queues: Sequence[MessageQueue]) -> None:
-        """Forget the storage actors of queues, so that the finder searches again. A search result that the finder is
-        about to store is dropped, too."""
+        """Forget the storage actors of queues, so that the finder thread searches again. If a search is running, its
+        result is ignored."""
         with self._lock:
             self._forgotten.update(queues)
             for queue in queues:
                 self._names.pop(queue, None)
 
     def _source_of(self, queue: MessageQueue) -> _Source | None:
-        """Return the source to read a queue from; None while the queue's storage actor is unknown."""
+        """Return the storage actor and predicate to read a queue with; None while the queue's storage actor is
+        unknown."""
         name = self._name_of(queue)
         return None if name is None else (name, self._predicate(queue))
 
     def _name_of(self, queue: MessageQueue) -> str | None:
-        """Return the storage actor to read a queue from. Returns None if the storage actor is unknown; the finder then
-        searches for it, and wakes the readers."""
+        """Return the name of the storage actor to read a queue from. Returns None if the storage actor is unknown; the
+        finder thread then searches for it, and wakes the readers."""
         name = self._names.get(queue)
         if name is None and queue not in self._not_found:
             self._call_finder()
@@ -424,7 +428,7 @@ class Fetcher:
             self._find.clear()
             try:
                 self._find_all()
-            except Exception:  # a bug: without this thread new queues would never be read
+            except Exception:  # a bug: if this thread ended, new queues would never be read
                 logger.exception("finding out where to read fails, trying again")
                 self._stopped.wait(backoff.next())
                 self._find.set()
@@ -451,13 +455,13 @@ class Fetcher:
             self.wake_readers()
 
     def _find_topic(self, queues: Sequence[MessageQueue]) -> set[MessageQueue]:
-        """Find the storage actors of queues of one topic. Returns the queues whose storage actor no NameServer
-        returned."""
+        """Find the storage actors of queues of one topic. Returns the queues for which no storage actor was
+        found."""
         missed: set[MessageQueue] = set()
         silent: set[str] = set()
         for queue in queues:
-            # no storage actor was found for this broker group: a search for its next queue would only wait for the same
-            # failure
+            # No storage actor was found for another queue of this broker group. A search for this queue would wait for
+            # the same failure.
             if queue.broker_name in silent:
                 missed.add(queue)
                 continue

@@ -17,13 +17,13 @@ from raymq.remoting.broker_client import BrokerClient, broker_client
 
 OFFSETS_TIMEOUT_S: Final = 20.0
 STARTS_PER_CALL: Final = 1000
-"""Maximum number of queues whose start offsets one call requests. A call for a single topic requests all queues of the
-topic."""
+"""Maximum number of queues whose start offsets one call requests. A call for a single topic may exceed it, because it
+requests all queues of the topic."""
 
 
 class GroupOffsets:
-    """Reads and commits the offsets of one group. Thread-safe. Calls may be repeated. Within its timeout, a call
-    survives restarts of brokers; after the timeout it raises RequestTimeoutError or ServiceNotAvailableError."""
+    """Reads and commits the offsets of one consumer group. Thread-safe. Calls may be repeated. A call retries while a
+    broker restarts; after its timeout it raises RequestTimeoutError or ServiceNotAvailableError."""
 
     def __init__(self, group: str) -> None:
         self.group = group
@@ -38,8 +38,8 @@ class GroupOffsets:
     def check_broadcast(
         self, broker_name: str, timeout_s: float = OFFSETS_TIMEOUT_S, topics: Sequence[str] = ()
     ) -> None:
-        """Check that the group may consume in BROADCASTING mode, and may read `topics`. Raises NoPermissionError if
-        not."""
+        """Check that the group may consume in BROADCASTING mode, and may read `topics`. Raises NoPermissionError if it
+        may not."""
         broker = self._broker(broker_name)
         persist_until(
             time.monotonic() + timeout_s,
@@ -53,7 +53,8 @@ class GroupOffsets:
         `query` chooses, and return that offset.
 
         The call fences commits with an older `generation`. Generation 0, for a consumer that is no member of the group,
-        fences nothing. Raises GroupNotExistError, TopicNotExistError.
+        fences nothing. Raises GroupNotExistError or TopicNotExistError if the group or the queue's topic does not
+        exist.
         """
         broker = self._broker(queue.broker_name)
         offset: QueueOffset = persist_until(
@@ -70,8 +71,8 @@ class GroupOffsets:
     ) -> dict[MessageQueue, QueueOffset]:
         """Return the start offsets of many queues, as `start_offset` does. `generations`: the generation that granted
         each queue. The brokers are called one after another. The result omits queues whose topic does not exist or may
-        not be read; `start_offset` raises the reason. Raises GroupNotExistError. If a broker is unreachable, its error
-        is raised for all queues."""
+        not be read; `start_offset` raises the reason. Raises GroupNotExistError if the group does not exist. If a
+        broker is unreachable, its error is raised for all queues."""
         tables: dict[str, dict[str, dict[int, int]]] = {}
         for queue, generation in generations.items():
             tables.setdefault(queue.broker_name, {}).setdefault(queue.topic, {})[queue.queue_id] = generation
@@ -121,10 +122,10 @@ class GroupOffsets:
     def commit_offsets(
         self, commits: Mapping[MessageQueue, OffsetCommit], timeout_s: float = OFFSETS_TIMEOUT_S
     ) -> CommitAnswer:
-        """Commit the offset of the next message to consume, for each queue. The commits are durable on return, except
-        for queues that the answer lists as fenced, gone or reset.
+        """Commit offsets: for each queue, the offset of the next message to consume. The commits are durable on return,
+        except for queues that the answer lists as fenced, gone or reset.
 
-        The brokers are called at the same time. If one fails, its error is raised, and the commits at the other brokers
+        The brokers are called at the same time. If one call fails, its error is raised; commits at the other brokers
         are durable. Repeating the call is safe.
         """
         tables: dict[str, dict[str, dict[int, OffsetCommit]]] = defaultdict(lambda: defaultdict(dict))
@@ -160,7 +161,7 @@ class GroupOffsets:
 
 
 def _in_parts(table: Mapping[str, Mapping[int, int]]) -> Iterator[dict[str, Mapping[int, int]]]:
-    """Split a table of queues by topic into smaller tables, each with whole topics and about STARTS_PER_CALL
+    """Split a table of queues by topic into smaller tables. Each of them has whole topics and about STARTS_PER_CALL
     queues."""
     part: dict[str, Mapping[int, int]] = {}
     for topic, by_queue in table.items():

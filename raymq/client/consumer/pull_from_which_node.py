@@ -1,10 +1,10 @@
 """PullFromWhichNode chooses the replica from which a consumer reads each queue, as RocketMQ's pullFromWhichNode does.
 
 The choice is the master, unless an answer named another replica, or the last replica failed. For AVOID_S after a
-failure a replica is not chosen if another replica remains. After STAY_S on another replica the consumer tries the
-master again, because a slave that has lost its master cannot detect that other clients still reach the master.
+failure, a replica is not chosen if there is another replica. After STAY_S on another replica the consumer tries the
+master again. A slave that has lost its connection to the master cannot detect that clients still reach the master.
 
-This module uses no threads, no clock and no calls; times are in s. The state ends with the process.
+This module uses no threads, no clock and no remote calls; times are in s. The state is lost when the process ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STAY_S: Final = 30.0
 
 
 class PullFromWhichNode:
-    """The replicas that one consumer instance reads from, by the names of storage actors."""
+    """The replicas from which one consumer instance reads its queues, by the names of storage actors."""
 
     def __init__(self) -> None:
         self._preferred: dict[MessageQueue, tuple[str, float]] = {}
@@ -33,8 +33,8 @@ class PullFromWhichNode:
         return left[0] if left else min(order, key=lambda name: self._avoided_until_s[name])
 
     def answered(self, queue: MessageQueue, name: str, pull_from: str, now_s: float) -> bool:
-        """Record that `name` has answered for a queue. `pull_from` names the replica to read from next; empty for
-        `name` itself. Returns True if the queue's replica must be chosen again."""
+        """Record that the replica `name` has answered for a queue. `pull_from`: the replica to read from next; empty
+        for `name` itself. Returns True if the queue's replica must be chosen again."""
         self._avoided_until_s.pop(name, None)
         known, until_s = self._preferred.get(queue, ("", 0.0))
         if known != (pull_from or name):

@@ -1,4 +1,5 @@
-"""One-time reads from a queue, for `Broker.pull` and `Admin`: one fetch, decoded and filtered by tag text.
+"""One-time reads from a queue, for `Broker.pull` and `Admin`: one fetch, which is decoded and filtered by its tags'
+text.
 
 A damaged record becomes a damaged message (`raymq.records.format.decode`); all other records are decoded.
 """
@@ -36,8 +37,8 @@ def pull_messages(
 ) -> PullResult:
     """Return up to `max_messages` messages of `queue` from `offset`. Waits up to `wait_s` for the first message.
 
-    Raises InvalidArgumentError for a queue that the topic does not have, a negative offset or numbers out of bounds,
-    and OffsetOutOfRangeError for an offset that the queue does not hold.
+    Raises InvalidArgumentError if the topic does not have the queue, if `offset` is negative, or if a number is out of
+    bounds. Raises OffsetOutOfRangeError if the queue does not hold `offset`.
     """
     if not 0 <= queue.queue_id < read_queue_nums:
         raise InvalidArgumentError(
@@ -63,8 +64,8 @@ class FetchedRecord(NamedTuple):
     record: memoryview
 
     def alone(self) -> MessageExt:
-        """Decode the message alone, so that it does not keep the whole fetch in memory. The body is not decompressed
-        yet."""
+        """Return the message decoded from a copy of its own record, so that it does not keep the whole fetch in memory.
+        The body is not decompressed yet."""
         return self.message if self.message.record_damaged else read_alone(bytes(self.record), self.message.queue)
 
 
@@ -73,7 +74,7 @@ _FIRST: Final = np.zeros(1, np.int64)
 
 def read_alone(record: bytes, queue: MessageQueue) -> MessageExt:
     """Decode the message of one record of `queue`, damaged or not. The body is decompressed at each access. A queue id
-    of -1 stands for several queues."""
+    of -1 means that the record may be in any queue."""
     [message] = read_messages(
         record, _FIRST, broker_name=queue.broker_name, places=RecordPlaces(queue), keeps_bodies=False
     )
@@ -83,12 +84,12 @@ def read_alone(record: bytes, queue: MessageQueue) -> MessageExt:
 def read_fetched(
     records: bytes, queue: MessageQueue, first_offset: int = -1, next_offset: int = -1
 ) -> list[FetchedRecord]:
-    """Decode the messages of `records`, which were fetched from `queue` from offset `first_offset` on, in order.
+    """Decode the messages of `records`, in order. The records were fetched from `queue` from offset `first_offset` on.
 
     A damaged record becomes a damaged message; adjacent damaged records may become one message. The offset of a damaged
     message is derived from its neighbours, or from the offsets of the fetch if each offset has a record. `next_offset`
-    is the offset after the last record. A queue id of -1 stands for several queues. Bodies are decompressed at each
-    access.
+    is the offset after the last record. A queue id of -1 means that the records are from several queues. Bodies are
+    decompressed at each access.
     """
     if not records:
         return []
@@ -110,8 +111,8 @@ def read_fetched(
 
 
 def _offset_of(messages: Sequence[MessageExt], row: int, following: int) -> int:
-    """Return the queue offset of the damaged record `row`. `following`: the lowest possible offset of the record; -1 if
-    unknown."""
+    """Return the queue offset of the damaged record with index `row`. `following`: the lowest possible offset of the
+    record; -1 if unknown."""
     if following >= 0:
         return following
     behind = next((at for at in range(row + 1, len(messages)) if not messages[at].record_damaged), None)
@@ -119,7 +120,8 @@ def _offset_of(messages: Sequence[MessageExt], row: int, following: int) -> int:
 
 
 def _placed(message: MessageExt, queue: MessageQueue, queue_offset: int) -> MessageExt:
-    """Return a damaged message with this queue offset, unless the message already has an offset."""
+    """Return a damaged message with `queue_offset` as its offset. A message that already has an offset is returned
+    unchanged."""
     error = message.body_error
     assert error is not None
     if message.queue_offset >= 0:
@@ -144,8 +146,8 @@ def has_text(message: MessageExt, text: bytes) -> bool:
 
 
 def stored_times(messages: Sequence[MessageExt]) -> list[int]:
-    """Return the store times of messages of one store, in ms since 1970, in order. A damaged message gets the time of
-    the message before it, or otherwise of the first intact message after it."""
+    """Return the store times of messages of one store, in ms since 1970, in the order of the messages. A damaged
+    message gets the time of the message before it, or, without such a message, of the first intact message after it."""
     last = next((message.store_timestamp_ms for message in messages if not message.record_damaged), 0)
     times = []
     for message in messages:

@@ -1,4 +1,5 @@
-"""QueueLookup looks up data of any queue, held or not: the queues of a topic, their bounds, and offsets by time.
+"""QueueLookup looks up data of any queue, whether a consumer holds it or not: the queues of a topic, their offset
+bounds, and offsets by time.
 
 QueueWatch calls a program's listener when a topic's queues change (RocketMQ's TopicMessageQueueChangeListener).
 """
@@ -24,14 +25,14 @@ from raymq.remoting.storage_clients import StorageClients, call_master
 logger = logging.getLogger(__name__)
 
 LOOKUP_TIMEOUT_S: Final = 10.0
-"""Timeout in s of a lookup for one queue; long enough for a restart of the queue's storage actor."""
+"""Timeout in s of a lookup for one queue. It allows for a restart of the queue's storage actor."""
 LOOKUP_ATTEMPT_TIMEOUT_S: Final = 5.0
 
 T = TypeVar("T")
 
 
 class QueueLookup:
-    """Lookups of queues, bounds and offsets, by calls to NameServers and storage actors. Thread-safe."""
+    """Looks up queues, their bounds and their offsets, by calls to NameServers and storage actors. Thread-safe."""
 
     def __init__(self, routes: RouteCache, storages: StorageClients, names: Namespace = NO_NAMESPACE) -> None:
         self._names = names
@@ -40,15 +41,15 @@ class QueueLookup:
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """Return a topic's readable queues, sorted, from the current routes of the NameServers. Raises
-        TopicNotExistError, IllegalNameError. Raises ServiceNotAvailableError or RequestTimeoutError if no NameServer
-        answers within 10 s."""
+        TopicNotExistError if the topic does not exist, and IllegalNameError if its name is illegal. Raises
+        ServiceNotAvailableError or RequestTimeoutError if no NameServer answers within 10 s."""
         stored = self._names.wrap(check_topic(topic))
         self._routes.invalidate(stored)
         return self._names.shown_queues(self._routes.wait(stored, LOOKUP_TIMEOUT_S).subscribe_queues)
 
     def check(self, queue: MessageQueue) -> MessageQueue:
-        """Return the queue under its stored name if its topic has the queue. Raises TopicNotExistError or
-        InvalidArgumentError otherwise."""
+        """Check that a queue exists, and return it with its stored topic name. Raises TopicNotExistError or
+        InvalidArgumentError if the topic or the queue does not exist."""
         queue = checked_queue("queue", queue)
         stored = self._names.queue(queue)
         if stored not in self._routes.wait(check_topic(stored.topic), LOOKUP_TIMEOUT_S).subscribe_queues:
@@ -58,7 +59,7 @@ class QueueLookup:
         return stored
 
     def bounds(self, queue: MessageQueue) -> QueueBounds:
-        """Return the bounds of the offsets that a queue holds."""
+        """Return the lowest and highest offsets that a queue holds."""
         return self._persist(
             queue,
             lambda stored, storage, left_s: storage.queue_bounds(
@@ -75,8 +76,8 @@ class QueueLookup:
         return {queue: self.bounds(queue).max_offset for queue in queues}
 
     def offsets_for_times(self, times_ms: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """Return, for each queue, the offset of the first message stored at or after a time in ms since 1970, limited
-        to the queue's bounds."""
+        """Return, for each queue, the offset of the first message stored at or after a time in ms since 1970. The
+        result is within the queue's bounds."""
         return {queue: self._offset_for(queue, time_ms) for queue, time_ms in times_ms.items()}
 
     def _offset_for(self, queue: MessageQueue, time_ms: int) -> int:
@@ -88,19 +89,20 @@ class QueueLookup:
         )
 
     def _persist(self, queue: MessageQueue, call: Callable[[MessageQueue, StorageClient, float], T]) -> T:
-        """Make a repeatable call to the queue's storage actor. The call is retried over a restart of the actor and over
-        a change of master, for up to LOOKUP_TIMEOUT_S."""
+        """Make a repeatable call to the queue's storage actor. If the actor restarts or the master changes, the call is
+        retried for up to LOOKUP_TIMEOUT_S."""
         stored = self.check(queue)
         return call_master(self._routes, self._storages, stored, LOOKUP_TIMEOUT_S, partial(call, stored))
 
 
 QueueChangeListener = Callable[[str, list[MessageQueue]], None]
-"""Listener that is called with the topic and the topic's queues, sorted."""
+"""Listener that is called with a topic and the topic's queues, sorted, after the queues have changed."""
 
 
 @dataclass(slots=True)
 class _Watched:
-    """A registered listener; `known` holds the topic's queues at the last check."""
+    """A registered listener for changes of a topic's queues. `known` holds the topic's queues at the last
+    check."""
 
     topic: str
     callback: QueueChangeListener
@@ -108,8 +110,8 @@ class _Watched:
 
 
 class QueueWatch:
-    """Checks topics for changed queues every `interval_s` in a separate thread, which also calls the listeners, one
-    after another.
+    """Checks topics for changed queues every `interval_s` in a separate thread. The same thread calls the listeners,
+    one after another.
 
     `queues_of(topic)` returns a topic's current queues. While it raises a RaymqError (no NameServer answers, or the
     topic does not exist), no listener of that topic is called.
@@ -125,8 +127,8 @@ class QueueWatch:
         self._thread: threading.Thread | None = None
 
     def register(self, topic: str, callback: QueueChangeListener) -> None:
-        """Register a listener: `callback` is called when the topic's queues differ from the current ones, and at each
-        later change."""
+        """Register a listener. `callback` is called each time that a check finds that the topic's queues have changed,
+        compared with the queues at registration or at the last change."""
         watched = _Watched(topic, callback, self._queues_of(topic))
         with self._lock:
             self._watched.append(watched)
@@ -135,8 +137,8 @@ class QueueWatch:
                 self._thread.start()
 
     def stop(self) -> None:
-        """Stop calling listeners. Does not wait for a running listener call, which may be the caller of this
-        method."""
+        """Stop calling listeners. Does not wait for a running listener call, because that call may be the caller of
+        this method."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -157,5 +159,5 @@ class QueueWatch:
         entry.known = queues
         try:
             entry.callback(entry.topic, list(queues))
-        except Exception:  # a failure in the program's listener must not stop the calls of other listeners
+        except Exception:  # an exception in the program's listener must not stop the calls of other listeners
             logger.exception("the queue-change listener of topic %s failed", entry.topic)

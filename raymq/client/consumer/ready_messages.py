@@ -1,8 +1,8 @@
-"""Ready messages of a consumer, which it could fetch but has not fetched: their number, and the age of the first
+"""Counts a consumer's ready messages, which it could fetch but has not fetched: their number, and the age of the first
 message.
 
 For metrics only. Every 10 s one call per broker group requests the numbers of the queues that may have ready messages.
-A queue whose fetch waits for a message is at its end, so no call includes this queue.
+If a queue's fetch waits for a message, all its messages were fetched, so no call includes this queue.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from raymq.remoting.storage_clients import StorageClients, call_master
 from raymq.telemetry.metrics.client_figures import ConsumerFigures
 
 QUEUES_MAX: Final = 1024
-"""Maximum number of queues of one broker group in a call. Other queues keep their last known metrics."""
+"""Maximum number of queues of one broker group in a call about ready messages. Other queues keep their last known
+metrics."""
 FIRST_MESSAGES_MAX_BYTES: Final = 1 << 20
-"""Maximum bytes of first messages that one call reads. The ages of further first messages remain unknown."""
+"""Maximum bytes that one call reads of the queues' first messages. The age of a first message that is not read stays
+unknown."""
 READY_TIMEOUT_S: Final = 2.0
 
 logger = logging.getLogger(__name__)
 
 
 class QueueState(NamedTuple):
-    """Metrics state of one queue of a consumer: `figures` without `ready` and `queueing_ms`, the next offset to fetch,
-    and the last known visible end. `ask`: True if the queue may have more messages."""
+    """State of one queue of a consumer, for metrics: `figures` without `ready` and `queueing_ms`, the next offset to
+    fetch, and the last known visible end. `ask`: True if the queue may have more messages."""
 
     queue: MessageQueue
     figures: ConsumerFigures

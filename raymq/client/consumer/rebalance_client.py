@@ -1,7 +1,7 @@
 """RebalanceClient sends the heartbeats of all members in a program to the Rebalance actors, and passes the answers to
 the members.
 
-    membership = client.join(group, source)   the client asks `source` for a heartbeat about once a second
+    membership = client.join(group, source)   the client requests a heartbeat from `source` about once a second
     membership.beat_soon()                    something has changed that others wait for
     membership.leave(farewell)                the member leaves its group
 
@@ -10,8 +10,8 @@ actor. One thread per actor makes these calls. So a program with many consumers 
 program with one consumer, and an actor that hangs delays only its own groups.
 
 The group's name determines the group's home actor. If this actor does not answer within REBALANCE_CALL_TIMEOUT_S, the
-client asks the next actor in the ring. That actor names the holder of the group's slot, or finally takes the slot over
-(actors.core.rebalance.slot_lease). A member ignores an assignment that is older than one it has seen.
+client calls the next actor in the ring. That actor names the holder of the group's slot, or finally takes the slot over
+(actors.core.rebalance.slot_lease). A member ignores an assignment if it has already received a newer one.
 """
 
 from __future__ import annotations
@@ -45,20 +45,21 @@ from raymq.remoting.route_cache import RouteCache
 
 REBALANCE_CALL_TIMEOUT_S: Final = 3.0
 REBALANCE_FIRST_TIMEOUT_S: Final = 10.0
-"""Timeout in s of the first call to an actor, which may just have been started."""
+"""Timeout in s of the first call to a Rebalance actor, because the actor may just have been started."""
 START_REBALANCE_TIMEOUT_S: Final = 10.0
 LEAVE_TIMEOUT_S: Final = 3.0
 RESET_TIMEOUT_S: Final = 20.0
 AGAIN_S: Final = 0.25
-"""Pause in s before a heartbeat that no actor has accepted is resent."""
+"""Pause in s before a heartbeat is resent that no Rebalance actor has accepted."""
 SOON_S: Final = 0.05
-"""First pause in s before the next heartbeat, if the group's answer was incomplete; the pause doubles each
-time."""
+"""First pause in s before the next heartbeat, if the group's answer was incomplete. The pause doubles with each further
+incomplete answer."""
 TURNS_MAX: Final = 3
 """Maximum number of times in a row that a heartbeat is resent without a pause (with a new session, or to another
 actor)."""
 CHECK_TIMEOUT_S: Final = 1.0
-"""Timeout in s of the check, before a consumer joins its group, that the members have the same subscription."""
+"""Timeout in s of the check that the members of a group have the same subscription. A consumer makes it before it joins
+its group."""
 SILENCE_S: Final = 5.0
 """Time in s without an answer from the group after which a member gets an error."""
 IDLE_LINK_S: Final = 10.0
@@ -67,41 +68,45 @@ logger = logging.getLogger(__name__)
 
 
 class HeartbeatSource(Protocol):
-    """Interface of one member. The client's threads call its methods one at a time; the methods must not block."""
+    """Interface of one member that sends heartbeats. The client's threads call its methods one at a time; the methods
+    must not block."""
 
     def next_heartbeat(self) -> GroupHeartbeat | None:
-        """Return the heartbeat to send now; None to send none this time. RebalanceClient sets the session, sequence and
-        generation."""
+        """Return the heartbeat to send now, or None to send no heartbeat this time. RebalanceClient sets its session,
+        sequence and generation."""
 
     def assigned(self, assignment: GroupAssignment, sent_s: float) -> None:
-        """Apply the group's answer to a heartbeat that was created after `sent_s`."""
+        """Apply the group's answer to a heartbeat. The heartbeat was created after `sent_s`."""
 
     def unanswered(self, error: RaymqError) -> None:
-        """Called if the group does not answer. The current assignment stays valid until the session times out."""
+        """Called if the group does not answer the member's heartbeat. The current assignment stays valid until the
+        session times out."""
 
     def refused(self, error: SubscriptionConflictError) -> None:
         """Called if the group does not accept the member, because other members have another subscription."""
 
 
 class ServerChoice:
-    """Chooses the Rebalance actor to which a group's heartbeats are sent, from the answers of the actors."""
+    """Chooses the Rebalance actor that receives a group's heartbeats. The actors' answers determine the choice."""
 
     def __init__(self, group: str) -> None:
         self._slot = slot_of(group)
         self._name: str | None = None
 
     def server(self, names: Sequence[str]) -> str | None:
-        """Return the actor to call next. `names`: the running actors. Returns None if no actor is known."""
+        """Return the Rebalance actor to call next. `names`: the running actors. Returns None if no actor is
+        known."""
         if names and self._name is None:
             self._name = names[self._slot % len(names)]
         return self._name
 
     def redirected(self, holder: str) -> None:
-        """Use the actor `holder`, because another actor has named it as the holder of the group's slot."""
+        """Use the Rebalance actor `holder`, because another actor has named it as the holder of the group's
+        slot."""
         self._name = holder
 
     def failed(self, names: Sequence[str]) -> None:
-        """Use the next actor in the ring, because the current actor did not answer."""
+        """Use the next Rebalance actor in the ring, because the current actor did not answer."""
         known = self._name in names
         self._name = names[(names.index(self._name) + 1) % len(names)] if known and self._name else None
 
@@ -114,22 +119,25 @@ class HeartbeatElision:
         self._heard: GroupAssignment | None = None
 
     def allows(self, heartbeat: GroupHeartbeat) -> bool:
-        """True if the group has already received this heartbeat in full. Session, sequence and generation are not
-        compared."""
+        """True if the group has already received a full heartbeat with the same content. Session, sequence and
+        generation are not compared."""
         return self._heard is not None and heartbeat == self._said
 
     @property
     def assignment(self) -> GroupAssignment | None:
-        """The last full answer, to which short heartbeats may refer; None if the next heartbeat must be full."""
+        """The group's last full answer, to which short heartbeats may refer; None if the next heartbeat must be
+        full."""
         return self._heard
 
     def heard(self, heartbeat: GroupHeartbeat, answer: GroupAssignment) -> None:
-        """Record the answer to a heartbeat. `heartbeat` is given without session, sequence and generation."""
+        """Record the group's answer to a heartbeat. `heartbeat` is given without session, sequence and
+        generation."""
         settled = answer.queues == heartbeat.holding and not answer.incomplete and not heartbeat.leaving
         self._said, self._heard = (heartbeat, answer) if settled else (None, None)
 
     def forget(self) -> None:
-        """Send the next heartbeat in full, because the group may have lost or never received the last one."""
+        """Make the next heartbeat a full heartbeat, because the group may have lost or never received the last
+        one."""
         self._said = self._heard = None
 
 
@@ -141,9 +149,9 @@ class Membership:
         self.source = source
         self.choice = ServerChoice(group)
         self.due_s = 0.0
-        """Time at which the next heartbeat is sent. The client's lock guards this field and `wanted`."""
+        """Time at which the member's next heartbeat is sent. The client's lock guards this field and `wanted`."""
         self.wanted = False
-        """True if another heartbeat must follow the heartbeat in flight."""
+        """True if another heartbeat of this member must follow the heartbeat in flight."""
         self.farewell: GroupHeartbeat | None = None
         self.gone = threading.Event()
         self._client = client
@@ -156,12 +164,13 @@ class Membership:
         self._silent_since_s = time.monotonic()
 
     def beat_soon(self) -> None:
-        """Send a heartbeat at once, because a change has happened that other members wait for."""
+        """Send a heartbeat at once, because other members wait for a change of this member."""
         self._client.wake(self)
 
     def leave(self, farewell: GroupHeartbeat, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
-        """Send the last heartbeat, which announces that the member leaves. Returns when the group has answered. If the
-        group does not answer within `timeout_s`, the member's session expires there."""
+        """Send the member's last heartbeat, which announces that the member leaves. Returns when the group has
+        answered. If the group does not answer within `timeout_s`, it keeps the member until the member's session
+        expires."""
         self.farewell = farewell
         self._client.wake(self)
         if not self.gone.wait(timeout_s):
@@ -169,8 +178,8 @@ class Membership:
         self._client.forget(self)
 
     def numbered(self) -> Heartbeat | None:
-        """Return the next heartbeat with the session, the next sequence number and the latest generation. The heartbeat
-        is short if its content has not changed. Returns None if the member sends no heartbeat now."""
+        """Return the member's next heartbeat, with the session, the next sequence number and the latest generation. If
+        its content has not changed, the heartbeat is short. Returns None if the member sends no heartbeat now."""
         heartbeat = self.farewell or self.source.next_heartbeat()
         if heartbeat is None:
             return None
@@ -181,7 +190,8 @@ class Membership:
         return replace(heartbeat, session=self._session, sequence=self._sequence, generation=self._generation)
 
     def answered(self, heartbeat: Heartbeat, answer: HeartbeatAnswer, sent_s: float) -> float | None:
-        """Apply an answer. Returns the pause in s until the next heartbeat; None for the usual interval."""
+        """Apply the group's answer to a heartbeat. Returns the pause in s until the next heartbeat; None for the usual
+        interval."""
         if isinstance(answer, SteadyAnswer):
             return self._answered_in_short(answer, sent_s)
         self._steadiness.forget()
@@ -207,7 +217,7 @@ class Membership:
                 self.gone.set()
             return None
         if answer.generation < self._generation:
-            # the answer of an actor that was superseded; ignore it, the next answer will be of the newer generation
+            # Ignore the answer of an actor that was superseded. The next answer will have the newer generation.
             return None
         self._generation, self._silent_since_s = answer.generation, time.monotonic()
         self.source.assigned(answer, sent_s)
@@ -226,7 +236,7 @@ class Membership:
         return None
 
     def failed(self, error: RaymqError, names: Sequence[str]) -> float:
-        """Record that a call failed. Returns the pause in s until the next call."""
+        """Record that a heartbeat call failed. Returns the pause in s until the next call."""
         self._steadiness.forget()
         self.choice.failed(names)
         self._silent(error)
@@ -247,7 +257,7 @@ class RebalanceClient:
     def __init__(self, routes: RouteCache) -> None:
         self._directory = RebalanceDirectory(routes)
         self._lock = threading.Lock()
-        """Guards all attributes below, and the members' `due_s` and `wanted`."""
+        """Guards all attributes that are assigned below, and the members' `due_s` and `wanted`."""
         self._members: dict[Membership, _Link] = {}
         self._links: dict[str | None, _Link] = {}
         self._phase_s = random.random() * MEMBER_HEARTBEAT_INTERVAL_S
@@ -368,10 +378,11 @@ class RebalanceClient:
         return answers
 
     def _schedule(self, pauses: Iterable[tuple[Membership, float | None]]) -> None:
-        """Set the times of the members' next heartbeats, and assign the members to the threads that send the
+        """Set the times of the members' next heartbeats, and assign each member to the thread that sends its
         heartbeats."""
         interval_s, now_s = MEMBER_HEARTBEAT_INTERVAL_S, time.monotonic()
-        # All members use the same time of each second, whenever they joined, so that one call carries all heartbeats.
+        # All members send at the same time of each second, whenever they joined. So one call carries all their
+        # heartbeats.
         usual_s = now_s + interval_s - (now_s + self._phase_s) % interval_s
         with self._lock:
             for membership, pause_s in pauses:
@@ -392,8 +403,8 @@ class RebalanceClient:
 
 
 class _Link:
-    """One Rebalance actor, the thread that calls it, and the members whose heartbeats the actor receives. Without a
-    name: the thread that finds the running Rebalance actors."""
+    """One Rebalance actor, the thread that calls it, and the members whose heartbeats the actor receives. If the name
+    is empty, the thread finds the running Rebalance actors instead."""
 
     def __init__(self, name: str | None, lock: threading.Lock) -> None:
         self.name = name
@@ -404,23 +415,23 @@ class _Link:
 
 
 class RebalanceDirectory:
-    """The running Rebalance actors of the cluster. A broker starts them if none runs."""
+    """The running Rebalance actors of the cluster. If no Rebalance actor runs, a broker starts them."""
 
     def __init__(self, routes: RouteCache) -> None:
         self._routes = routes
         self._brokers: list[str] = []
         self.names: tuple[str, ...] = ()
-        """Names of the actors; empty while unknown."""
+        """Names of the running Rebalance actors; empty while unknown."""
 
     def find(self) -> None:
-        """Find the running actors, or ask a broker to start them. Raises RaymqError if no actor runs and no broker
-        answers."""
+        """Find the running Rebalance actors, or request a broker to start them. Raises RaymqError if no actor runs and
+        no broker answers."""
         found = running_servers()
         self.names = found or self._start()
 
     def failed(self, error: RaymqError) -> None:
-        """Record that a call to a Rebalance actor failed. If the actor is gone for good, the actors must be found or
-        started again."""
+        """Record that a call to a Rebalance actor failed. If the actor has ended and will not restart, the actors must
+        be found or started again."""
         if isinstance(error, ActorGoneError):
             self.names = ()
 
@@ -434,7 +445,7 @@ class RebalanceDirectory:
         raise failure
 
     def _broker_names(self) -> list[str]:
-        """Return the brokers of the cluster. While no NameServer answers, return the last known brokers."""
+        """Return the names of the cluster's brokers. While no NameServer answers, returns the last known names."""
         try:
             self._brokers = sorted(self._routes.brokers())
         except RaymqError:
@@ -450,7 +461,7 @@ def running_servers() -> tuple[str, ...]:
 
 
 def call_holder(group: str, method: str, timeout_s: float) -> Any:
-    """Call a method of the Rebalance actor that holds a group, with the group as its argument. Returns None if no
+    """Call a method of the Rebalance actor that holds a group. The group is the method's argument. Returns None if no
     Rebalance actor runs. Safe to repeat. Raises RequestTimeoutError or ServiceNotAvailableError if the actor does not
     answer."""
     choice = ServerChoice(group)
@@ -480,8 +491,8 @@ def call_holder(group: str, method: str, timeout_s: float) -> Any:
 def check_expressions(
     group: str, member: str, expressions: Mapping[str, str], timeout_s: float = CHECK_TIMEOUT_S
 ) -> None:
-    """Raise SubscriptionConflictError if a member of the group other than `member` subscribes to one of these topics
-    with another expression. `expressions`: expressions by topic, as administrators see them. If no Rebalance actor
+    """Raise SubscriptionConflictError if another member of the group than `member` subscribes to one of these topics
+    with another expression. `expressions`: expressions by topic, in the form for administrators. If no Rebalance actor
     answers in time, nothing is raised; later heartbeats report the conflict."""
     try:
         described = call_holder(group, "describe_group", timeout_s)
@@ -498,15 +509,15 @@ def check_expressions(
 def offsets_reset(group: str, timeout_s: float = RESET_TIMEOUT_S) -> None:
     """Notify a group's members, by their next heartbeats, that brokers have reset offsets of the group.
 
-    Safe to repeat. A group without members is no error. An actor that has just died is no error either: the next
-    actor's offsets version is new to every member. Raises RequestTimeoutError or ServiceNotAvailableError if no actor
-    answers for the group; its members then see the reset at their next commit.
+    Safe to repeat. A group without members is not an error. Neither is a Rebalance actor that has just died, because
+    every member finds that the next actor's offsets version is new. Raises RequestTimeoutError or
+    ServiceNotAvailableError if no actor answers for the group; its members then get the reset with their next commit.
     """
     call_holder(group, "offsets_reset", timeout_s)
 
 
 def _runs(actor: ActorRef) -> bool:
-    """True if the actor runs or is restarting."""
+    """True if the Rebalance actor runs or is restarting."""
     try:
         actor.handle()
     except ServiceNotAvailableError:

@@ -1,9 +1,9 @@
 """Subscription selects the messages of a topic that a consumer wants: by tag, by a filter expression, or by a
 predicate.
 
-A filter expression is evaluated where the messages are found, in the store or in its mapped files. Tags are checked
-twice, because two tags may share a hash code (spec/messaging.md §8). The tag codes in the consume queue exclude
-messages without reading them. The tag's text is checked after the message is decoded.
+A filter expression is evaluated by the reader that finds the messages, in the store or in its mapped files. Tags are
+checked twice, because two tags may share a hash code (spec/messaging.md §8). First, the tag codes in the consume queue
+exclude messages without reading them. Then the tag's text is checked after the message is decoded.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Expressions = Expression | Mapping[str, Expression]
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """The subscription of one topic: the wanted tags, the filter expression `sql`, or the `predicate`. Empty `tags`
-    exclude no message; `tag_codes` is then None. `expression` is the text of the subscription."""
+    """The subscription of one topic: the wanted tags, the filter expression `sql`, or the `predicate`. If `tags` is
+    empty, no message is excluded by its tag, and `tag_codes` is None. `expression` is the text of the subscription."""
 
     topic: str
     expression: str
@@ -42,7 +42,7 @@ class Subscription:
         """Create a subscription from ``"A || B"``, a filter expression or a predicate. None, the empty string and
         ``"*"`` select all messages.
 
-        Raises IllegalNameError for an illegal topic name, and InvalidArgumentError for an expression that names no tag.
+        Raises IllegalNameError if the topic name is illegal, and InvalidArgumentError if an expression names no tag.
         """
         check_topic(topic)
         if isinstance(expression, Predicate):
@@ -66,8 +66,8 @@ class Subscription:
 
     @property
     def description(self) -> str:
-        """The expression as administrators see it, and as group members compare it: sorted tags, or another expression
-        with the name of its language."""
+        """The subscription's expression, for administrators and for comparison between group members. It is the sorted
+        tags, or another expression with the name of its language."""
         if self.predicate is not None:
             return self.predicate.text
         if self.sql is not None:
@@ -75,6 +75,7 @@ class Subscription:
         return " || ".join(sorted(self.tags)) or ALL
 
     def matches(self, tags: str | None) -> bool:
-        """True if a message with this tag text is wanted: the exact check after the check of tag codes. Always True
-        without tags, because a filter expression or a predicate was already checked where the message was found."""
+        """True if a message with this tag text is wanted. This is the exact check, after the check of tag codes. Always
+        True if the subscription has no tags: a filter expression or a predicate was checked when the message was found.
+        """
         return not self.tags or tags in self.tags

@@ -1,4 +1,5 @@
-"""UnreadableLog counts and logs the messages that a consumer cannot read (policy: raymq.records.format.decode)."""
+"""UnreadableLog counts and logs the messages that a consumer cannot read (raymq.records.format.decode has the
+policy)."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from raymq.common.errors import BodyUnreadableError
 from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES
 
 LOG_PAUSE_S: Final = 10.0
-"""Minimum time in s between two log lines of a consumer about unreadable messages. A line gives the number of messages
-that were not logged in between."""
+"""Minimum time in s between two log lines of a consumer about unreadable messages. A line has the number of messages
+that were not logged since the previous line."""
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +26,9 @@ class UnreadableLog:
     def __init__(self, group: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._group, self._clock = group, clock
         self._lock = threading.Lock()
-        """Guards the attributes below."""
+        """Guards the attributes that are assigned below."""
         self.count = 0
-        """Number of unreadable messages so far."""
+        """Number of unreadable messages that were counted so far."""
         self._unlogged = 0
         self._next_s = -float("inf")
 

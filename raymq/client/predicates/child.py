@@ -5,9 +5,9 @@ inherited file descriptors.
            ◀────────── PredicateAnswer ────────────── socket ◀──
            ◀── the present message, the matches ───── memory ◀──  also readable after this process has died
 
-This process holds only the user's function and the code to read messages. SIGALRM ends a call that takes too long, by
-ending the process, even if the function holds the interpreter and never returns from C. The process ends when its
-runner closes the connection.
+This process holds only the user's function and the code to read messages. If a call takes too long, SIGALRM ends the
+process, even if the function holds the interpreter and never returns from C code. The process ends when its runner
+closes the connection.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ TRACEBACK_MAX = 4000
 
 
 class PredicateMain:
-    """Calls one predicate function for the records that Evaluate frames name."""
+    """Calls one predicate function for the records that the runner's Evaluate frames name."""
 
     def __init__(self, function: Callable[[MessageExt], Any], load: Load, progress: SharedProgress) -> None:
         self._function, self._load, self._progress = function, load, progress
         self._log: tuple[StoreLog, LogReader] | None = None
         self._set_again_s = 0.0
-        """Time from which the timer must be set again before a call."""
+        """Time from which the alarm timer must be set again before a call of the predicate."""
 
     def evaluate(self, frame: Evaluate) -> PredicateAnswer:
-        """Call the function for each record, within the frame's time budget."""
+        """Call the predicate function for each record, within the frame's time limit."""
         try:
             records = self._find(frame)
         except (DataLossError, OSError):
@@ -79,8 +79,8 @@ class PredicateMain:
         self._progress.at(index)
         now_s = time.monotonic()
         if now_s >= self._set_again_s:
-            # Setting a timer is a system call, so do not set it for each message: each call gets its time limit, or
-            # slightly more.
+            # Setting a timer is a system call, so do not set it for each message. A call may therefore take slightly
+            # longer than its time limit.
             slack_s = self._load.timeout_s / 8
             signal.setitimer(signal.ITIMER_REAL, self._load.timeout_s + slack_s)
             self._set_again_s = now_s + slack_s
@@ -109,7 +109,7 @@ class PredicateMain:
 
 
 def main(socket_fd: int, memory_fd: int) -> None:
-    """Load the function, and answer Evaluate frames until the runner closes the connection."""
+    """Load the predicate function, and answer Evaluate frames until the runner closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the consuming program, not for this process
     connection = socket.socket(fileno=socket_fd)
     progress = SharedProgress(mmap.mmap(memory_fd, 0))

@@ -21,15 +21,15 @@ from raymq.records.format.memory_records import LocatedRecords
 from raymq.records.kernels.messages import read_messages
 
 REASON_MAX: Final = 1000
-"""Maximum number of characters kept of an exception's text."""
+"""Maximum number of characters of an exception's text that are kept as the reason of a failure."""
 
 
 class Calls(NamedTuple):
-    """Result of calling a predicate for messages, in order. The first `decided` messages are decided.
+    """Result of calling a predicate for messages, in order. The predicate has decided on the first `decided` messages.
 
     `failure`: why the predicate did not decide on the next message; empty if it was not called for a further message.
-    `failures`: number of messages on which the predicate failed and `on_error` decided; `last_failure` is the reason
-    for the last of them.
+    `failures`: number of messages on which the predicate failed and `on_error` decided; `last_failure` is the reason of
+    the last such failure.
     """
 
     decided: int
@@ -40,7 +40,7 @@ class Calls(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """Decisions of a predicate about records: `matches`, shape (n,), for the first n records.
+    """Decisions of a predicate about records. `matches`, shape (n,), has the decisions about the first n records.
 
     `failure`: why the predicate did not decide on the next record, if it was called for this record. `ended`: True if
     the predicate's process ended at that record, or had to be killed.
@@ -64,9 +64,10 @@ def call_each(
     """Call `function` for the messages in turn, while time remains: set `matches[i]` to 1 if `function(messages[i])` is
     true, else to 0.
 
-    None stands for a damaged record: it matches, so that the consumer reports the damage. A message whose unreadable
-    body the function accesses matches, too. No call begins after `until_s` on `clock`, except the first call.
-    `begin(i)` is called before message i. An exception that is no Exception (SystemExit …) is raised to the caller.
+    None stands for a damaged record: it matches, so that the consumer reports the damage. A message also matches if the
+    function accesses its body and the body is unreadable. No call begins after `until_s` on `clock`, except the first
+    call. `begin(i)` is called before message i. A BaseException that is not an Exception (SystemExit …) is raised to
+    the caller.
     """
     failures, last_failure = 0, ""
     for index, message in enumerate(messages):
@@ -106,8 +107,8 @@ def messages_at(data: Buffer, starts: NDArray[np.int64], broker_name: str) -> Se
 
 
 class FunctionHere:
-    """Evaluates a predicate in the consumer's process, on the node of the messages. Thread-safe: one call at a time.
-    `timeout_s` is not enforced: a function that hangs blocks only its own program."""
+    """Evaluates a predicate in the consumer's process, on the node of the messages. Thread-safe: only one call runs at
+    a time. `timeout_s` is not enforced, because a function that hangs blocks only its own program."""
 
     def __init__(self, predicate: Predicate) -> None:
         assert predicate.function is not None
@@ -115,7 +116,7 @@ class FunctionHere:
         self._lock = threading.Lock()
 
     def evaluate(self, broker_name: str, records: LocatedRecords, until_s: float) -> Evaluated:
-        """Decide on as many of the records as possible until `until_s`, but on at least one."""
+        """Decide on as many of the records as possible until `until_s`, but on at least one record."""
         messages = messages_at(records.data, records.starts, broker_name)
         matches = bytearray(len(messages))
         with self._lock:

@@ -1,10 +1,10 @@
 """Frames that a predicate's process and its runner exchange (raymq.client.predicates.process), and their shared memory.
 
-A frame is the length of its payload in 4 bytes, big-endian, and the payload, msgpack. The runner never unpickles data
-from the process.
+A frame is the length of its payload in 4 bytes, big-endian, and the payload, encoded by msgpack. The runner never
+unpickles data from the process.
 
-SharedProgress is the memory that a predicate's process shares with its runner. The memory outlives the process: if the
-process dies during its work, the runner reads which message was being checked, and which earlier messages match.
+SharedProgress is the memory that a predicate's process shares with its runner. The memory still exists if the process
+dies during its work. The runner then reads which message was being checked, and which earlier messages match.
 
     | index of the message 8 | 1 byte per message: 1 if it matches |
 """
@@ -23,12 +23,12 @@ from raymq.common.message import MAX_MESSAGE_SIZE_BYTES
 from raymq.common.protocol.consume_result import LogPlaces, StoreLog
 
 ANSWER_MAX_BYTES: Final = 1 << 20
-"""Maximum bytes of a frame that a runner accepts."""
+"""Maximum bytes of a frame that a runner accepts from a predicate's process."""
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):
-    """First frame to the process: the pickled function, and the options of its calls."""
+    """First frame to a predicate's process: the pickled function, and the options of its calls."""
 
     payload: bytes
     on_error: str
@@ -36,15 +36,15 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to Load. `failure`: the traceback if the function could not be loaded."""
+    """The answer to a Load frame. `failure`: the traceback if the predicate function could not be loaded."""
 
     failure: str = ""
 
 
 class Evaluate(msgspec.Struct, frozen=True, array_like=True):
-    """Frame with records to call the function for, within `budget_s`. The records are given as `places` in the files of
-    `log`, or as `records`: complete records without gaps, of these `sizes` (int64, in bytes). `body_max_bytes`: the
-    runner's limit for a decompressed body."""
+    """Frame with the records for which the process calls the predicate function, within `budget_s`. The records are
+    given either as `places` in the files of `log`, or as `records`: complete records without gaps, of these `sizes`
+    (int64, in bytes). `body_max_bytes`: the runner's limit for a decompressed body."""
 
     broker_name: str
     budget_s: float
@@ -57,7 +57,7 @@ class Evaluate(msgspec.Struct, frozen=True, array_like=True):
 
 class PredicateAnswer(msgspec.Struct, frozen=True, array_like=True):
     """Answer to Evaluate, with the fields of raymq.client.predicates.evaluation.Calls. The matches are in the shared
-    memory. `unreadable`: True if the files do not show the records, so the function was not called."""
+    memory. `unreadable`: True if the log's mapped files do not show the records, so the function was not called."""
 
     decided: int = 0
     failure: str = ""
@@ -73,8 +73,8 @@ def send_frame(connection: socket.socket, frame: msgspec.Struct) -> None:
 
 
 def receive_frame(connection: socket.socket, kind: type[T], max_bytes: int | None = None) -> T:
-    """Receive one frame. Raises EOFError at the end of the connection, and ValueError for a frame that is longer than
-    `max_bytes` or of another kind."""
+    """Receive one frame. Raises EOFError at the end of the connection. Raises ValueError if the frame is longer than
+    `max_bytes` or of another kind than `kind`."""
     size = int.from_bytes(_receive(connection, 4))
     if max_bytes is not None and size > max_bytes:
         raise ValueError(f"a frame of {size} bytes came from a predicate's process; {max_bytes} are allowed")
@@ -106,12 +106,12 @@ class SharedProgress:
         """For each message, 1 if it matches, otherwise 0. Only the predicate's process writes these bytes."""
 
     def at(self, index: int) -> None:
-        """Record that the function is called for the message `index` next."""
+        """Record that the predicate function is called next for the message with index `index`."""
         self._index[0] = index
 
     @property
     def index(self) -> int:
-        """Index of the message for which the function was last called."""
+        """Index of the message for which the predicate function was last called."""
         return self._index[0]
 
     def matching(self, count: int) -> NDArray[np.bool_]:

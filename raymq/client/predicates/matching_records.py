@@ -1,5 +1,5 @@
-"""MatchingRecords holds the records of a queue that a predicate matches, without copying them. Pure, except for the
-calls of the predicate."""
+"""MatchingRecords holds the records of a queue that match a predicate, without copying them. The module has no side
+effects, except for the calls of the predicate."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from raymq.client.predicates.evaluation import Evaluated
 from raymq.records.format.memory_records import LocatedRecords
 
 Decide = Callable[[LocatedRecords, float], Evaluated]
-"""Function that decides, until a time, on the first of some records: at least on one, or returns the failure on the
-first record."""
+"""Function that evaluates a predicate on records, in order, until a given time. It decides on at least the first
+record, or returns the failure on the first record."""
 
 
 @dataclass(slots=True)
 class MatchingRecords:
-    """The matching records among the checked records, and the next queue offset.
+    """The records that matched a predicate, and the queue offset after the checked records.
 
     `failure`: why the predicate did not decide on the record at `next_offset`. `ended`: True if the predicate ended its
     process during the check.
@@ -47,8 +47,9 @@ def keep(
 ) -> MatchingRecords:
     """Return the records of `found` that match. `next_offset`: the queue offset after `found`.
 
-    Returns at most `max_messages` and `max_bytes`, but at least one record if any matches. Stops at `until_s` on
-    `clock`, but not before the first check. The remaining records begin at the result's `next_offset`.
+    Returns at most `max_messages` records of at most `max_bytes`, but at least one record if any matches. Stops at
+    `until_s` on `clock`, but not before the first check. The records of `found` that remain for a later call begin at
+    the result's `next_offset`.
     """
     kept = MatchingRecords(next_offset)
     for piece in found:
@@ -77,8 +78,8 @@ def keep(
 def _take(
     kept: MatchingRecords, records: LocatedRecords, evaluated: Evaluated, max_messages: int, max_bytes: int
 ) -> int:
-    """Add the matching records that the limits admit to `kept`. Returns the number of records that need no further
-    check."""
+    """Add the matching records to `kept`, as far as the limits allow. Returns the number of records that need no
+    further check."""
     rows = np.flatnonzero(evaluated.matches)
     sizes = np.cumsum(records.sizes[rows])
     fitting = int(np.searchsorted(sizes, max_bytes - kept.size_bytes, "right"))

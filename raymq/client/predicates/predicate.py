@@ -1,12 +1,12 @@
 """Predicate is a user's function that selects the messages of a topic that a consumer wants.
 
 A predicate is Python's form of RocketMQ's class filter (spec/features.md §3.2). In RocketMQ the client uploads a Java
-source, and processes beside each broker compile and call it. In raymq the function is pickled by value, and runs in a
-separate process on the node of each storage actor that the consumer reads from (raymq.client.predicates.runner).
+source, and processes beside each broker compile and call it. In raymq the function is pickled by value. It runs in a
+separate process on the node of each storage actor from which the consumer reads (raymq.client.predicates.runner).
 
-The fingerprint of a function is equal for the same code, in whichever module and process the code is. Pickles of a
-function cannot be compared instead: two pickles of one function differ by the path of its file and by the order of
-sets, so they do not show whether two members of a group use the same predicate.
+Two functions with the same code have the same fingerprint, whatever their module and process. Pickles do not show
+whether two members of a group use the same predicate: two pickles of one function differ by the path of its file and by
+the order of sets.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ class Predicate:
         function: Callable[[MessageExt], object] | None = None,
     ) -> None:
         self.payload = payload
-        """The function, pickled by cloudpickle."""
+        """The predicate function, pickled by cloudpickle."""
         self.name = name
         self.text = text
-        """The subscription expression, which all members of a group must share."""
+        """The subscription expression of the predicate. All members of a group must use the same expression."""
         self.on_error: OnError = on_error
         self.timeout_s = timeout_s
         self.runtime_env = None if runtime_env is None else dict(runtime_env)
         self.function = function
-        """The function itself; None in all processes except the process that created the predicate."""
+        """The predicate's function; None in all processes except the process that created the predicate."""
 
     @property
     def key(self) -> str:
-        """Hexadecimal digits that identify a predicate by its bytes and options."""
+        """Hexadecimal digits that identify this predicate: a hash of its bytes and options."""
         options = repr((self.on_error, self.timeout_s, sorted((self.runtime_env or {}).items(), key=repr)))
         return hashlib.sha256(self.payload + options.encode()).hexdigest()[:16]
 
@@ -111,13 +111,13 @@ def predicate(
     field of the message; fields that it does not read are not decoded. It must depend on the message alone, because it
     may be called again for the same message.
 
-    `name` (default: the function's) and a fingerprint of its code are the subscription's expression, which all members
-    of a group share. `on_error` says what happens to a message on which the function raises, hangs for longer than
-    `timeout_s` (0.1 to 300 s), or ends its process: "raise" stops the queue and raises PredicateFailedError from
-    `poll`, "match" delivers the message, "skip" excludes the message. `runtime_env` is Ray's, for the function's
-    process.
+    `name` (default: the function's name) and a fingerprint of the function's code are the subscription's expression,
+    which must be the same for all members of a group. `on_error` says what happens to a message on which the function
+    raises, hangs for longer than `timeout_s` (0.1 to 300 s), or ends its process: "raise" stops the queue and raises
+    PredicateFailedError from `poll`, "match" delivers the message, "skip" excludes the message. `runtime_env` is Ray's
+    option, for the function's process.
 
-    Raises InvalidArgumentError for a function that cannot be called or pickled, and for invalid options.
+    Raises InvalidArgumentError if the function cannot be called or pickled, or if an option is invalid.
     """
     given = name if name is not None else getattr(function, "__qualname__", type(function).__qualname__)
     if not callable(function):
@@ -154,14 +154,15 @@ def _without_function(
 
 DIGITS: Final = 12
 _DEPTH_MAX: Final = 16
-"""Maximum nesting depth of values in a fingerprint; deeper values contribute only their types."""
+"""Maximum nesting depth of values in a predicate's fingerprint. Of deeper values, only the types are included."""
 
 _EMPTY_CELL: Final = CellType()
 
 
 def fingerprint(function: Any) -> str:
-    """Return hexadecimal digits that identify what a function does: its code and constants, its defaults, and the
-    values and functions of the program that it uses. Objects of other kinds contribute only their types."""
+    """Return hexadecimal digits that identify what a function does. They are computed from its code and constants, its
+    defaults, and the values and functions of the program that it uses. Of objects of other kinds, only the types count.
+    """
     digest = hashlib.sha256()
     for part in _parts(function, frozenset()):
         digest.update(part.encode("utf-8", "surrogatepass") + b"\x00")
@@ -169,8 +170,8 @@ def fingerprint(function: Any) -> str:
 
 
 def _parts(value: Any, around: frozenset[int]) -> Iterator[str]:
-    """Yield the texts that describe `value` in a fingerprint. `around`: the ids of the values that contain
-    `value`."""
+    """Yield the texts that describe `value` in a fingerprint. `around`: the ids of the values that contain `value`, to
+    detect cycles."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         yield repr(value)
         return
@@ -181,7 +182,7 @@ def _parts(value: Any, around: frozenset[int]) -> Iterator[str]:
 
 
 def _members(value: Any) -> Iterator[Any]:
-    """Yield the values that `value` consists of."""
+    """Yield the values that `value` contains."""
     if isinstance(value, FunctionType):
         yield from (value.__code__, value.__defaults__, value.__kwdefaults__)
         yield from (cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY_CELL)
@@ -206,7 +207,7 @@ def _members(value: Any) -> Iterator[Any]:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Return the names that a code object, and the code objects inside it, may look up in the module."""
+    """Return the names that a code object, and the code objects inside it, may look up in their module."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -38,28 +38,29 @@ from raymq.records.format.compression import body_max_bytes
 from raymq.records.format.memory_records import LocatedRecords
 
 CHILD_START_TIMEOUT_S: Final = 30.0
-"""Timeout in s for the start of the process and the loading of the function, including the modules that it
+"""Timeout in s for starting a predicate's process and loading its function, including the modules that the function
 imports."""
 GRACE_S: Final = 2.0
-"""Time in s beyond a call's time limit after which the runner kills the process. Normally the process ends itself,
-unless it hangs or has changed the handling of SIGALRM."""
+"""Time in s, after a call's time limit has passed, after which the runner kills the predicate's process. Normally the
+process ends itself, unless it hangs or has changed the handling of SIGALRM."""
 END_TIMEOUT_S: Final = 5.0
 COPIED_MAX_BYTES: Final = 8 << 20
-"""Maximum bytes of records that are sent to the process at a time if it cannot read them in place. A single record may
-be larger."""
+"""Maximum bytes of records that are sent to a predicate's process at a time if the process cannot read them in place. A
+single record may be larger."""
 
 logger = logging.getLogger(__name__)
 
 
 class PredicateProcess:
-    """The child process of one predicate. Thread-safe: one evaluation at a time; other callers wait."""
+    """The child process that runs one predicate. Thread-safe: one evaluation runs at a time; other callers
+    wait."""
 
     def __init__(self, predicate: Predicate) -> None:
         self._predicate = predicate
         self._lock = threading.Lock()
-        """Guards all attributes below; held while the function runs."""
+        """Guards all attributes that are assigned below; held while the function runs."""
         self._backoff = Backoff(0.1, 5.0)
-        """Pause between the starts of processes that end without an answer."""
+        """Pause between the starts of predicate processes that end without an answer."""
         self._not_before_s = 0.0
         self._child: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
@@ -70,19 +71,19 @@ class PredicateProcess:
 
     @property
     def pid(self) -> int | None:
-        """The id of the child process; None while no child runs."""
+        """The id of the predicate's child process; None while no child runs."""
         child = self._child
         return None if child is None else child.pid
 
     def evaluate(
         self, records: LocatedRecords, broker_name: str, until_s: float, log: StoreLog | None = None
     ) -> Evaluated:
-        """Decide on as many records as possible until `until_s`, but on at least one.
+        """Decide on as many records as possible until `until_s`, but on at least one record.
 
         The process reads the records in the files of `log` if the files show them; otherwise the records are sent to
-        it. The predicate's `on_error` decides if a call raises, hangs or ends the process; with "raise" the result has
-        the `failure`. If the function cannot be loaded, the result has the `failure`, whatever `on_error` is. Raises
-        ServiceNotAvailableError if no process can be started now.
+        the process. If a call of the function raises, hangs or ends the process, the predicate's `on_error` decides.
+        With "raise" the result has the `failure`. If the function cannot be loaded, the result has the `failure`,
+        whatever `on_error` is. Raises ServiceNotAvailableError if no process can be started now.
         """
         records = records.part(0, EVALUATED_MAX)
         with self._lock:
@@ -109,7 +110,7 @@ class PredicateProcess:
             return Evaluated(self._progress.matching(min(answer.decided, len(records.starts))), answer.failure)
 
     def close(self) -> None:
-        """End the child process. Idempotent. Do not call `evaluate` afterwards."""
+        """End the predicate's child process. Idempotent. Do not call `evaluate` afterwards."""
         with self._lock:
             self._end()
             if self._memory_fd >= 0:
@@ -120,7 +121,7 @@ class PredicateProcess:
         send_frame(connection, msgspec.structs.replace(frame, body_max_bytes=body_max_bytes()))
         index = -1
         while True:
-            # The time limit is per message, so a process whose message index advances is not late.
+            # The time limit applies to each message, so a process whose message index advances is not too slow.
             connection.settimeout(self._predicate.timeout_s + GRACE_S)
             try:
                 first = connection.recv(1, socket.MSG_PEEK)
@@ -134,8 +135,8 @@ class PredicateProcess:
             return receive_frame(connection, PredicateAnswer, ANSWER_MAX_BYTES)
 
     def _ended(self, records: LocatedRecords, error: Exception) -> Evaluated:
-        """Return the decisions after the process has died or must be killed. Messages before the current message are
-        decided; `on_error` decides on the current message."""
+        """Return the predicate's decisions after its process has died or must be killed. Messages before the current
+        message are already decided; `on_error` decides on the current message."""
         index = min(max(self._progress.index, 0), len(records.starts) - 1)
         decided = self._progress.matching(index)
         reason = self._end() or f"its process does not answer ({error!r})"
@@ -146,7 +147,7 @@ class PredicateProcess:
         return Evaluated(np.append(decided, self._predicate.on_error == "match"), ended=True)
 
     def _start(self) -> socket.socket | str:
-        """Start a new process. Returns the connection to it, or the reason why the process cannot load the
+        """Start a new predicate process. Returns the connection to it, or the reason why it cannot load the
         function."""
         pause_s = self._not_before_s - time.monotonic()
         if pause_s > 0:
@@ -177,7 +178,8 @@ class PredicateProcess:
         return ours
 
     def _end(self) -> str:
-        """End the process. Returns how the process had ended by itself; an empty string if it had to be killed."""
+        """End the predicate's process. If the process had ended by itself, returns how it ended. Returns an empty
+        string if it had to be killed."""
         child, self._child = self._child, None
         if self._connection is not None:
             self._connection.close()
@@ -185,7 +187,7 @@ class PredicateProcess:
         if child is None:
             return ""
         try:
-            # A process whose connection is closed has ended, or will end within moments.
+            # When its connection is closed, the process ends within moments, if it has not ended before.
             child.wait(0.2)
         except subprocess.TimeoutExpired:
             child.kill()
@@ -202,6 +204,6 @@ class PredicateProcess:
 
 
 def _first_of(records: LocatedRecords) -> LocatedRecords:
-    """Return the first of the records, up to COPIED_MAX_BYTES, but at least one record."""
+    """Return the first of the records, at most COPIED_MAX_BYTES of them, but at least one record."""
     count = max(1, int(np.searchsorted(np.cumsum(records.sizes), COPIED_MAX_BYTES, "right")))
     return records.part(0, count)

@@ -5,9 +5,9 @@
                                 ▼               │
                           the predicate's process, which maps the log (raymq.client.predicates.child)
 
-The first consumer that needs the actor creates it, in the predicate's `runtime_env`. The actor ends itself
-RUNNER_IDLE_S after the last fetch: each fetch renews this lease. No state survives the actor, and a fetch is safe to
-repeat. The user's function runs in a child process, which can be ended during a call and cannot harm the actor. If
+The first consumer that needs the actor creates it, in the predicate's `runtime_env`. Each fetch renews the actor's
+lease: the actor ends itself RUNNER_IDLE_S after the last fetch. All its state is lost when it ends, and a fetch is safe
+to repeat. The user's function runs in a child process, which can be ended during a call and cannot harm the actor. If
 access control is on, each user has a separate runner, which serves only that user's signed calls
 (raymq.remoting.access.stand_in).
 
@@ -40,12 +40,13 @@ from raymq.remoting.storage_client import StorageClient
 RUNNER_IDLE_S: Final = 30.0
 IDLE_CHECK_S: Final = 1.0
 FETCHES_MAX: Final = 32
-"""Maximum number of concurrent fetches; further fetches wait until a fetch ends."""
+"""Maximum number of concurrent fetches at a PredicateRunner. Further fetches wait until a fetch ends."""
 FIND_TIMEOUT_S: Final = 5.0
 
 
 class PredicateRunner:
-    """Actor around one PredicateScan. `storage` names the storage actor to read, as `user` if a user is given."""
+    """Actor that runs one PredicateScan. `storage` names the storage actor to read. The actor acts as `user` if a user
+    is given."""
 
     def __init__(
         self, storage: str, predicate: Predicate, idle_s: float = RUNNER_IDLE_S, user: Identity | None = None
@@ -56,9 +57,9 @@ class PredicateRunner:
         self._predicate = predicate
         self._process = PredicateProcess(predicate)
         self._lock = threading.Lock()
-        """Guards the attributes below."""
+        """Guards the attributes that are assigned below."""
         self._scan: tuple[str, PredicateScan] | None = None
-        """The scan, with the name of the storage actor's broker group; None before the first fetch."""
+        """The PredicateScan, with the name of the storage actor's broker group; None before the first fetch."""
         self._fetches = 0
         self._fetched_s = time.monotonic()
         self._idle_s = idle_s
@@ -66,8 +67,8 @@ class PredicateRunner:
         threading.Thread(target=self._end_when_idle, name="lease", daemon=True).start()
 
     def fetch(self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float) -> list[FetchResult]:
-        """Read the matching messages from several queues (see PredicateScan.fetch). Raises the errors of the storage
-        actor."""
+        """Read the messages that match the predicate from several queues (see PredicateScan.fetch). Raises the errors
+        of the storage actor."""
         with self._lock:
             self._fetches += 1
         try:
@@ -78,8 +79,8 @@ class PredicateRunner:
                 self._fetched_s = time.monotonic()
 
     def pids(self) -> tuple[int, int | None]:
-        """Return the ids of this process and of the predicate's process (None while it does not run), for tests and
-        debugging."""
+        """Return the process ids of this actor and of the predicate's process, for tests and debugging. The second is
+        None while the predicate's process does not run."""
         return os.getpid(), self._process.pid
 
     def _make_scan(self) -> PredicateScan:
@@ -106,12 +107,13 @@ class PredicateRunner:
                 idle = not self._fetches and time.monotonic() - self._fetched_s > self._idle_s
             if idle:
                 self._process.close()
-                ray.kill(self._me)  # an intended kill, so that Ray reports no actor death
+                ray.kill(self._me)  # an intended kill, for which Ray reports no actor death
                 return
 
 
 RUNNER_OPTIONS: Final[dict[str, Any]] = {
-    "max_restarts": 0,  # the next fetch creates another runner, on the node where the storage actor is then
+    # no restart: the next fetch creates another runner, on the node where the storage actor then runs
+    "max_restarts": 0,
     "max_task_retries": 0,
     "num_cpus": 0,
     "lifetime": "detached",  # the runner serves all members of the group, so it must outlive its creator

@@ -1,7 +1,7 @@
-"""PredicateScan reads queues of one store, and returns only the messages that a predicate matches.
+"""PredicateScan reads queues of one store, and returns only the messages that match a predicate.
 
-It answers fetches as a storage actor does (raymq.remoting.storage_client.StorageClient.fetch), so a consumer's fetcher
-can read through it. It may check many messages for each match, so records stay in the store's mapped files until they
+It answers fetches as a storage actor does (raymq.remoting.storage_client.StorageClient.fetch). So a consumer's fetcher
+can fetch from it. It may check many messages for each match, so records stay in the store's mapped files until they
 match.
 """
 
@@ -26,29 +26,31 @@ from raymq.records.format.memory_records import LocatedRecords
 from raymq.remoting.storage_client import FoundInPlace
 
 SCAN_S: Final = 0.5
-"""Maximum time in s for which one fetch skips messages that do not match, and calls the function."""
+"""Maximum time in s for which one fetch calls the predicate function and skips messages that do not match."""
 SCAN_MAX_BYTES: Final = 256 << 20
 """Maximum bytes of records in mapped files that are checked together. Such records are not copied."""
 SCAN_COPIED_MAX_BYTES: Final = 8 << 20
-"""Maximum bytes of copied records that are checked together."""
+"""Maximum bytes of records outside mapped files, which are copied, that are checked together."""
 FAILURE_KEPT_S: Final = 30.0
-"""Time in s for which a message that hung the function or ended its process is not retried, because each attempt costs
-a process."""
+"""Time in s for which a message is not retried if the predicate function hung on it or ended its process. Each attempt
+costs a process."""
 FAILURES_KEPT: Final = 1024
-"""Maximum number of remembered messages that hung the function or ended its process."""
+"""Maximum number of messages that are remembered because the predicate function hung on them or ended its
+process."""
 
 
 class RecordSource(Protocol):
-    """Interface of a storage actor's records; StorageClient implements it."""
+    """Interface of a source of records; StorageClient implements it."""
 
     def find(
         self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
     ) -> list[FetchResult]:
-        """Read from several queues. Records that are in mapped files are not copied."""
+        """Read records from several queues. Records that are in mapped files are not copied."""
 
 
 Evaluate = Callable[[LocatedRecords, float, StoreLog | None], Evaluated]
-"""Function that decides on records, which may be in a log's files, until a time on `time.monotonic`'s clock."""
+"""Function that evaluates a predicate on records until a time on `time.monotonic`'s clock. The records may be in a
+log's files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +80,19 @@ class PredicateScan:
         self._name, self._broker_name, self._clock = name, broker_name, clock
         self._find_max_bytes = SCAN_MAX_BYTES if in_place else SCAN_COPIED_MAX_BYTES
         self._lock = threading.Lock()
-        """Guards the attributes below."""
+        """Guards the attributes that are assigned below."""
         self._turn = 0
-        """Number of fetches. Each fetch begins with another queue, so that a slow function still reaches all
-        queues."""
+        """Number of fetches so far. Each fetch begins with another queue, so that all queues are read even if the
+        predicate function is slow."""
         self._endings: dict[MessageQueue, dict[int, tuple[str, float]]] = {}
-        """Messages on which the function's process ended, by queue and offset: the reason, and the time until which the
-        message is not retried."""
+        """Messages on which the predicate function's process ended. For each queue and offset: the reason, and the time
+        until which the message is not retried."""
 
     def fetch(
         self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
     ) -> list[FetchResult]:
-        """Read the matching messages from several queues: up to each request's `max_messages`, and `max_bytes` in all,
-        but at least one message. Waits up to `wait_s` for messages to check.
+        """Read the messages that match the predicate from several queues. Returns up to each request's `max_messages`,
+        and `max_bytes` in all, but at least one message. Waits up to `wait_s` for messages to check.
 
         NO_MATCHED_MESSAGE means that no message before `next_offset` matches. A queue gets FetchFailed if the predicate
         failed to decide on its next message; earlier matches are returned first.
@@ -104,7 +106,7 @@ class PredicateScan:
         while asked:
             found = dict(zip(asked, self._find(list(asked.values()), wait_s, timeout_s), strict=True))
             wait_s = 0.0
-            until_s = until_s or self._clock() + SCAN_S  # the scan time starts after the wait for messages
+            until_s = until_s or self._clock() + SCAN_S  # the time limit SCAN_S starts after the wait for messages
             for row in sorted(found, key=lambda row: (row - turn) % len(requests)):
                 answers[row] = self._keep(asked[row], found[row], max(1, max_bytes), until_s)
                 max_bytes -= len(answers[row].records)
@@ -122,7 +124,7 @@ class PredicateScan:
         return self._source.find(wanted, self._find_max_bytes, wait_s, timeout_s)
 
     def _keep(self, request: FetchRequest, result: FetchResult, max_bytes: int, until_s: float) -> FetchResult:
-        """Return the fetch result with only the records that match."""
+        """Return the fetch result with only the records that match the predicate."""
         if result.status is not PullStatus.FOUND:
             return result
         queue = MessageQueue(request.topic, self._broker_name, request.queue_id)
@@ -145,8 +147,8 @@ class PredicateScan:
         return FetchResult(status, *bounds, records, kept.count, result.pull_from)
 
     def _decide(self, queue: MessageQueue, records: LocatedRecords, until_s: float, log: StoreLog | None) -> Evaluated:
-        """Call the function for the records before the first message on which the function's process has recently
-        ended."""
+        """Call the predicate function for a queue's records. Stops before the first message on which the function's
+        process has recently ended."""
         endings = self._lately(queue)
         for row in np.flatnonzero(np.isin(records.offsets, list(endings))).tolist()[:1]:
             if not row:
@@ -158,7 +160,7 @@ class PredicateScan:
         return evaluated
 
     def _lately(self, queue: MessageQueue) -> dict[int, str]:
-        """Return the messages of a queue on which the function's process has recently ended: the reason by
+        """Return the messages of a queue on which the predicate function's process has recently ended: the reason by
         offset."""
         with self._lock:
             endings, now_s = self._endings.get(queue), self._clock()

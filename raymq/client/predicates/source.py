@@ -1,6 +1,6 @@
 """PredicateStorage is a store that a consumer reads through its predicate: a fetch returns only the matching messages.
 
-On the storage actor's node, a pull consumer calls the function in its own process. For all other consumers, a
+On the storage actor's node, a pull consumer calls the predicate function in its own process. For all other consumers, a
 PredicateRunner on that node calls the function.
 """
 
@@ -32,8 +32,8 @@ from raymq.remoting.actor_ref import ActorGoneError, HandleRef
 from raymq.remoting.storage_client import StorageClient
 
 ACTOR_START_TIMEOUT_S: Final = 30.0
-"""Time in s added to a fetch's timeout for the start of a PredicateRunner. If a runtime_env must be installed, the
-first fetches time out."""
+"""Extra time in s in a fetch's timeout, to allow for starting a PredicateRunner. The time is too short if a runtime_env
+must be installed; the first fetches then time out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +44,28 @@ class GroupPredicate:
     predicate: Predicate
 
     def read_from(self, storage: StorageClient) -> PredicateStorage:
-        """Return the store of a storage actor, read through the predicate."""
+        """Return the storage actor's store as it is read through this predicate."""
         return PredicateStorage(storage, self)
 
 
 class PredicateStorage:
-    """Fetches from one storage actor through a predicate. `fetch` and `find` have the meaning of StorageClient's
-    methods, and may return FetchFailed results. Thread-safe."""
+    """Fetches from one storage actor through a predicate. `fetch` and `find` work as StorageClient's methods with these
+    names, but may also return FetchFailed results. Thread-safe."""
 
     def __init__(self, storage: StorageClient, group_predicate: GroupPredicate) -> None:
         self._storage = storage
         self._group, self._predicate = group_predicate.group, group_predicate.predicate
         self._lock = threading.Lock()
-        """Guards the attributes below."""
+        """Guards the attributes that are assigned below."""
         self._runner: tuple[str, HandleRef] | None = None
-        """The current runner, with the id of its node; None before the first fetch."""
+        """The current PredicateRunner, with the id of its node; None before the first fetch."""
         self._here: PredicateScan | None = None
 
     def fetch(
         self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
     ) -> list[FetchResult]:
-        """Read the matching messages from several queues (see PredicateScan.fetch). If the predicate's environment
-        cannot be set up, all results are FetchFailed. Raises the errors of StorageClient.fetch."""
+        """Read the messages that match the predicate from several queues (see PredicateScan.fetch). If the predicate's
+        environment cannot be set up, all results are FetchFailed. Raises the errors of StorageClient.fetch."""
         if self._predicate.function is not None and self._storage.reader() is not None:
             return self._scan_here().fetch(requests, max_bytes, wait_s, timeout_s)
         timeout_s += wait_s + SCAN_S + self._predicate.timeout_s + CHILD_START_TIMEOUT_S
@@ -82,7 +82,7 @@ class PredicateStorage:
             return self._not_set_up(requests, f"its runtime_env cannot be set up: {error}")
         except ActorGoneError:
             self._forget(runner)
-            # if the storage actor is gone, too, this raises, and updates the client
+            # If the storage actor has ended too, this call raises and updates the client.
             self._storage.fetch(requests, 0, 0.0, timeout_s)
             raise
 
@@ -102,8 +102,8 @@ class PredicateStorage:
             return self._here
 
     def _find_runner(self) -> tuple[HandleRef, bool]:
-        """Return the runner on the storage actor's node that acts as this process's user; create it if needed. Also
-        returns True if the runner may be new."""
+        """Return the PredicateRunner on the storage actor's node that acts as this process's user. Creates the runner
+        if needed. Also returns True if the runner may be new."""
         node_id, user = self._storage.describe().node_id, identity.present()
         with self._lock:
             if self._runner is not None and self._runner[0] == node_id:

@@ -11,8 +11,8 @@ In the main thread, where signal handlers may raise, a helper thread enqueues ea
 waits about 50 µs for the helper thread (raymq.common.parallel).
 
 Cancellation: a send that is cancelled while it awaits a route or buffer space sends nothing. If a send is cancelled
-later, its message is already enqueued. That message may or may not be stored, as after a lost acknowledgement; `flush`
-and `close` wait for the message. A cancelled `send_table` continues in its thread.
+later, its message is already enqueued. As after a lost acknowledgement, it is unknown whether the message is stored.
+`flush` and `close` wait for the message. A cancelled `send_table` continues in its thread.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from raymq.client.producer.table import TableResult
 
 _RouteRequest = tuple[str, bool, float]
-"""Key of a route fetch: the topic, True if the messages name a queue of the topic, and the timeout in seconds."""
+"""Key of a running fetch of a route: the topic, True if the destination chooses a queue of the topic, and the timeout
+in seconds."""
 
 T = TypeVar("T")
 
@@ -71,13 +72,13 @@ class AsyncProducer(OfProcess):
 
     @property
     def group(self) -> str:
-        """The producer group."""
+        """Name of the producer group."""
         return self._producer.group
 
     async def send(
         self, message: Message, *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
     ) -> SendResult:
-        """Send one message and await that it is stored (`Producer.send`)."""
+        """Send one message and wait until it is stored (`Producer.send`)."""
         future = self._pipeline.open_batches.join(message, where) if timeout_s is None else None
         if future is None:
             [future] = await self._hand_over([message], where, timeout_s)
@@ -86,7 +87,7 @@ class AsyncProducer(OfProcess):
     async def send_batch(
         self, messages: Iterable[Message], *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
     ) -> list[SendResult]:
-        """Send messages of one topic, in order, to one queue, and await that all are stored
+        """Send messages of one topic, in order, to one queue, and wait until all are stored
         (`Producer.send_batch`)."""
         batch = check_batch(messages, as_objects=self._pipeline.needs_objects)
         futures = await self._hand_over(batch, where, timeout_s, together=len(batch) > 1)
@@ -106,8 +107,8 @@ class AsyncProducer(OfProcess):
             await self.send(pending.message, timeout_s=timeout_s, **where)
             return await _in_loop(pending.future)
         finally:
-            # `abandon` takes the lock that guards all requests; a signal handler must not interrupt it and leave the
-            # lock held
+            # `abandon` takes the lock that guards all requests. A signal handler must not interrupt it, because the
+            # lock would stay held.
             aside(pending.abandon)
 
     async def reply(
@@ -134,7 +135,8 @@ class AsyncProducer(OfProcess):
         return await self._call(self._producer.send_table, topic, table)
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Await that each message enqueued before this call is acknowledged or has failed (`Producer.flush`)."""
+        """Wait until each message that was enqueued before this call is acknowledged or has failed
+        (`Producer.flush`)."""
         timeout_s = self._producer.flush_timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -143,7 +145,7 @@ class AsyncProducer(OfProcess):
             raise RequestTimeoutError("flushing the producer", timeout_s) from None
 
     async def close(self) -> None:
-        """Flush, then stop the sender threads (`Producer.close`). Idempotent."""
+        """Flush the messages, then stop the sender threads (`Producer.close`). Idempotent."""
         if not self._closed:
             await self._call(self._producer.close)
             self._closed = True
@@ -162,7 +164,7 @@ class AsyncProducer(OfProcess):
 
     async def _call(self, call: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
         """Run a blocking call in a thread of the pool and await its result. Cancelling the await does not stop the
-        call. Raises ClientStateError after `close`."""
+        call. Raises ClientStateError if the producer was closed."""
         if self._closed:
             raise closed_error()
         in_context = partial(copy_context().run, call, *arguments, **keywords)
@@ -179,7 +181,7 @@ class AsyncProducer(OfProcess):
         try:
             route = await self._route(topic, destination.fixed, timeout_s)
             if len(messages) == 1 and timeout_s == pipeline.settings.send_timeout_s:
-                # While this send awaited the route, another send may have opened a batch.
+                # Another send may have opened a batch while this send waited for the route.
                 joined = pipeline.open_batches.join(messages[0], where)
                 if joined is not None:
                     return [joined]
@@ -189,8 +191,8 @@ class AsyncProducer(OfProcess):
             request.fail(error)
             raise
 
-    # The next two methods run in a helper thread (`aside`): a signal handler that interrupted them would leave buffer
-    # space allocated.
+    # The next two methods run in a helper thread (`aside`). If a signal handler interrupted them, buffer space would
+    # stay allocated.
 
     def _hand_over_now(self, route: TopicRoute, request: SendRequest) -> list[SendFuture] | None:
         """Enqueue the messages of a request if the buffer has space for them now. Returns None if the buffer is
@@ -211,7 +213,7 @@ class AsyncProducer(OfProcess):
         return self._pipeline.put(route, request).futures(len(request.messages))
 
     async def _hand_over_later(self, route: TopicRoute, request: SendRequest) -> list[SendFuture]:
-        """Await space in the buffer, in the same queue as `BufferPool.allocate`, then enqueue the messages of a
+        """Wait for space in the buffer, in the same queue as `BufferPool.allocate`, then enqueue the messages of a
         request."""
         buffer, patience_s = self._pipeline.buffer, self._pipeline.allocate_timeout_s(request.timeout_s)
         if patience_s <= 0:
@@ -231,15 +233,15 @@ class AsyncProducer(OfProcess):
 
     async def _route(self, topic: str, keyed: bool, timeout_s: float) -> TopicRoute:
         """Return a topic's route (`SendPipeline.route`), from the cache if possible. Concurrent sends that need the
-        same route share one fetch."""
+        same route wait for one common fetch."""
         request = (topic, keyed, timeout_s)
         known = self._routes.get((topic, keyed))
         if known is not None and time.monotonic() < known[1]:
             return known[0]
         fetching = self._fetching.get(request)
-        if fetching is None or fetching.done():  # a fetch that was interrupted at its start stays in `_fetching`
+        if fetching is None or fetching.done():  # if a fetch was interrupted at its start, it stays in `_fetching`
             fetching = self._fetching[request] = asyncio.ensure_future(self._fetch_route(request))
-            # Read the fetch's error even if all waiting sends were cancelled; asyncio logs an error that nothing reads.
+            # Read the fetch's error even if all waiting sends were cancelled. Otherwise asyncio logs an unread error.
             fetching.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(fetching)
 
@@ -260,6 +262,6 @@ def _in_loop(future: Future[T]) -> asyncio.Future[T]:
 
 
 def _submit(pool: ThreadPoolExecutor, call: Callable[[], T], loop: asyncio.AbstractEventLoop) -> asyncio.Future[T]:
-    """Start a call in a thread of a pool. Returns its future in `loop`. Call this function through `aside`: a signal
-    handler that interrupted it would leave a lock of the pool held, or a thread that never starts."""
+    """Start a call in a thread of a pool. Returns the call's future in `loop`. Call this function through `aside`: if a
+    signal handler interrupted it, a lock of the pool would stay held, or a thread would never start."""
     return asyncio.wrap_future(pool.submit(call), loop=loop)

@@ -4,14 +4,14 @@ If the pool is full, sends wait for space in the order of their calls: a thread 
 the future of its `BufferWaiter`. A send that is larger than the whole pool gets its space when nothing else is
 allocated.
 
-Space belongs to *holders*: a batch that gathers messages or is in flight, or a send that waited and was granted space.
-`flushed` waits for all holders that exist at the time of the call. Holders that are made later belong to a new
-*generation*, so no flush waits for them. A holder may get more space as long as its generation is the current
+Space belongs to *holders*. A holder is a batch that gathers messages or is in flight, or a send that waited and was
+granted space. `flushed` waits for all holders that exist at the time of the call. Holders that are made later belong to
+a new *generation*, so no flush waits for them. A holder may get more space as long as its generation is the current
 generation.
 
-The pool shares its producer's lock, so one critical section takes a message and its space. Methods whose names end in
-`_locked` are called while that lock is held. Some of them return futures, which the caller must complete after it has
-released the lock (`end_all`).
+The pool shares its producer's lock, so that a message and its space are taken in one critical section. Methods whose
+names end in `_locked` are called while that lock is held. Some of them return futures, which the caller must complete
+after it has released the lock (`end_all`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from raymq.common.errors import InvalidArgumentError, SystemBusyError
 class BufferWaiter:
     """A send that waits for buffer space. After `granted` has completed, the waiter holds the space, in `generation`.
 
-    `removed` is true if the waiter neither waits nor holds space: its send timed out or was cancelled, or a batch took
-    over its space.
+    `removed`: True if the waiter neither waits nor holds space, because its send timed out or was cancelled, or because
+    a batch took over its space.
     """
 
     cost_bytes: int
@@ -52,8 +52,8 @@ class Space(Protocol):
 class BufferPool:
     """Allocates buffer space for unfinished messages. Thread-safe.
 
-    `max_bytes`, `max_messages`: maximum bytes and messages allocated at a time. Raises InvalidArgumentError unless both
-    are positive. `lock`: the producer's lock; by default the pool makes its own.
+    `max_bytes`, `max_messages`: maximum bytes and messages that may be allocated at a time. Raises InvalidArgumentError
+    unless both are positive. `lock`: the producer's lock; by default the pool makes its own.
     """
 
     def __init__(self, max_bytes: int, max_messages: int, lock: threading.Lock | None = None) -> None:
@@ -64,12 +64,13 @@ class BufferPool:
         self._bytes = self._count = 0
         self._waiters: deque[BufferWaiter] = deque()
         self.generation = 0
-        """Number of the current generation of holders."""
+        """Number of the current generation of holders of buffer space."""
         self._holders: defaultdict[int, int] = defaultdict(int)
-        """Number of holders of each generation. While no flush waits, only one generation exists."""
+        """Number of holders of buffer space in each generation. While no flush waits, only one generation
+        exists."""
         self._flushes: list[tuple[int, Future[None]]] = []
-        """Waiting flushes, oldest first: the last generation for which each flush waits, and the flush's
-        future."""
+        """Waiting flushes, oldest first. For each flush: the last generation of holders for which it waits, and the
+        flush's future."""
 
     def try_allocate(self, cost_bytes: int, count: int) -> int | None:
         """Allocate space for a new holder of `count` messages that cost `cost_bytes` together, without waiting.
@@ -82,7 +83,8 @@ class BufferPool:
             return self.hold_locked()
 
     def allocate(self, cost_bytes: int, count: int, timeout_s: float) -> int:
-        """Allocate space for a new holder of `count` messages; wait up to `timeout_s` if the pool is full.
+        """Allocate space for a new holder of `count` messages that cost `cost_bytes` together. Waits up to `timeout_s`
+        if the pool is full.
 
         Returns the holder's generation. Raises SystemBusyError, and allocates nothing, if no space became free in time.
         """
@@ -102,7 +104,7 @@ class BufferPool:
         return waiter.generation
 
     def add_waiter(self, cost_bytes: int, count: int) -> BufferWaiter:
-        """Make a waiter, and enqueue the waiter after all other waiters. A caller that stops waiting must call
+        """Make a waiter for buffer space, and enqueue it after all other waiters. A caller that stops waiting must call
         `remove_waiter`."""
         waiter = BufferWaiter(cost_bytes, count)
         self.enqueue(waiter)
@@ -118,7 +120,8 @@ class BufferPool:
         end_all(ended)
 
     def remove_waiter(self, waiter: BufferWaiter) -> None:
-        """Remove a waiter, and free its space if it was granted. Idempotent. A removed waiter cannot be enqueued."""
+        """Remove a waiter. If it was granted space, free the space. Idempotent. A removed waiter cannot be
+        enqueued."""
         ended: list[Future[None]] = []
         with self._lock:
             if waiter in self._waiters:
@@ -139,13 +142,13 @@ class BufferPool:
             return waiter.generation
 
     def deallocate(self, cost_bytes: int, count: int, generation: int) -> None:
-        """Free the whole space of a holder, and grant the free space to waiting sends."""
+        """Free the whole buffer space of a holder, and grant free space to waiting sends."""
         with self._lock:
             ended = self.deallocate_locked(cost_bytes, count, generation)
         end_all(ended)
 
     def flushed(self) -> Future[None]:
-        """Return a future that completes when all current holders have freed their space."""
+        """Return a future that completes when all current holders of buffer space have freed their space."""
         flush: Future[None] = Future()
         with self._lock:
             self._flushes.append((self.generation, flush))
@@ -165,7 +168,7 @@ class BufferPool:
         )
 
     def extend_locked(self, cost_bytes: int, count: int) -> bool:
-        """Allocate more space to a holder of the current generation. Returns False if the pool is full."""
+        """Allocate more buffer space to a holder of the current generation. Returns False if the pool is full."""
         if self._waiters:
             return False
         total_bytes, total = self._bytes + cost_bytes, self._count + count
@@ -175,13 +178,13 @@ class BufferPool:
         return True
 
     def hold_locked(self) -> int:
-        """Count a new holder whose space is already allocated. Returns the holder's generation."""
+        """Count a new holder of buffer space that is already allocated. Returns the holder's generation."""
         self._holders[self.generation] += 1
         return self.generation
 
     def allocate_locked(self, cost_bytes: int) -> bool:
-        """Allocate space to a new holder of one message, in the current generation. Returns False if the pool
-        is full."""
+        """Allocate buffer space to a new holder of one message, in the current generation. Returns False if the pool is
+        full."""
         if self._waiters or (self._count and not self._fits(cost_bytes, 1)):
             return False
         self._bytes += cost_bytes
@@ -190,25 +193,27 @@ class BufferPool:
         return True
 
     def share_locked(self, generation: int) -> None:
-        """Count one more holder of `generation`: a holder was divided into two holders, which share its space."""
+        """Count one more holder of `generation`, because a holder was divided into two holders that share its
+        space."""
         self._holders[generation] += 1
 
     def merge_locked(self, generation: int) -> list[Future[None]]:
-        """Count one holder of `generation` less, because another holder has taken over its space. Returns futures of
-        flushes that the caller must complete."""
+        """Subtract one from the number of holders of `generation`, because another holder has taken over the holder's
+        space. Returns futures of flushes that the caller must complete."""
         self._holders[generation] -= 1
         return self._settle_locked() if self._flushes else []
 
     def deallocate_locked(self, cost_bytes: int, count: int, generation: int) -> list[Future[None]]:
-        """Free the space of a holder. Returns the futures of waiters and flushes that the caller must complete."""
+        """Free the buffer space of a holder. Returns the futures of waiters and flushes that the caller must
+        complete."""
         self._holders[generation] -= 1
         self._bytes -= cost_bytes
         self._count -= count
         return self._settle_locked() if self._waiters or self._flushes else []
 
     def deallocate_single_locked(self, single: Space) -> bool:
-        """Free the space of a single message; a second call for the message changes nothing. Returns True if the caller
-        must call `settle`."""
+        """Free the buffer space of a single message; a second call for the message changes nothing. Returns True if the
+        caller must call `settle`."""
         if single.allocated:
             self._holders[single.generation] -= 1
             self._bytes -= single.cost_bytes
@@ -217,7 +222,7 @@ class BufferPool:
         return bool(self._waiters or self._flushes)
 
     def settle(self) -> None:
-        """Grant free space to waiters, and complete flushes that have nothing left to wait for."""
+        """Grant free space to waiters, and complete flushes whose holders have all freed their space."""
         with self._lock:
             ended = self._settle_locked()
         end_all(ended)
@@ -228,8 +233,8 @@ class BufferPool:
         return self._bytes + cost_bytes <= self._max_bytes and self._count + count <= self._max_messages
 
     def _settle_locked(self) -> list[Future[None]]:
-        """Grant free space to the oldest waiters. Returns the futures that the caller must complete: of these waiters,
-        and of flushes that have nothing left to wait for."""
+        """Grant free space to the oldest waiters. Returns the futures that the caller must complete: the futures of
+        these waiters, and of flushes whose holders have all freed their space."""
         ended: list[Future[None]] = []
         while self._waiters and self._fits(self._waiters[0].cost_bytes, self._waiters[0].count):
             waiter = self._waiters.popleft()
@@ -248,5 +253,6 @@ class BufferPool:
 def end_all(futures: Iterable[Future[None]]) -> None:
     """Complete the futures of waiters and flushes. Called without the pool's lock."""
     for future in futures:
-        if future.set_running_or_notify_cancel():  # False if a coroutine stopped waiting and cancelled the future
+        # the result is False if a coroutine stopped waiting and cancelled the future
+        if future.set_running_or_notify_cancel():
             future.set_result(None)

@@ -5,8 +5,8 @@
 
 A future has no state of its own, so it is cheap to make. A completion makes its Condition and its lists of callbacks
 only when a thread or an event loop waits. The garbage collector does not track futures, so no completion may refer to
-one of its futures after the outcome is set. For the same reason each raise is of a copy of the error: the traceback of
-a raised error refers to frames that hold the future.
+one of its futures after the outcome is set. A raised error has a traceback, whose frames refer to the future. Therefore
+a completion always raises a copy of the error.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ E = TypeVar("E", bound=BaseException)
 logger = logging.getLogger(__name__)
 
 _CREATING: Final = shared_lock()
-"""Lock that any completion holds for a moment while it makes its Condition, or sets an outcome without a
-Condition."""
+"""Lock that all completions share. A completion holds it for a moment while it makes its Condition, or sets an outcome
+without a Condition."""
 _Watcher = tuple[int, Any, Callable[[Any], object] | None, Any]
-"""A subscriber for a message's outcome: the message's index, its future, and a callback or a waiter of
+"""A subscriber to a message's outcome: the message's index, its future, and a callback or a waiter of
 concurrent.futures."""
 
 
 class Completion(Struct, eq=False):
-    """The outcomes of messages that share a batch, even if several calls sent them. Thread-safe.
+    """The outcomes of messages that share a batch, even if several calls sent the messages. Thread-safe.
 
     Either all messages have one outcome, `acknowledged` or `error`, or each part of the messages has its own outcome.
     `before_end` is called just before an outcome is set. Its arguments are the index of the first message, the index
@@ -54,13 +54,13 @@ class Completion(Struct, eq=False):
     acknowledged: Acknowledged | None = None
     error: BaseException | None = None
     results: list[SendResult] | None = None
-    """SendResults of all messages; None until the result of one message is requested."""
+    """SendResults of all messages; None until a caller requests the result of one of the messages."""
     _parts: list[tuple[int, int, Outcome]] | None = None
     _lock: threading.RLock | None = None
-    """Guards the outcomes while a thread or an event loop waits. A signal handler never leaves an RLock held that is
-    taken in a `with` statement."""
+    """Guards the outcomes while a thread or an event loop waits. It is an RLock, because a signal handler that
+    interrupts a `with` statement never leaves an RLock held."""
     _condition: threading.Condition | None = None
-    """Notified when an outcome is set; uses `_lock`."""
+    """Condition that is notified when an outcome is set; it uses `_lock`."""
     _watchers: list[_Watcher] = []
     _loops: dict[Any, list[tuple[int, Any]]] = {}
     """For each event loop, the indices of the messages that the loop awaits, each with the loop's future."""
@@ -70,18 +70,18 @@ class Completion(Struct, eq=False):
     def end(self, outcome: Outcome, first: int, end: int, *, divided: bool = False) -> None:
         """Set the outcome of the messages from index `first` up to, but not including, `end`. Called once per message.
 
-        Without `divided`, the range covers all messages. Wakes waiting threads, wakes each waiting event loop once, and
-        calls the callbacks.
+        If `divided` is false, the range covers all messages. Wakes waiting threads, wakes each waiting event loop once,
+        and calls the callbacks.
         """
         if isinstance(outcome, RaymqError):
-            outcome.__traceback__ = None  # the traceback's frames hold the messages in memory
+            outcome.__traceback__ = None  # the traceback's frames would keep the messages in memory
         if self.before_end is not None:
             self.before_end(first, end, outcome)
             if not divided:
                 self.before_end = None
         with _CREATING:
             condition = self._condition
-            if condition is None:  # no thread or event loop waits, and no callback was added
+            if condition is None:  # no thread or event loop waits, and no callback is registered
                 self._set(outcome, first, end, divided)
                 return
         with condition:
@@ -107,8 +107,8 @@ class Completion(Struct, eq=False):
     def wait(self, index: int, timeout_s: float | None) -> tuple[int, Outcome]:
         """Wait for the outcome of message `index`.
 
-        Returns the first index of the part that has this outcome, and the outcome. Raises TimeoutError after
-        `timeout_s`.
+        Returns the outcome, and the first index of the part of the messages that has this outcome. Raises TimeoutError
+        if there is no outcome after `timeout_s`.
         """
         return self._find(index) or aside(self._wait, index, timeout_s)
 
@@ -122,8 +122,8 @@ class Completion(Struct, eq=False):
             return found
 
     def result(self, index: int, timeout_s: float | None = None) -> SendResult:
-        """Wait for the SendResult of message `index`. Raises a copy of the message's error if its send failed, or
-        TimeoutError after `timeout_s`."""
+        """Wait for the SendResult of message `index`, and return it. Raises a copy of the message's error if its send
+        failed, or TimeoutError if there is no outcome after `timeout_s`."""
         first, outcome = self.wait(index, timeout_s)
         if isinstance(outcome, BaseException):
             raise copied(outcome)
@@ -134,13 +134,13 @@ class Completion(Struct, eq=False):
 
     def exception(self, index: int, timeout_s: float | None = None) -> BaseException | None:
         """Wait for the outcome of message `index`. Returns a copy of the message's error; None if the message was
-        stored. Raises TimeoutError after `timeout_s`."""
+        stored. Raises TimeoutError if there is no outcome after `timeout_s`."""
         outcome = self.wait(index, timeout_s)[1]
         return copied(outcome) if isinstance(outcome, BaseException) else None
 
     def condition(self) -> threading.Condition:
-        """Return the Condition of this completion. The first call makes it; later changes of outcomes hold its
-        lock."""
+        """Return the Condition of this completion. The first call makes it. From then on, outcomes are set with the
+        Condition's lock held."""
         condition = self._condition
         if condition is None:
             refuse_other_process(self._process_id, "send")
@@ -158,8 +158,8 @@ class Completion(Struct, eq=False):
         return self._lock
 
     def add_callback(self, index: int, future: SendFuture, callback: Callable[[Any], object]) -> None:
-        """Call `callback(future)` when message `index` has an outcome: at once if the outcome is set, else later in the
-        thread that sets it."""
+        """Call `callback(future)` when message `index` has an outcome. If the outcome is already set, the callback is
+        called at once; otherwise it is called later, in the thread that sets the outcome."""
         with self.guard():
             if not self.done(index):
                 self._watchers.append((index, future, callback, None))
@@ -175,8 +175,8 @@ class Completion(Struct, eq=False):
         self._watchers = [known for known in self._watchers if known[0] != index or known[3] is not waiter]
 
     def add_loop_waiter(self, index: int, loop: asyncio.AbstractEventLoop, waiting: asyncio.Future[None]) -> bool:
-        """Complete `waiting` in its loop when message `index` has an outcome. Returns False, and does nothing, if the
-        message has an outcome already."""
+        """Complete the future `waiting` in its event loop when message `index` has an outcome. Returns False, and does
+        nothing, if the message already has an outcome."""
         with self.guard():
             if self.done(index):
                 return False
@@ -236,7 +236,8 @@ def _call(callback: Callable[[Any], object], future: Any) -> None:
 
 
 def copied(error: E) -> E:
-    """Return a copy of `error` to raise, with the same arguments, fields, cause and notes, and its own traceback."""
+    """Return a copy of `error` to raise. The copy has the same arguments, fields, cause and notes, but its own
+    traceback."""
     copy: E = error.__class__.__new__(error.__class__, *error.args)
     copy.args = error.args
     copy.__dict__.update(error.__dict__)
@@ -245,8 +246,8 @@ def copied(error: E) -> E:
 
 
 class _Waiters:
-    """An empty list of waiters, which concurrent.futures expects as an attribute of a future; changes go to the
-    Completion."""
+    """A list of waiters that always stays empty. concurrent.futures expects such a list as an attribute of a future;
+    changes of the list are applied to the Completion."""
 
     __slots__ = ("_completion", "_future", "_index")
 
@@ -263,7 +264,7 @@ class _Waiters:
 if TYPE_CHECKING:
 
     class SendFuture(Future[SendResult]):
-        """Declaration of SendFuture for type checkers; the class that runs is the Struct below."""
+        """Declaration of SendFuture for type checkers. At run time, the Struct below is used."""
 
         def __init__(self, completion: Completion, index: int) -> None: ...
 
@@ -275,7 +276,7 @@ if TYPE_CHECKING:
 else:
 
     class SendFuture(Struct, frozen=True, gc=False):
-        """The future of one message: its index in a Completion.
+        """The future of one message: the message's index in a Completion.
 
         A SendFuture behaves as a concurrent.futures.Future: `result`, `exception`, `done`, `add_done_callback`,
         `concurrent.futures.wait` and `as_completed`, `asyncio.wrap_future`. It can be awaited, too. It cannot be
@@ -291,12 +292,12 @@ else:
 
         @property
         def place(self):
-            """Return the completion, and the message's index in the completion."""
+            """Return this future's completion, and the message's index in the completion."""
             return self._completion, self._index
 
         def result(self, timeout=None):
             results = self._completion.results
-            # the usual case: a program waits for the first of many messages, then requests the result of each
+            # The usual case: a program waits for the first of many messages, and then reads the result of each message.
             if results is not None:
                 return results[self._index]
             return self._completion.result(self._index, timeout)
@@ -332,7 +333,7 @@ else:
         def __reduce__(self):
             raise TypeError("the future of a send cannot be pickled: ask for its result where the producer is")
 
-        # Attributes of a future that concurrent.futures.wait and as_completed use.
+        # Attributes of a future that concurrent.futures.wait and as_completed use
 
         @property
         def _condition(self):

@@ -1,9 +1,9 @@
 """Hooks that a program gives to a producer: functions that observe each send, or forbid it.
 
 A `SendMessageHook` is called before a message is enqueued for sending and after its send has completed. Both calls get
-the same context, in whose `value` the hook may keep a value of its own. The producer logs an exception of such a hook
-and ignores it otherwise. A `CheckForbiddenHook` runs before all `before_send` hooks. If it raises, the caller of the
-send gets the exception, and nothing is sent.
+the same context; the hook may store a value of its own in the context's `value`. If a SendMessageHook raises, the
+producer logs the exception and continues. A `CheckForbiddenHook` runs before all `before_send` hooks. If it raises, the
+caller of the send gets the exception, and nothing is sent.
 
 `before_send` and CheckForbiddenHooks run in the thread that sends. `after_send` runs before the send returns or its
 future completes: in a sender thread of the producer, or in the sending thread if the message could not be enqueued. No
@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SendContext:
-    """The context of one message's send, as hooks see it.
+    """The context of one message's send, which hooks receive.
 
     `queue` is the queue that was selected first; `result.queue` is the queue that stores the message. After the send,
-    either `result` or `error` is set. `value` is for the hook's own use.
+    either `result` or `error` is set. The hook may store its own value in `value`.
     """
 
     group: str
@@ -44,8 +44,8 @@ class SendContext:
 
 
 class SendMessageHook(Protocol):
-    """Observes sends. `before_send` is called before a message is enqueued, `after_send` after its send has
-    completed."""
+    """Interface of a hook that observes sends. `before_send` is called before a message is enqueued, `after_send` after
+    its send has completed."""
 
     def before_send(self, context: SendContext) -> None: ...
 
@@ -53,7 +53,7 @@ class SendMessageHook(Protocol):
 
 
 CheckForbiddenHook = Callable[[SendContext], None]
-"""Hook that raises an exception for a message that must not be sent."""
+"""Hook that raises an exception if a message must not be sent."""
 
 
 class SendHooks(SendObserver):
@@ -64,8 +64,8 @@ class SendHooks(SendObserver):
     def __init__(
         self, group: str, watching: Sequence[SendMessageHook], forbidding: Sequence[CheckForbiddenHook]
     ) -> None:
-        """Raises InvalidArgumentError if a hook is a coroutine or generator function, because a call of it would not
-        run its body."""
+        """Create the observer from the hooks. Raises InvalidArgumentError if a hook is a coroutine or generator
+        function, because calling it would not run its code."""
         self._group = group
         self._watching, self._forbidding = tuple(watching), tuple(forbidding)
         called = [*self._forbidding, *(one for hook in self._watching for one in (hook.before_send, hook.after_send))]
@@ -87,11 +87,12 @@ class _HookWatch(SendWatch):
     ) -> None:
         self._group, self._watching, self._forbidding = group, watching, forbidding
         self._contexts: list[list[tuple[SendMessageHook, SendContext]]] = []
-        """For each message, a list of the hooks with their contexts; empty until `selected` has called the
-        hooks."""
+        """For each message, a list of the hooks with their contexts. The outer list is empty until `selected` has
+        called the hooks."""
 
     def selected(self, messages: Sequence[Message], queue: MessageQueue) -> None:
-        """Call each CheckForbiddenHook, whose exception refuses the send; then call each `before_send`."""
+        """Call each CheckForbiddenHook, and then each `before_send`. An exception of a CheckForbiddenHook refuses the
+        send."""
         for message in messages:
             for forbid in self._forbidding:
                 forbid(SendContext(self._group, message, queue))
@@ -105,8 +106,8 @@ class _HookWatch(SendWatch):
                 _call(hook.before_send, context)
 
     def ended(self, indices: Sequence[int], outcome: Outcome) -> None:
-        """Call `after_send` for the messages with these indices. Messages whose `before_send` was not called are
-        skipped."""
+        """Call `after_send` for the messages with these indices. Skips messages for which `before_send` was not
+        called."""
         if not self._contexts:
             return
         results = outcome.results() if isinstance(outcome, Acknowledged) else repeat(None)

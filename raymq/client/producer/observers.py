@@ -26,12 +26,12 @@ from raymq.telemetry.trace.spans import SendSpan, Spans
 
 
 class SendWatch:
-    """Follows the messages of one send for one observer, from `SendObserver.begin` until each message has succeeded or
-    failed."""
+    """Follows the messages of one send for one observer. It is used from `SendObserver.begin` until each message has
+    succeeded or failed."""
 
     def selected(self, messages: Sequence[Message], queue: MessageQueue) -> None:
-        """Called before `messages` are put into `queue`. An exception refuses the send; the caller of the send
-        gets it."""
+        """Called before `messages` are put into `queue`. If it raises, the messages are not sent, and the caller of the
+        send gets the exception."""
 
     def ended(self, indices: Sequence[int], outcome: Outcome) -> None:
         """Called when the messages with these indices have an outcome. Several threads may call this method."""
@@ -41,28 +41,29 @@ class SendWatch:
 
 
 class SendObserver:
-    """Observes the sends of one producer. Thread-safe. Each method of this base class does nothing."""
+    """Base class of objects that observe the sends of one producer. Thread-safe. Each method of this base class does
+    nothing."""
 
     watches = False
-    """True if `begin` must be called for each send. The producer then uses neither open batches nor the single-send
-    shortcut, because both skip `begin`."""
+    """True if `begin` must be called for each send. The producer then uses no open batches and no single sends, because
+    both shortcuts skip `begin`."""
     needs_objects = False
     """True if the observer needs each message of `send_batch` as a Message instead of a row of MessageColumns."""
 
     def begin(self, messages: Sequence[Message]) -> tuple[Sequence[Message], SendWatch | None]:
-        """Begin to observe a send of messages of one topic. Returns the messages to send in their place, and the
-        SendWatch or None."""
+        """Begin to observe a send of messages of one topic. Returns the messages to send instead of the given messages,
+        and the SendWatch of this send, or None."""
         return messages, None
 
     def sent(
         self, topic: str, messages: Sequence[Message], results: Callable[[], Sequence[SendResult]], took_ms: float
     ) -> None:
-        """Called when messages are stored in `topic`. `results` makes their SendResults. `took_ms`: the time in
-        milliseconds since the first of the messages was enqueued."""
+        """Called when messages are stored in `topic`. `results` is a function that returns their SendResults.
+        `took_ms`: the time in milliseconds since the first of the messages was enqueued."""
 
     def failed(self, topic: str, count: int, took_ms: float) -> None:
-        """Called when `count` messages to `topic` failed. `took_ms`: the time in milliseconds since the first of the
-        messages was enqueued."""
+        """Called when the sends of `count` messages to `topic` failed. `took_ms`: the time in milliseconds since the
+        first of the messages was enqueued."""
 
     def recalled(self, topic: str, message_id: str, *, success: bool) -> None:
         """Called when a delayed message was recalled, or could not be recalled."""
@@ -78,26 +79,27 @@ class SendObserver:
         from_check: bool = False,
     ) -> None:
         """Called when the transaction of `message` ended with `state`. Both ids belong to the half message.
-        `from_check`: the end answers a transaction check of the broker."""
+        `from_check`: True if the broker requested the outcome by a transaction check."""
 
 
 class SendFigures(SendObserver):
-    """Counts each message once in the metrics of this process, by topic and by success or failure."""
+    """Observer that counts each message once in the metrics of this process, by topic and by success or
+    failure."""
 
     def sent(
         self, topic: str, messages: Sequence[Message], results: Callable[[], Sequence[SendResult]], took_ms: float
     ) -> None:
-        """Count stored messages."""
+        """Count stored messages in the metrics."""
         CLIENT_FIGURES.sent(topic, took_ms, len(messages), ok=True)
 
     def failed(self, topic: str, count: int, took_ms: float) -> None:
-        """Count failed messages."""
+        """Count failed messages in the metrics."""
         CLIENT_FIGURES.sent(topic, took_ms, count, ok=False)
 
 
 class SendTrace(SendObserver):
-    """Records sends, ends of transactions and recalls in the client's trace. `group`: the producer group of the
-    records."""
+    """Observer that records sends, ends of transactions and recalls in the client's trace. `group`: the producer group
+    that the records name."""
 
     def __init__(self, group: str, dispatcher: TraceDispatcher) -> None:
         self._group, self._dispatcher = group, dispatcher
@@ -105,13 +107,13 @@ class SendTrace(SendObserver):
     def sent(
         self, topic: str, messages: Sequence[Message], results: Callable[[], Sequence[SendResult]], took_ms: float
     ) -> None:
-        """Record stored messages. The trace's own messages are not traced."""
+        """Record stored messages in the trace. The trace's own messages are not recorded."""
         if topic != self._dispatcher.topic:
-            # `put` takes the dispatcher's lock, shared with its thread; a signal handler must not interrupt `put`.
+            # `put` takes the dispatcher's lock, which its thread takes too. A signal handler must not interrupt `put`.
             aside(self._dispatcher.put, Sent(self._group, topic, messages, results, took_ms, now_ms()))
 
     def recalled(self, topic: str, message_id: str, *, success: bool) -> None:
-        """Record a recall."""
+        """Record the recall of a delayed message in the trace."""
         self._dispatcher.put(recalled(self._group, topic, message_id, success=success))
 
     def transaction_ended(
@@ -124,14 +126,14 @@ class SendTrace(SendObserver):
         *,
         from_check: bool = False,
     ) -> None:
-        """Record the end of a transaction."""
+        """Record the end of a transaction in the trace."""
         self._dispatcher.put(
             ended_transaction(self._group, topic, message, message_id, offset_message_id, state, from_check=from_check)
         )
 
 
 class SendSpans(SendObserver):
-    """Makes an OpenTelemetry span for each send. `group`: the producer group that the spans name."""
+    """Observer that makes an OpenTelemetry span for each send. `group`: the producer group that the spans name."""
 
     watches = True
 
@@ -139,8 +141,8 @@ class SendSpans(SendObserver):
         self._group, self._spans = group, spans
 
     def begin(self, messages: Sequence[Message]) -> tuple[Sequence[Message], SendWatch | None]:
-        """Start a span. Returns the messages with the span's context, and the watch; None as the watch if the span is
-        not recorded."""
+        """Start a span for a send. Returns the messages with the span's context, and the watch that ends the span. The
+        watch is None if the span is not recorded."""
         messages, span = self._spans.send_begins(self._group, messages)
         return messages, None if span is None else _SpanWatch(span)
 
@@ -152,16 +154,16 @@ class _SpanWatch(SendWatch):
         self._span = span
 
     def ended(self, indices: Sequence[int], outcome: Outcome) -> None:
-        """Record the outcome."""
+        """Record the outcome of messages in the span."""
         self._span.ended(len(indices), outcome)
 
     def abandoned(self, error: BaseException) -> None:
-        """End the span with an error, unless the span has ended."""
+        """End the span with an error, unless it has already ended."""
         self._span.fail(error)
 
 
 class _WatchedPart:
-    """Callback of a Completion for one part of a send: calls the send's watches, then the sender's callback
+    """Callback of a Completion for one part of a send. It calls the send's watches, then the sender's callback
     `then`."""
 
     def __init__(self, watches: Sequence[SendWatch], indices: Sequence[int], then: BeforeEnd | None) -> None:
@@ -175,6 +177,6 @@ class _WatchedPart:
 
 
 def before_end(watches: Sequence[SendWatch], indices: Sequence[int], then: BeforeEnd | None) -> BeforeEnd | None:
-    """Return the `before_end` function of the Completion for the messages with these indices of one send. Returns None
-    if the send has no watches and no `then`."""
+    """Return the `before_end` callback of a Completion, for the messages with these indices of one send. Returns None
+    if the send has no watches and `then` is None."""
     return _WatchedPart(watches, indices, then) if watches else then

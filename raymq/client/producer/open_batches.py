@@ -2,8 +2,8 @@
 
 The first message of a batch takes all steps of the pipeline. A later message joins the batch through `join`, which
 looks up the topic or the queue and appends the message. The later message needs no route, no queue selection and no
-request. A batch stays open for a short time only, so that all its messages have nearly the same deadline. It closes
-earlier if it is full, if its sender takes it, or if another batch of its queue follows it.
+request. A batch stays open for a short time only, so that all its messages have nearly the same deadline. It is closed
+earlier if it is full, if its sender takes it, or if another batch for the same queue is enqueued after it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from raymq.client.producer.senders.send_batch import SEALED, SendBatch, SendRequ
 from raymq.common.message import PLAIN_PROPERTIES, Message, MessageQueue
 
 _JOIN_TIMEOUT_SHARE: Final = 1 / 64
-"""Fraction of the send timeout for which a batch stays open."""
+"""Fraction of the send timeout for which a batch stays open for further messages."""
 
 
 class OpenBatches:
@@ -37,7 +37,7 @@ class OpenBatches:
         self._lock, self._buffer, self._clock = lock, buffer, clock
         self._send_timeout_s = send_timeout_s
         self._batches: dict[str | MessageQueue, SendBatch] = {}
-        """Open batches. The key is the topic for messages without a destination, and the queue for messages with a
+        """Open batches. The key is the topic for messages without a destination, or the queue for messages with a
         destination."""
         self._key_queues: dict[str, tuple[tuple[MessageQueue, ...], float]] = {}
         """For each topic, the queues from which sharding keys choose, and the monotonic time until which these queues
@@ -57,7 +57,7 @@ class OpenBatches:
             cost = cost_bytes(message)
         now_s = self._clock()
         place = self._place(message, where, now_s) if where else message.topic
-        # A signal handler may raise after each call in this block, so `append` is the last of the changes after
+        # A signal handler may raise after each call in this block. So `append` is the last change after
         # `extend_locked`.
         with self._lock:
             batch = self._batches.get(place)
@@ -108,8 +108,8 @@ class OpenBatches:
     def open_locked(self, batch: SendBatch, stored: MessageQueue, *, any_may_join: bool) -> None:
         """Open a new batch for further messages. `stored`: the queue that stores the batch.
 
-        `any_may_join`: messages may join through `join`, which checks no message. If false, messages join only through
-        `add_locked`.
+        `any_may_join`: True if messages may join through `join`, which does not check them. If false, messages join
+        only through `add_locked`.
         """
         open_for_s = batch.timeout_s * _JOIN_TIMEOUT_SHARE
         batch.join_until_s = self._clock() + open_for_s
@@ -126,13 +126,13 @@ class OpenBatches:
             self._batches[batch.topic if batch.movable else batch.queue] = batch
 
     def close_locked(self, batch: SendBatch) -> None:
-        """Remove a batch whose messages have an outcome, so that no message joins the batch."""
+        """Close a batch whose messages have an outcome, so that no further message joins it."""
         place = batch.topic if batch.movable else batch.queue
         if self._batches.get(place) is batch:
             del self._batches[place]
 
     def clear_locked(self) -> None:
-        """Remove all open batches. No message joins them any more."""
+        """Close all open batches, so that no further message joins them."""
         self._batches.clear()
 
     def gathered(self, topic: str) -> int:
@@ -146,8 +146,8 @@ class OpenBatches:
         self._key_queues[topic] = queues, self._clock() + KEY_QUEUES_VALID_S
 
     def _place(self, message: Message, where: DestinationOptions, now_s: float) -> str | MessageQueue:
-        """Return the key in `_batches` for a message with a destination. Returns "" if only the route determines the
-        queue."""
+        """Return the key of the open batch that a message with a destination may join: its topic or queue. Returns ""
+        if only the route determines the queue."""
         queue, key = own_queue(message, where), where.get("sharding_key")
         if queue is not None:
             return queue

@@ -15,7 +15,7 @@
       types     The topic accepts the message's type: raymq.client.producer.checks. A check that depends on the topic
                 belongs there: `check_types`.
       select    The queue: the caller's, or the queue whose turn it is (raymq.client.producer.queue_selector).
-      observers The user's hooks see the message and its queue. A CheckForbiddenHook may refuse it.
+      observers The user's hooks get the message and its queue. A CheckForbiddenHook may refuse it.
       cut       The messages become parts that fit in one request (raymq.client.producer.send_parts). Delayed messages
                 become parts of their own, for the queues in which they wait.
       join      A single message joins the batch that waits in its queue, if it may.
@@ -33,8 +33,8 @@ observers observes each send.
                  thread. raymq.client.producer.single_sends
 
 To add a check, write it in `check`, or in `check_types` if it depends on the topic. `SingleSends.send` and
-`OpenBatches.join` skip both functions, so they must refuse each message that the new check might refuse. For examples,
-see how they test the size of a body, and how `_put_locked` uses `attributes.takes_normal` and
+`OpenBatches.join` skip both functions. So they must not accept any message that the new check might refuse. For
+examples, see how they test the size of a body, and how `_put_locked` uses `attributes.takes_normal` and
 `attributes.is_compacted`.
 
 One lock guards the open batches, the buffer pool and the states of the senders. While it is held, no code blocks, and
@@ -100,8 +100,8 @@ class SendPipeline:
         clock: Callable[[], float] = time.monotonic,
         pauses: Callable[[], Pauses] = Backoff,
     ) -> None:
-        """`routes` finds topics by their names in the namespace `names`. The other arguments are explained in
-        Producer."""
+        """Create the pipeline. `routes` finds topics by their names in the namespace `names`. The class Producer
+        explains the other arguments."""
         self.settings = settings
         self._routes, self._clock = routes, clock
         self._watching = [observer for observer in observers if observer.watches]
@@ -130,13 +130,13 @@ class SendPipeline:
             observers=tuple(observers),
         )
         self._senders: dict[str, Sender] = {}
-        """Senders, by broker name."""
+        """Senders of batches, by broker name."""
         self.single_sends = SingleSends(
             self._context, self._turns, self._senders, lambda topic: self._usable_route(topic, keyed=False)
         )
         self._closed = False
 
-    # All steps of a send
+    # The method that carries out all steps of a send
 
     def hand_over(
         self,
@@ -149,9 +149,9 @@ class SendPipeline:
     ) -> PlacedSend:
         """Enqueue messages of one topic for sending, through all steps of the pipeline.
 
-        Waits up to `timeout_s` for the route, and again up to `timeout_s` for buffer space. `together`: all messages
-        must go to one queue. `at_once`: send in this thread if nothing is in flight to the broker. On return, that send
-        has completed, or the sender's thread continues it.
+        Waits up to `timeout_s` for the route, and again up to `timeout_s` for buffer space. `together`: True if all
+        messages must go to one queue. `at_once`: True to send in this thread if nothing is in flight to the broker.
+        When the call returns, that send has completed, or the sender's thread continues it.
         """
         topic = self.check(messages)
         destination = Destination(**where) if where else ANYWHERE
@@ -169,13 +169,13 @@ class SendPipeline:
             sender.send_at_once(placed.batches[0][0], target)
         return placed
 
-    # The single steps of a send
+    # Methods for the single steps of a send
 
     def check(self, messages: Sequence[Message]) -> str:
-        """Check messages of one topic, without the topic's route. Returns the topic.
+        """Check messages of one topic, without using the topic's route. Returns the topic.
 
         Raises MessageIllegalError if a message is invalid, IllegalNameError if the topic is not a user's topic, or
-        ClientStateError if the producer is closed. Nothing is sent after an error.
+        ClientStateError if the producer is closed. After an error, nothing was sent.
         """
         longest = self.settings.max_message_size_bytes
         is_checked = isinstance(messages, MessageColumns) and int(messages.bodies.sizes.max()) <= longest
@@ -201,7 +201,8 @@ class SendPipeline:
         together: bool = False,
         before_end: BeforeEnd | None = None,
     ) -> SendRequest:
-        """Make a request of messages that `check` has accepted. No buffer space is allocated yet: `generation` is -1.
+        """Make a SendRequest of messages that `check` has accepted. No buffer space is allocated yet: `generation` is
+        -1.
 
         `before_end` is called for parts of the messages just before the outcome of these parts is set.
         """
@@ -228,9 +229,10 @@ class SendPipeline:
         """Return a topic's route for sending. If the topic does not exist, it is created if the cluster allows
         automatic creation.
 
-        `keyed`: the message's destination chooses a queue, so the route must have all queues of the topic. Otherwise
-        one writable queue is enough. Waits up to `timeout_s` for such a route; does not wait in a callback of a send.
-        Raises TopicNotExistError, NoPermissionError, or ServiceNotAvailableError after `timeout_s`.
+        `keyed`: True if the message's destination chooses a queue, so that the route must have all queues of the topic.
+        Otherwise one writable queue is enough. Waits up to `timeout_s` for such a route; does not wait in a callback of
+        a send. Raises TopicNotExistError if the topic does not exist, NoPermissionError if it is not writable, or
+        ServiceNotAvailableError after `timeout_s`.
         """
         try:
             return self._usable_route(topic, keyed)
@@ -240,11 +242,13 @@ class SendPipeline:
         return persist_until(time.monotonic() + timeout_s, lambda left_s: self._usable_route(topic, keyed))
 
     def allocate_timeout_s(self, timeout_s: float) -> float:
-        """Return the time in seconds for which a send with `timeout_s` may wait for space in the buffer."""
+        """Return the time in seconds for which a send with timeout `timeout_s` may wait for space in the producer's
+        buffer."""
         return 0.0 if self.settings.when_full == "raise" or in_sender() else timeout_s
 
     def put(self, route: TopicRoute, request: SendRequest, *, at_once: bool = False) -> PlacedSend:
-        """Give messages, whose buffer space is allocated, to the sender of their queue, without waiting.
+        """Give the messages of a request to the sender of their queue, without waiting. Their buffer space is already
+        allocated.
 
         With `at_once`, the result's `at_once` may name a sender: the caller must call the sender's `send_at_once` next.
         After an error nothing is sent, and the buffer space is free again.
@@ -286,7 +290,8 @@ class SendPipeline:
             return request.destination.select(route, request.messages[0])
         gathered = self.open_batches.gathered(route.topic)
         if gathered > 1:
-            self._turns.used(route.topic, gathered - 1)  # `_turns.next` counted the first message of the batch
+            # `_turns.next` has already counted the first message of the batch
+            self._turns.used(route.topic, gathered - 1)
         return self._turns.next(route, len(request.messages), self._clock())
 
     def _put_locked(
@@ -302,7 +307,7 @@ class SendPipeline:
         """Add the message of a request to the batch that waits in its queue, or make batches of the request's parts.
 
         Returns the batch and index of each message, and the futures of flushes that the caller must complete without
-        the lock.
+        holding the lock.
         """
         special = request.together or request.before_end is not None or bool(self._watching)
         joins = not special and len(request.messages) == 1
@@ -332,7 +337,7 @@ class SendPipeline:
             sender.put_locked(batch)
         return placed, []
 
-    # Senders
+    # Methods about senders
 
     def _sender(self, broker_name: str) -> Sender:
         sender = self._senders.get(broker_name)
@@ -346,17 +351,17 @@ class SendPipeline:
         return sender
 
     def _move(self, batch: SendBatch, broker_name: str) -> bool:
-        """Move a batch from the failing broker `broker_name` to another broker. Returns False if the batch stays
-        unchanged."""
+        """Move a batch from the failing broker `broker_name` to another broker. Returns False if no other broker can
+        take the batch, which then stays unchanged."""
         try:
             queue = self._turns.next_at_another_broker(self._routes.get(batch.topic), broker_name, self._clock())
             if queue is None:
                 return False
             sender = self._sender(queue.broker_name)
         except RaymqError:
-            return False  # the topic's route is unknown at the moment, or this producer is closing
+            return False  # the topic's route is unknown now, or this producer is closing
         before, stored = batch.sends.queue, queue
-        if before.topic != batch.topic:  # the batch is delayed: it waits in the same system queue of the other broker
+        if before.topic != batch.topic:  # a delayed batch waits in the same system queue of the other broker
             stored = MessageQueue(before.topic, queue.broker_name, before.queue_id)
         with self._lock:
             if self._closed or sender.closed:
@@ -365,7 +370,7 @@ class SendPipeline:
             sender.put_locked(batch)
         return True
 
-    # Closing
+    # Methods that close the producer
 
     def require_open(self) -> None:
         """Raise ClientStateError if the producer is closed."""
@@ -373,16 +378,16 @@ class SendPipeline:
             raise closed_error()
 
     def flushed(self) -> Future[None]:
-        """Return a future that completes when each message enqueued so far has an outcome."""
+        """Return a future that completes when each message that was enqueued before this call has an outcome."""
         flush = self.buffer.flushed()
         with self._lock:
-            # so that later messages open new batches, for which the flush does not wait
+            # Close the open batches, so that later messages open new batches, for which the flush does not wait.
             self.open_batches.clear_locked()
         return flush
 
     def stop(self) -> list[Sender] | None:
-        """Refuse further messages. Returns the senders, which the caller must close; None if an earlier call returned
-        them."""
+        """Refuse further messages. Returns the senders, which the caller must close. Returns None if an earlier call
+        returned the senders."""
         with self._lock:
             stops, self._closed = not self._closed, True
             self.open_batches.clear_locked()

@@ -10,7 +10,7 @@ Guarantees:
                                    and the store drops what it already has (docs/design.md).
     Order                          Messages with a sharding key, a queue or a selector, and messages of one batch, stay
                                    in their queue in the order of the calls, also over retries. Other messages may go to
-                                   another broker, if nothing of them can be stored.
+                                   another broker, if no attempt can have stored any of them.
     Delay                          A delayed message is stored at once, in a queue where it waits (raymq.common.delay).
                                    SendResult names that queue, and the offset there. When the message is delivered, it
                                    follows messages that were sent to its real queue earlier.
@@ -56,11 +56,11 @@ if TYPE_CHECKING:
     from raymq.client.producer.table import TableResult
 
 _MARGIN_S: Final = 5.0
-"""Time in seconds that a blocking `send` waits for the sender thread beyond the send timeout and the last
-attempt."""
+"""Extra time in seconds that a blocking `send` waits for the sender thread, after the send timeout and the timeout of
+the last attempt."""
 
 REQUEST_TIMEOUT_S: Final = 3.0
-"""Default timeout in seconds for a request and its reply together, as in RocketMQ."""
+"""Default timeout in seconds for a request and its reply together; RocketMQ has the same default."""
 
 
 class Producer(Closing):
@@ -89,8 +89,8 @@ class Producer(Closing):
         clock: Callable[[], float] = time.monotonic,
         pauses: Callable[[], Pauses] = Backoff,
     ) -> None:
-        """`observers`: further observers of sends, beside the metrics and the hooks of `settings`. `clock`: monotonic
-        time in seconds."""
+        """Create the producer. `observers`: further observers of sends, beside the metrics and the hooks of `settings`.
+        `clock`: returns monotonic time in seconds."""
         self.group = check_group(group)
         self.names = names
         self.settings = settings = settings or ProducerSettings()
@@ -119,13 +119,14 @@ class Producer(Closing):
     ) -> SendResult:
         """Send one message and wait until it is stored as durably as the cluster's settings require.
 
-        A message with a sharding key, a selector or a queue goes to that queue only. While the queue's broker is
-        unreachable, the message waits. `timeout_s`: by default the producer's send timeout.
+        A message with a sharding key, a selector or a queue goes only to the queue that this destination chooses. While
+        the queue's broker is unreachable, the message waits. `timeout_s`: by default the producer's send timeout.
 
-        Raises TopicNotExistError; NoPermissionError if the topic is not writable; ClientStateError if the producer is
-        closed; SystemBusyError if the buffer had no space for the whole timeout; ServiceNotAvailableError if no broker
-        for the message became reachable in time; SendUnknownError if no acknowledgement arrived in time. After
-        SendUnknownError the message may be stored; after each other error it is not stored.
+        Raises TopicNotExistError if the topic does not exist; NoPermissionError if the topic is not writable;
+        ClientStateError if the producer is closed; SystemBusyError if the buffer had no space for the whole timeout;
+        ServiceNotAvailableError if no broker for the message became reachable in time; SendUnknownError if no
+        acknowledgement arrived in time. After SendUnknownError the message may be stored; after each other error it is
+        not stored.
         """
         _refuse_in_callback("send")
         timeout_s = self.settings.send_timeout_s if timeout_s is None else timeout_s
@@ -138,13 +139,13 @@ class Producer(Closing):
 
     @direct
     def send_async(self, message: Message, **where: Unpack[DestinationOptions]) -> Future[SendResult]:
-        """Enqueue one message for sending and return a future, which has the result or the error that `send` would
-        have.
+        """Enqueue one message for sending and return a future. The future has the result or the error that `send` would
+        return or raise.
 
-        Blocks only while the buffer is full, or while no NameServer can answer if the topic exists. After the send
-        timeout, raises SystemBusyError for the full buffer, or ServiceNotAvailableError for the missing NameServer.
-        Callbacks of the future run in the thread that sends: they should be short, and must not wait for another send.
-        The future can be awaited, too.
+        Blocks only while the buffer is full, or while no NameServer can answer if the topic exists. If this lasts for
+        the send timeout, raises SystemBusyError for the full buffer, or ServiceNotAvailableError for the missing
+        NameServer. Callbacks of the future run in the thread that sends: they should be short, and must not wait for
+        another send. The future can be awaited, too.
         """
         future = self._open_batches.join(message, where)
         if future is None:
@@ -159,8 +160,8 @@ class Producer(Closing):
         """Send messages of one topic, in order, to one queue. Returns their results, in order.
 
         RocketMQ refuses delayed messages in a batch. raymq sends them to the queues in which delayed messages wait, and
-        the other messages to one queue. If a message is not legal (MessageIllegalError), nothing is sent. After a later
-        error, a part of the batch may be stored. The other errors are the errors of `send`.
+        the other messages to one queue. If a message is not legal, raises MessageIllegalError, and nothing is sent.
+        After a later error, a part of the batch may be stored. The other errors are the errors of `send`.
         """
         _refuse_in_callback("send_batch")
         batch = check_batch(messages, as_objects=self.pipeline.needs_objects)
@@ -188,8 +189,9 @@ class Producer(Closing):
         The column `body` (binary or string) is required. Optional columns, null for a row without a value: `tags`
         (string), `keys` (string or list of strings), `properties` (map of string to string), `sharding_key` (string or
         integer). All rows are checked before the first is sent. Raises InvalidArgumentError if a column is invalid, and
-        MessageIllegalError if a row is. Rows with one sharding key go to one queue in their order; the other rows go to
-        the topic's queues in turn. The producer's buffer limits the memory beside the table.
+        MessageIllegalError if a row is invalid. Rows with one sharding key go to one queue in their order; the other
+        rows go to the topic's queues in turn. The producer's buffer limits the memory that is used in addition to the
+        table.
 
         If sending fails later, the error's notes contain the number of acknowledged rows.
         """
@@ -198,16 +200,16 @@ class Producer(Closing):
         _refuse_in_callback("send_table")
         return send_table(self.pipeline, topic, table)
 
-    # Request-reply (raymq.client.request)
+    # Methods for requests and replies (raymq.client.request)
 
     def request(
         self, message: Message, *, timeout_s: float = REQUEST_TIMEOUT_S, **where: Unpack[DestinationOptions]
     ) -> MessageExt:
-        """Send a message, and wait for the reply of its consumer.
+        """Send a message as a request, and wait for the reply of its consumer.
 
         Raises RequestTimeoutError if no reply arrives within `timeout_s`, which includes the send. The consumer may
-        still have processed the request; a late reply is dropped. Raises SystemBusyError while REQUESTS_MAX requests of
-        this client wait. If sending fails, raises the errors of `send`, and waits for no reply.
+        still have processed the request; a late reply is dropped. Raises SystemBusyError if REQUESTS_MAX requests of
+        this client already wait. If sending fails, raises the errors of `send`, and waits for no reply.
         """
         _refuse_in_callback("request")
         pending = self.begin_request(message, timeout_s)
@@ -221,9 +223,9 @@ class Producer(Closing):
     def request_async(
         self, message: Message, *, timeout_s: float = REQUEST_TIMEOUT_S, **where: Unpack[DestinationOptions]
     ) -> Future[MessageExt]:
-        """Send a request as `send_async` does, and return a future of the reply. The future has the reply or the error
-        of `request`, and cannot be cancelled. Its callbacks run in a thread that receives replies: they should be
-        short."""
+        """Send a request as `send_async` does, and return a future of the reply. The future has the reply that
+        `request` would return, or the error that it would raise. It cannot be cancelled. Its callbacks run in a thread
+        that receives replies: they should be short."""
         pending = self.begin_request(message, timeout_s)
         try:
             self.send_async(pending.message, **where).add_done_callback(pending.sent)
@@ -249,7 +251,7 @@ class Producer(Closing):
         properties: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> SendResult:
-        """Reply to a request that a pull consumer returned. A listener replies with ``return raymq.reply(body)``.
+        """Reply to a request that a pull consumer has received. A listener replies with ``return raymq.reply(body)``.
 
         Raises CreateReplyMessageError if the message is not a request. Raises RequesterGoneError if the reply is stored
         but the broker reports that its requester has disconnected. Otherwise raises the errors of `send`. A late reply
@@ -264,14 +266,14 @@ class Producer(Closing):
 
     @direct
     def request_statistics(self) -> RequestStatistics:
-        """Return the number of requests of this producer's client, by their outcome."""
+        """Return the numbers of requests of this producer's client, by their outcome."""
         if self._requests is None:
             return RequestStatistics(0, 0, 0, 0, 0)
         return self._requests().statistics()
 
     def recall(self, topic: str, handle: str, *, timeout_s: float | None = None) -> str:
-        """Recall a message that waits for its `deliver_at_ms`, by the `recall_handle` of its SendResult. Returns the
-        message's id. After the return the message is never delivered.
+        """Recall a delayed message that waits for its `deliver_at_ms`, by the `recall_handle` of its SendResult.
+        Returns the message's id. After this call has returned, the message is never delivered.
 
         Raises RecallError if the handle is invalid or belongs to another topic, or if the message was already due.
         Raises TopicNotExistError if the topic does not exist. Raises ServiceNotAvailableError or RequestTimeoutError if
@@ -297,10 +299,12 @@ class Producer(Closing):
         return found.message_id
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until each message enqueued so far is acknowledged or has failed. The futures hold the outcomes.
+        """Wait until each message that was enqueued before this call is acknowledged or has failed. The messages'
+        futures hold the outcomes.
 
         The call does not wait for messages that other threads enqueue during it. Raises RequestTimeoutError after
-        `timeout_s`. The default is twice the send timeout, which only a send with a longer timeout of its own exceeds.
+        `timeout_s`. The default is twice the send timeout. Only a send with a longer timeout of its own can take longer
+        than the default.
         """
         _refuse_in_callback("flush")
         timeout_s = self.flush_timeout_s if timeout_s is None else timeout_s
@@ -311,16 +315,16 @@ class Producer(Closing):
 
     @property
     def flush_timeout_s(self) -> float:
-        """Default time in seconds that `flush` and `close` wait: twice the send timeout."""
+        """Default maximum time in seconds that `flush` and `close` wait: twice the send timeout."""
         return 2 * self.settings.send_timeout_s
 
     def close(self) -> None:
-        """Flush, then stop the sender threads. Idempotent: a second call waits until the first call has closed the
-        producer.
+        """Flush the messages, then stop the sender threads. Idempotent: a second call waits until the first call has
+        closed the producer.
 
-        Messages enqueued before are acknowledged, or their futures fail. Later sends, in other threads too, raise
-        ClientStateError. In a callback of a send's future, which must not wait, `close` returns at once, and another
-        thread closes the producer.
+        Messages that were enqueued before are acknowledged, or their futures fail. Later sends, also in other threads,
+        raise ClientStateError. A callback of a send's future must not wait. If `close` is called in such a callback, it
+        returns at once, and another thread closes the producer.
         """
         if in_sender():
             threading.Thread(target=self.close, name="producer-close", daemon=True).start()
@@ -343,8 +347,8 @@ class Producer(Closing):
         raise TypeError("a raymq producer cannot be pickled: call raymq.connect().producer(...) where it is used")
 
     def _wait(self, completion: Completion, index: int, timeout_s: float) -> SendResult:
-        """Return the result of a message. Raises SendUnknownError if the send has no outcome long after its
-        deadline."""
+        """Wait for the result of a message and return it. Raises SendUnknownError if the send has no outcome long after
+        its deadline."""
         if completion.acknowledged is not None:
             return completion.acknowledged.results()[index]
         try:
@@ -356,7 +360,7 @@ class Producer(Closing):
 
 
 def _refuse_in_callback(call: str) -> None:
-    """Raise ClientStateError if the caller runs in a sender thread, because `call` would wait for that thread
+    """Raise ClientStateError if the caller runs in a sender thread, because `call` would make that thread wait for
     itself."""
     if in_sender():
         raise ClientStateError(f"a callback of a send's future must not call {call}, which waits; use send_async there")

@@ -2,9 +2,9 @@
 
 Without a destination, messages go to a topic's queues in turn (`QueueTurns`). A program that needs an order, or a
 certain queue, gives a `Destination`: a sharding key that is hashed, a selector function, or the queue itself. Such a
-message goes to that queue only. While the queue's broker is unreachable, the message waits, up to the send timeout.
-Keys and selectors choose among all queues of the topic, reachable or not, so no fault moves a key to another queue.
-Order holds within a queue. If the topic gets more queues, keys may map to other queues.
+message goes to the chosen queue only. While the queue's broker is unreachable, the message waits, up to the send
+timeout. Keys and selectors choose among all queues of the topic, reachable or not, so no fault moves a key to another
+queue. Messages keep their order only within a queue. If the topic gets more queues, keys may map to other queues.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from raymq.common.protocol.route import PERM_WRITE, TopicRoute
 from raymq.records.format.hashing import java_hash
 
 TURN_MAX_MESSAGES: Final = 256
-"""Number of messages to one queue after which the producer switches to the topic's next queue."""
+"""Number of consecutive messages to one queue after which the producer switches to the topic's next queue."""
 TURN_MAX_S: Final = 0.002
 """Time in seconds after which the producer switches to the topic's next queue, even if few messages were sent."""
 KEY_QUEUES_VALID_S: Final = 0.1
@@ -34,8 +34,8 @@ QueueSelector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
 """Function that chooses one of a topic's queues for a message. The arguments are the queues in their order, the
 message, and the `argument` of the send.
 
-The queues include the queues of unreachable brokers. Otherwise a selector that uses the number of queues would move
-keys.
+The queues include the queues of unreachable brokers. If the number of queues changed with the reachable brokers, a
+selector that uses this number would move keys to other queues.
 """
 
 
@@ -43,8 +43,8 @@ class DestinationOptions(TypedDict, total=False):
     """The keyword arguments of a send that choose its queue: at most one of `sharding_key`, `queue`, `selector`.
 
     `sharding_key`: messages with the same key go to the same queue, in the order of the sends. A text is hashed as a
-    Java String, a number as a Java Integer or Long. `queue`: the queue itself. `selector`: the queue that
-    `selector(queues, message, argument)` returns. Keys and selectors choose among all queues of the topic. If the
+    Java String, a number as a Java Integer or Long. `queue`: the queue itself. `selector`: a function; its result
+    `selector(queues, message, argument)` is the queue. Keys and selectors choose among all queues of the topic. If the
     queue's broker is unreachable, the send waits for the broker up to the send timeout.
     """
 
@@ -56,7 +56,7 @@ class DestinationOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The DestinationOptions of a send, as a value. Raises InvalidArgumentError if more than one option chooses the
+    """The DestinationOptions of one send. Raises InvalidArgumentError if more than one option chooses the
     queue."""
 
     sharding_key: str | int | None = None
@@ -82,7 +82,8 @@ class Destination:
         return self.sharding_key is not None or self.queue is not None or self.selector is not None
 
     def select(self, route: TopicRoute, message: Message) -> MessageQueue:
-        """Return the queue of a message, for a `fixed` destination. The queue's broker may be unreachable.
+        """Return the queue of a message whose destination chooses a queue (`fixed`). The queue's broker may be
+        unreachable.
 
         Raises NoPermissionError if the topic or the queue is not writable; InvalidArgumentError if the queue, or the
         selector's choice, does not belong to the topic; ServiceNotAvailableError while some of the topic's queues are
@@ -105,14 +106,14 @@ ANYWHERE: Final = Destination()
 
 
 def select_queue_by_hash(queues: Sequence[MessageQueue], message: Message, argument: str | int) -> MessageQueue:
-    """Select a queue by hash: the absolute value of the argument's hash, modulo the number of queues. The hash is
+    """Select a queue by a hash of the argument: the hash's absolute value, modulo the number of queues. The hash is
     Java's hash of a String, Integer or Long."""
     return queues[abs(_java_hash_code(argument)) % len(queues)]
 
 
 def select_queue_by_random(queues: Sequence[MessageQueue], message: Message, argument: object) -> MessageQueue:
-    """Select a random queue, even if its broker is unreachable. A send without a selector skips the queues of
-    unreachable brokers."""
+    """Select a random queue of a topic, even if the queue's broker is unreachable. A send without a selector, in
+    contrast, skips the queues of unreachable brokers."""
     return secrets.choice(queues)
 
 
@@ -128,14 +129,14 @@ def _java_hash_code(value: str | int) -> int:
     value = whole_number("sharding_key", value, -(2**63), 2**63 - 1)
     if -(2**31) <= value < 2**31:
         return value
-    # Java's Long.hashCode: (int) (value ^ (value >>> 32)).
+    # This is Java's Long.hashCode: (int) (value ^ (value >>> 32)).
     folded = (value ^ (value & 0xFFFF_FFFF_FFFF_FFFF) >> 32) & 0xFFFF_FFFF
     return folded - 0x1_0000_0000 if folded & 0x8000_0000 else folded
 
 
 def named_queue(route: TopicRoute, queue: MessageQueue) -> MessageQueue:
-    """Return `queue` after a check that it belongs to the topic of `route`. The queue's broker may be unreachable.
-    Raises the errors of `Destination.select`."""
+    """Check that `queue` belongs to the topic of `route`, and return it. The queue's broker may be unreachable. Raises
+    the errors of `Destination.select`."""
     if queue.topic != route.topic:
         raise InvalidArgumentError(f"a message for topic {route.topic!r} cannot be sent to {queue}, of another topic")
     if queue in route.publish_queues:
@@ -152,7 +153,7 @@ def named_queue(route: TopicRoute, queue: MessageQueue) -> MessageQueue:
 
 def own_queue(message: Message, where: DestinationOptions) -> MessageQueue | None:
     """Return the queue that a destination names, if the queue belongs to the message's topic. Returns None for any
-    other destination, because the class Destination checks it."""
+    other destination; the class Destination then checks the destination."""
     queue = where.get("queue")
     if len(where) != 1 or queue.__class__ is not MessageQueue or queue.queue_id.__class__ is not int:
         return None
@@ -161,8 +162,8 @@ def own_queue(message: Message, where: DestinationOptions) -> MessageQueue | Non
 
 @dataclass(slots=True)
 class _Turn:
-    """The current turn of `queue`, one of a topic's `queues`. The turn began at `since_s`; `used` messages were sent in
-    it."""
+    """The current turn of `queue`, one of a topic's `queues`, to receive messages. The turn began at `since_s`; `used`
+    messages were sent in it."""
 
     queues: tuple[MessageQueue, ...]
     queue: MessageQueue
@@ -173,9 +174,9 @@ class _Turn:
 class QueueTurns:
     """Selects a topic's queues in turn, from a random start. Thread-safe.
 
-    A turn lasts TURN_MAX_MESSAGES messages or TURN_MAX_S, because many messages in one queue cost the store less than
-    messages scattered over queues. Queues of unavailable brokers are skipped. If no broker is available, queues of
-    unreachable brokers are skipped; if no broker is reachable, no queue is skipped.
+    A turn lasts for TURN_MAX_MESSAGES messages or TURN_MAX_S, because many messages in one queue cost the store less
+    than messages scattered over queues. Queues of unavailable brokers are skipped. If no broker is available, only
+    queues of unreachable brokers are skipped. If no broker is reachable, no queue is skipped.
     """
 
     def __init__(self, faults: BrokerFaults) -> None:
@@ -203,14 +204,15 @@ class QueueTurns:
             return turn.queue
 
     def used(self, topic: str, count: int) -> None:
-        """Count `count` more messages in the turn of a topic's current queue."""
+        """Count `count` more messages in the turn of the queue to which a topic's messages go now."""
         with self._lock:
             turn = self._current.get(topic)
             if turn is not None:
                 turn.used += count
 
     def next_at_another_broker(self, route: TopicRoute, broker_name: str, now_s: float) -> MessageQueue | None:
-        """Return a queue of another broker than `broker_name`, which failed; None if no other broker is reachable."""
+        """Return a queue of another broker than `broker_name`, which failed. Returns None if no other broker is
+        reachable."""
         others = [queue for queue in route.publish_queues if queue.broker_name != broker_name]
         for good in (self._faults.available, self._faults.reachable):
             chosen = [queue for queue in others if good(queue.broker_name, now_s)]
@@ -219,8 +221,8 @@ class QueueTurns:
         return None
 
     def _next_queue(self, topic: str, queues: tuple[MessageQueue, ...], now_s: float) -> MessageQueue:
-        """Return the next queue of an available broker. If no broker is available, return the next queue of a reachable
-        broker; if none is reachable, the next queue. Called with the lock held."""
+        """Return the next queue of an available broker. If no broker is available, returns the next queue of a
+        reachable broker. If no broker is reachable, returns the next queue. The caller holds the lock."""
         first = self._next.get(topic, -1)
         if first < 0:
             first = secrets.randbelow(len(queues))

@@ -1,4 +1,4 @@
-"""The outcome of sends: Acknowledged, which is the store's answer for messages of one batch, or an error.
+"""The outcome of sends: either Acknowledged, which is the store's answer for messages of one batch, or an error.
 
 The SendResult objects are made only when the program requests them, because a program may send millions of messages.
 """
@@ -20,7 +20,7 @@ from raymq.records.format.message_id import IdRange
 
 _HEX_PAIRS: Final = [f"{number:02X}" for number in range(256)]
 _HEX_DIGITS: Final = np.frombuffer("".join(_HEX_PAIRS).encode(), np.uint16)
-"""Table of the two hexadecimal digits of each byte value; the two digits are one 16-bit number."""
+"""For each byte value, its two hexadecimal digits. The two digits are stored as one 16-bit number."""
 
 
 class DueTimes(NamedTuple):
@@ -31,10 +31,10 @@ class DueTimes(NamedTuple):
 
 
 class Acknowledged:
-    """The store's answer for consecutive messages of one batch of `queue`.
+    """The store's answer for consecutive messages of one batch. The messages are stored in `queue`.
 
     Message i has the unique id `message_ids[i]` and the queue offset `queue_offsets[i]`. Its record begins at byte
-    `physical_offsets[i]` of the log. The SendResults are made when the first of them is requested.
+    `physical_offsets[i]` of the log. All SendResults are made when the first of them is requested.
     """
 
     __slots__ = (
@@ -58,7 +58,8 @@ class Acknowledged:
         store_host: tuple[str, int],
         due: DueTimes | None = None,
     ) -> None:
-        """`store_host`: IP address and port. `due`: delivery times, if `queue` is a timer queue."""
+        """Create the answer. `store_host`: the store's IP address and port. `due`: the delivery times of the messages,
+        if `queue` is a timer queue."""
         self._due = due
         self.status, self.queue = status, queue
         self.message_ids, self.queue_offsets, self.physical_offsets = message_ids, queue_offsets, physical_offsets
@@ -81,7 +82,7 @@ class Acknowledged:
             offset_id = offset_message_id(self._store_host, int(self.physical_offsets[0]))
             return [SendResult(status, self.message_ids[0], offset_id, queue, self.queue_offsets[0])]
         ids, offset_ids = _texts(self.message_ids), offset_message_ids(self._store_host, self.physical_offsets)
-        # `map` runs in C, without a line of Python per message: a program may send millions of messages.
+        # `map` runs in C, so no line of Python runs per message: a program may send millions of messages.
         return list(map(SendResult, repeat(status), ids, offset_ids, repeat(queue), self.queue_offsets))
 
     def _make_recallable(self, due: DueTimes) -> list[SendResult]:
@@ -99,8 +100,7 @@ class Acknowledged:
 class SendResults(Sequence[SendResult]):
     """The results of messages that were sent together, in order. Immutable; equal to a list of the same results.
 
-    The results are made when the first of them is read, so a program that only waits for the sends does not pay for
-    them.
+    The results are made when the first of them is read. So a program that only waits for its sends saves this work.
     """
 
     __slots__ = ("_acknowledged",)
@@ -163,7 +163,7 @@ def offset_message_ids(store_host: tuple[str, int], physical_offsets: Sequence[i
 
 
 def _texts(ids: Sequence[str]) -> Sequence[str]:
-    """Convert unique ids to text. The ids of a range are converted 256 at a time."""
+    """Convert unique ids to strings. If the ids are a range, they are converted 256 at a time."""
     if not isinstance(ids, IdRange) or len(ids) < 8:
         return list(ids)
     texts: list[str] = []
@@ -178,7 +178,7 @@ def _texts(ids: Sequence[str]) -> Sequence[str]:
 
 
 Outcome = Acknowledged | BaseException
-"""The outcome of messages: the store's answer, or an error."""
+"""The outcome of sent messages: the store's answer, or an error."""
 BeforeEnd = Callable[[int, int, Outcome], None]
-"""Function called just before the outcome of messages of a Completion is set. The arguments are the index of the first
-of these messages, the index after the last of them, and the outcome."""
+"""Function that is called just before the outcome of messages of a Completion is set. The arguments are the index of
+the first of these messages, the index after the last of them, and the outcome."""

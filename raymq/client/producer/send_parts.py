@@ -1,4 +1,4 @@
-"""The parts of a send: divides the messages of one call into single requests, and records the batch of each
+"""Divide the messages of one send call into parts that fit in one request, and record the batch of each
 message."""
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from raymq.common.message import Message, MessageQueue
 from raymq.records.kernels.message_columns import MessageColumns
 
 BatchPart = tuple[MessageQueue, Sequence[int], list[Message] | MessageColumns, int]
-"""A part of a send that fits in one request: the queue that stores it, the indices of its messages in the send, the
+"""The messages of a send call that fit in one request: the queue that stores them, their indices in the call, the
 messages, and their cost in bytes."""
 
 
 class PlacedSend(Struct, eq=False):
-    """The batch and the index in the batch of each message of one call.
+    """The batches that contain the messages of one send call.
 
-    `batches`: each batch, with its messages' indices in the call, and the index in the batch of the first of these
-    messages. `at_once`: if set, the caller must send the only batch itself, through this sender to this target.
+    `batches`: for each batch, the batch, the indices in the call of its messages from this call, and the index in the
+    batch of the first of these messages. `at_once`: if set, the caller must send the only batch itself, through this
+    sender to this target.
     """
 
     batches: list[tuple[SendBatch, Sequence[int], int]]
@@ -46,7 +47,7 @@ class PlacedSend(Struct, eq=False):
 
 def cut(request: SendRequest, queue: MessageQueue) -> list[BatchPart]:
     """Cut the messages of a request into parts that fit in one request to a store."""
-    # messages in columns fit in one request, and none needs another queue
+    # messages in columns already fit in one request, and none of the messages needs another queue
     if isinstance(request.messages, MessageColumns):
         return [(request.stored or queue, range(len(request.messages)), request.messages, request.cost_bytes)]
     messages = list(request.messages)
@@ -66,7 +67,7 @@ def cut(request: SendRequest, queue: MessageQueue) -> list[BatchPart]:
 
 
 def _cut_indices(messages: Sequence[Message], indices: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Divide the indices of messages into parts whose messages fit in one request to a store."""
+    """Divide the indices of messages into parts. The messages of each part fit in one request to a store."""
     first = count = cost = 0
     for at, index in enumerate(indices):
         more = cost_bytes(messages[index])
@@ -79,5 +80,5 @@ def _cut_indices(messages: Sequence[Message], indices: Sequence[int]) -> Iterato
 
 
 def wait_store_msg_ok(messages: list[Message] | MessageColumns) -> bool:
-    """Return the `wait_store_msg_ok` of the messages, which all have the same value."""
+    """Return the value of `wait_store_msg_ok`, which is the same for all given messages."""
     return isinstance(messages, MessageColumns) or messages[0].wait_store_msg_ok

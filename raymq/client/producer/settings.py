@@ -1,4 +1,4 @@
-"""ProducerSettings: the settings of a producer. Their names follow RocketMQ's names, with the unit at the end."""
+"""ProducerSettings: the settings of a producer. Each setting has RocketMQ's name, with the unit at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raymq.remoting.route_cache import DEFAULT_TOPIC_QUEUE_NUMS
 
 SEND_TIMEOUT_S: Final = 30.0
 """Default of `send_timeout_s`, in seconds; RocketMQ's default is 3 s. A killed storage process restarts within a few
-seconds. With the longer default a producer waits for the restart, and its program gets no error."""
+seconds. With the longer default a producer waits for the restart instead of raising an error."""
 
 MAX_BUFFERED_BYTES: Final = 64 * 1024 * 1024
 MAX_BUFFERED_MESSAGES: Final = 262_144
@@ -25,8 +25,8 @@ SEND_ATTEMPT_TIMEOUT_S: Final = 5.0
 """Default of `attempt_timeout_s`, in seconds, which limits one call of `Storage.append`.
 
 If a storage process hangs, another replica becomes master about three seconds later. The sender looks up the master
-only after the attempt has ended. The default is not shorter than the store's own waits for its disk (5 s) and for
-copies (3 s).
+only after the attempt has ended. The default is not shorter than the store's own waits for its disk (5 s) and for the
+replicas' copies (3 s).
 """
 RANGES: Final = {
     "send_timeout_s": NumberRange(0.001, LONGEST_TIME_S),
@@ -36,15 +36,15 @@ RANGES: Final = {
     "max_message_size_bytes": NumberRange(1, MESSAGE_SIZE_LIMIT_BYTES),
     "default_topic_queue_nums": NumberRange(1, QUEUE_NUMS_MAX),
 }
-"""The valid range of each numeric setting."""
+"""The valid range of each numeric setting of a producer."""
 WhenFull = Literal["block", "raise"]
 """The behaviour of a send if the buffer is full: wait for space ("block"), or raise SystemBusyError at once
 ("raise")."""
 
 
 class ProducerOptions(TypedDict, total=False):
-    """The keyword arguments of `Client.producer` and other methods that make a producer. ProducerSettings explains
-    them."""
+    """The keyword arguments of `Client.producer` and of the other methods that make a producer. ProducerSettings
+    explains these arguments."""
 
     send_timeout_s: float
     attempt_timeout_s: float

@@ -1,8 +1,8 @@
 """SingleSends: the shortcut for a message that `send` sends alone, in its caller's thread, to an idle broker.
 
-The first message of a turn takes all steps of the pipeline. A turn lasts a few milliseconds and a few hundred messages.
-During the turn, later messages of the topic go to the same queue without a route, a request or a batch. A message that
-cannot use the turn takes all steps.
+The first message of a turn passes through the producer's whole pipeline. A turn lasts a few milliseconds and at most a
+few hundred messages. During the turn, later messages of the topic go to the same queue, without a route lookup, a
+SendRequest or a batch. A message that cannot use the turn passes through the whole pipeline.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from raymq.common.protocol.route import TopicRoute
 
 
 class SendTurn(Struct, eq=False):
-    """The queue to which single messages go until the time `until_s`, or until `left` messages were sent to it.
+    """The queue that receives single messages until the time `until_s`, or until `left` more messages were sent to it.
 
-    `checked`: the topic was checked; users may send to it.
+    `checked`: True if the topic was found to accept messages of users.
     """
 
     sender: Sender
@@ -67,7 +67,7 @@ class SingleSends:
         """Send a message in this thread, if its topic or queue has a turn and nothing is in flight to the broker.
 
         Returns the message's result, or a Completion if the sender's thread continues the send. Returns None, and
-        changes nothing, if the message must take all steps of the pipeline.
+        changes nothing, if the message must pass through the whole pipeline.
         """
         kind = message.__class__
         if (
@@ -106,24 +106,24 @@ class SingleSends:
             raise
 
     def begin_locked(self, batch: SendBatch, sender: Sender) -> None:
-        """Begin a turn: the next single messages go to the queue of the only message of `batch`. Called with the
-        producer's lock held."""
+        """Begin a turn: the next single messages go to the same queue as the only message of `batch`. The caller holds
+        the producer's lock."""
         if batch.sends.queue != batch.queue:  # the message is delayed, so another queue stores it
             return
-        # only a SystemMessage may go to topics to which users may not send
+        # only a SystemMessage may go to topics that do not accept messages of users
         checked = batch.messages[0].__class__ is Message
         valid_s = TURN_MAX_S if batch.movable else KEY_QUEUES_VALID_S
         turn = SendTurn(sender, batch.sends, self._clock() + valid_s, TURN_MAX_MESSAGES - 1, checked)
         self._turns[batch.topic if batch.movable else batch.queue] = turn
 
     def close_locked(self) -> None:
-        """Refuse further messages. Called with the producer's lock held."""
+        """Refuse further messages. The caller holds the producer's lock."""
         self._closed = True
         self._turns.clear()
 
     def _next(self, before: SendTurn, now_s: float) -> SendTurn | None:
         """Begin the turn of the topic's next queue, after the turn `before` has expired. Returns None if the pipeline
-        must select the queue, as for each message that names its queue."""
+        must select the queue. That includes each message that names its queue."""
         topic = before.sends.queue.topic
         if self._turns.get(topic) is not before:
             return None
@@ -131,9 +131,9 @@ class SingleSends:
             route = self._route(topic)
             queue = self._queue_turns.next(route, 1, now_s)
         except RaymqError:
-            return None  # the pipeline waits for a route, or raises the error
+            return None  # the route is unknown: the pipeline waits for it, or raises the error
         if not route.attributes.takes_normal:
-            return None  # the pipeline checks the message against the topic's types
+            return None  # the pipeline checks the message against the topic's message types
         sender = self._senders.get(queue.broker_name)
         with self._context.lock:
             if sender is None or self._closed:

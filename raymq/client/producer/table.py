@@ -1,8 +1,8 @@
 """`Producer.send_table`: sends the rows of an Arrow table as messages.
 
 One pass checks all rows before the first row is sent. After that, slices of rows, as columns, wait in the producer's
-buffer like other messages. A table of any size therefore needs a limited amount of further memory. The result has
-ranges of offsets instead of one result per row.
+buffer like other messages. Even a very large table therefore needs only a limited amount of additional memory. The
+result has ranges of offsets instead of one result per row.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def send_table(pipeline: SendPipeline, topic: str, table: pa.Table | pa.RecordBa
             turn = max(TURN_MAX_MESSAGES, rows.count // max(len(route.publish_queues), 1))
             for messages, destination in _split_by_queue(route, *rows.read(first, TABLE_SLICE_ROWS), turn):
                 _hand_over(pipeline, route, messages, destination, progress)
-    except Exception as error:  # `result` raises the error after all rows in flight have an outcome
+    except Exception as error:  # `progress.result` raises the error after all rows in flight have an outcome
         progress.stop(error)
     return progress.result()
 
@@ -87,7 +87,7 @@ def _hand_over(
 ) -> None:
     timeout_s = pipeline.settings.send_timeout_s
     request = pipeline.begin(messages, destination, timeout_s, before_end=progress.ended)
-    # A table waits for buffer space even if `when_full` is "raise", so that it is sent as fast as space becomes free.
+    # Wait for buffer space even if `when_full` is "raise", so that a table is sent as fast as space becomes free.
     try:
         request.generation = pipeline.buffer.allocate(request.cost_bytes, len(messages), timeout_s)
     except BaseException as error:
@@ -105,14 +105,14 @@ def _hand_over(
 def _split_by_queue(
     route: TopicRoute, messages: MessageColumns, hashes: Ints | None, keyed: Mask | None, turn: int
 ) -> Iterator[tuple[MessageColumns, Destination]]:
-    """Divide messages into parts for one queue each. Messages that are `keyed` keep their order and go to the queue
+    """Divide messages into parts for one queue each. Messages marked in `keyed` keep their order and go to the queue
     that the hash of their key selects. The other messages become parts of at most `turn` messages."""
     if hashes is None or keyed is None:
         for part in parts_of(messages, turn):
             yield part, ANYWHERE
         return
     queues = route.require_all_queues()
-    # Sort the messages by queue, without changing the order within a queue; messages without a key are first.
+    # Sort the messages by queue, with messages without a key first. The order within a queue does not change.
     numbers = np.where(keyed, np.abs(hashes) % len(queues), -1)
     messages = messages.take(np.argsort(numbers, kind="stable"))
     counts = np.bincount(numbers + 1, minlength=len(queues) + 1)
@@ -136,15 +136,16 @@ def parts_of(messages: MessageColumns, rows_max: int) -> Iterator[MessageColumns
 
 
 class AcknowledgedRows:
-    """The rows that stores have acknowledged so far: their number, their statuses and their offset ranges."""
+    """The rows of a table that stores have acknowledged so far: their number, their statuses and their offset
+    ranges."""
 
     def __init__(self) -> None:
         self.count = 0
         self.statuses: Counter[SendStatus] = Counter()
-        self._ranges: dict[MessageQueue, list[list[int]]] = {}  # each range: [first offset, offset after the last]
+        self._ranges: dict[MessageQueue, list[list[int]]] = {}  # a range is [first offset, offset after the last]
 
     def add(self, rows: Acknowledged) -> None:
-        """Add acknowledged rows of one queue."""
+        """Add acknowledged rows of one queue to the totals."""
         self.count += len(rows.queue_offsets)
         self.statuses[rows.status] += len(rows.queue_offsets)
         ranges = self._ranges.setdefault(rows.queue, [])
@@ -155,7 +156,7 @@ class AcknowledgedRows:
                 ranges.append([first, end])
 
     def ranges(self) -> tuple[QueueRange, ...]:
-        """Return the offset ranges of the rows, sorted by queue and offset."""
+        """Return the offset ranges of the acknowledged rows, sorted by queue and offset."""
         return tuple(
             QueueRange(queue, first, end - first)
             for queue in sorted(self._ranges)
@@ -164,7 +165,8 @@ class AcknowledgedRows:
 
 
 class _TableProgress:
-    """The outcomes of a table's rows so far. Thread-safe, because several senders report outcomes."""
+    """The outcomes of a table's rows so far. Thread-safe, because the threads of several senders report
+    outcomes."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -178,7 +180,7 @@ class _TableProgress:
             self._under_way += count
 
     def ended(self, first: int, end: int, outcome: Outcome) -> None:
-        """Record the outcome of `end` - `first` rows."""
+        """Record one outcome for the rows from `first` up to, but not including, `end`."""
         with self._changed:
             if isinstance(outcome, Acknowledged):
                 self._acknowledged.add(outcome)
@@ -187,18 +189,19 @@ class _TableProgress:
             self._end(end - first)
 
     def not_taken(self, count: int) -> None:
-        """Count rows as finished that could not be enqueued for sending."""
+        """Count `count` rows as finished, because they could not be enqueued for sending."""
         with self._changed:
             self._end(count)
 
     def stop(self, error: BaseException) -> None:
-        """Record `error`, after which no more rows are sent. If a row has failed before, its error is kept."""
+        """Record `error`, so that no more rows are sent. If a row failed earlier, that row's error is kept
+        instead."""
         with self._changed:
             self.failure = self.failure or error
 
     def result(self) -> TableResult:
-        """Wait until all rows in flight have an outcome, which each row has by its deadline. Raises the first
-        failure."""
+        """Wait until all rows in flight have an outcome, and return the result. Each row has an outcome by its
+        deadline. Raises the first failure, or a SendUnknownError if there was one."""
         with self._changed:
             self._changed.wait_for(lambda: not self._under_way)
         if self.failure is not None:
@@ -214,7 +217,8 @@ class _TableProgress:
 
 
 def _runs(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Group offsets into ranges [first, end) of consecutive offsets."""
+    """Yield `offsets` as ranges [first, end). A `range` object is one range; each offset of another sequence is a range
+    of its own."""
     if isinstance(offsets, range):
         yield offsets.start, offsets.stop
         return

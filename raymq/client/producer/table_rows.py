@@ -1,8 +1,8 @@
 """TableRows: the rows of an Arrow table as messages in columns, checked without a Python object per row.
 
 A quick pass over the columns' bytes finds the rows that may be illegal, for example because a tag begins with a space
-or a property exists twice. Only for these rows a Message is made; its constructor decides if the row is illegal, and
-raises the error.
+or a property exists twice. Only these rows are converted to Message objects. The constructor of Message decides if the
+row is illegal, and raises the error.
 """
 
 from __future__ import annotations
@@ -46,9 +46,11 @@ def _bytes_in(values: str) -> NDArray[np.bool_]:
 
 
 _MAY_BEGIN_SPACE: Final = _bytes_in("".join(map(chr, range(0x21))) + "\x7f\xc2\xe1\xe2\xe3")
-"""Bytes with which white space can begin in UTF-8. Includes a few other bytes, which only costs extra checks."""
+"""Bytes with which white space can begin in UTF-8. The set includes a few other bytes, which only cause unnecessary
+checks."""
 _MAY_END_SPACE: Final = _bytes_in("".join(map(chr, [*range(0x21), *range(0x7F, 0x100)])))
-"""Bytes with which white space can end in UTF-8. Includes a few other bytes, which only costs extra checks."""
+"""Bytes with which white space can end in UTF-8. The set includes a few other bytes, which only cause unnecessary
+checks."""
 
 
 class TableRows:
@@ -86,7 +88,7 @@ class TableRows:
 
     def read(self, first: int, count: int) -> tuple[MessageColumns, Ints | None, Mask | None]:
         """Return the messages of `count` checked rows from row `first` on. If the table has sharding keys, also returns
-        each key's hash, and a mask that is False for rows without a key."""
+        the hash of each row's key, and a mask that is False for rows without a key."""
         part = _RowColumns(self._table.slice(first, count))
         codes = None
         if part.tags is not None and part.tags.present.any():
@@ -96,7 +98,7 @@ class TableRows:
         return columns, *part.sharding_keys()
 
     def _message(self, row: int) -> Message:
-        """Convert a row to a Message, whose constructor checks it."""
+        """Convert a row of the table to a Message. The constructor of Message checks the row."""
         [values] = self._table.slice(row, 1).to_pylist()
         body = values["body"]
         if body is None:
@@ -110,9 +112,9 @@ class TableRows:
 
 
 class _RowColumns:
-    """The columns of n consecutive rows of a table. `arrays` has each column as one Arrow array of n values.
+    """The columns of n consecutive rows of a table. `arrays`: each column as one Arrow array of n values.
 
-    A column with nulls only is left out. Raises MessageIllegalError if a text is not UTF-8.
+    A column that has only nulls is omitted. Raises MessageIllegalError if a text is not UTF-8.
     """
 
     def __init__(self, table: pa.Table) -> None:
@@ -128,7 +130,8 @@ class _RowColumns:
         self.properties = None if "properties" not in self.arrays else self._list("properties")
 
     def doubtful(self, max_body_bytes: int) -> Mask:
-        """Return a mask, shape (n,), of the rows that may be illegal: all illegal rows and a few legal rows."""
+        """Return a mask, shape (n,), of the rows that may be illegal. The mask marks all illegal rows and a few legal
+        rows."""
         body = self.arrays["body"]
         if pa.types.is_null(body.type):
             return np.ones(self.rows, np.bool_)
@@ -149,7 +152,7 @@ class _RowColumns:
         return doubtful
 
     def sharding_keys(self) -> tuple[Ints, Mask] | tuple[None, None]:
-        """Return each row's hash of its sharding key, and a mask that is False for rows without a key. Returns (None,
+        """Return the hash of each row's sharding key, and a mask that is False for rows without a key. Returns (None,
         None) if the table has no sharding keys."""
         keys = self.arrays.get("sharding_key")
         if keys is None:
@@ -213,10 +216,10 @@ def _of_rows(entries: Mask, column: ListColumn) -> Mask:
 
 
 def _doubtful_texts(texts: ByteColumn, *, forbidden: bytes, stripped: bool) -> Mask:
-    """Return a mask of the texts that may be illegal: all illegal texts and a few legal texts.
+    """Return a mask of the texts that may be illegal. The mask marks all illegal texts and a few legal texts.
 
-    A text is illegal if it is blank, or has a separator or a `forbidden` byte. If `stripped`, white space at either end
-    and `||` are illegal, too.
+    A text is illegal if it is blank, or contains a separator or a `forbidden` byte. If `stripped`, white space at
+    either end and the string `||` are illegal, too.
     """
     first, last = int(texts.offsets[0]), int(texts.offsets[-1])
     units = texts.data[first:last]
@@ -242,7 +245,7 @@ def _doubtful_texts(texts: ByteColumn, *, forbidden: bytes, stripped: bool) -> M
 
 
 def _doubtful_properties(column: ListColumn) -> Mask:
-    """Return a mask of the rows whose properties may be illegal: a property exists twice, or a name or value may be
+    """Return a mask of the rows whose properties may be illegal: a property occurs twice, or a name or value may be
     illegal."""
     names, values = column.parts
     entries = _doubtful_texts(names, forbidden=b"", stripped=False)
@@ -253,7 +256,8 @@ def _doubtful_properties(column: ListColumn) -> Mask:
     entries |= reserved[codes] if len(codes) else False
     doubtful = _of_rows(entries, column)
     rows = np.repeat(np.arange(len(doubtful)), np.diff(column.starts))
-    # Usually all rows have the same names in the same order, so the codes increase within each row and need no sort.
+    # Usually all rows have the same property names in the same order, so the codes of the names increase within each
+    # row and need no sort.
     if not ((codes[1:] > codes[:-1]) | (rows[1:] != rows[:-1])).all():
         order = np.lexsort((codes, rows))
         twice = (codes[order][1:] == codes[order][:-1]) & (rows[order][1:] == rows[order][:-1])
@@ -287,7 +291,7 @@ _KINDS: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
 
 
 def _check_columns(schema: pa.Schema) -> None:
-    """Check a table's columns. Raises one InvalidArgumentError that names all faults."""
+    """Check the columns of a table. Raises one InvalidArgumentError that lists all faults."""
     wrong = [f"column {name!r} is unknown" for name in schema.names if name not in _KINDS]
     wrong += [f"column {name!r} exists twice" for name, count in Counter(schema.names).items() if count > 1]
     wrong += [] if "body" in schema.names else ["column 'body' is missing"]

@@ -1,1 +1,2 @@
-"""Request-reply: the waiting requests of a client, the reader of their replies, and the replies of listeners."""
+"""Request-reply: a client's requests that wait, the reader of their replies, and the sender of a listener's
+replies."""

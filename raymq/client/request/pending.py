@@ -1,8 +1,8 @@
 """PendingRequests: a client's requests that wait for replies, by correlation id, until their deadlines.
 
-A request completes once: with its reply, with the error of its send, or with RequestTimeoutError. Its entry is removed
-at the same time. A later reply therefore finds no entry; it is dropped and counted. One thread expires requests. It
-starts with the first request, and stops with `close`.
+A request completes once: with its reply, with the error of its send, or with RequestTimeoutError. At the same time it
+is removed from PendingRequests. A reply that arrives afterwards matches no request; it is dropped and counted. One
+thread expires requests. It starts with the first request, and stops with `close`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from raymq.common.protocol.request_reply import RequestStatistics
 REQUESTS_MAX: Final = 10_000
 """Maximum number of requests of one client that may wait at the same time."""
 _ENDING_S: Final = 5.0
-"""Time in seconds beyond its deadline that a request waits for the thread that expires requests."""
+"""Extra time in seconds after its deadline for which a request waits for the thread that expires requests."""
 
 
 class WaitingRequest:
-    """One request of a client that waits for its reply."""
+    """One request of a client that waits for a reply."""
 
     __slots__ = ("_table", "correlation_id", "deadline_s", "future", "message", "timeout_s")
 
@@ -34,11 +34,11 @@ class WaitingRequest:
         self.correlation_id, self.message, self.timeout_s = correlation_id, message, timeout_s
         self.deadline_s = time.monotonic() + timeout_s
         self.future: Future[MessageExt] = Future()
-        # makes the future uncancellable, because the request may already be sent
+        # make the future uncancellable, because the request may already be sent
         self.future.set_running_or_notify_cancel()
 
     def sent(self, sending: Future[SendResult]) -> None:
-        """Fail the request with the error of its send. Does nothing if the send succeeded."""
+        """Fail the request with the error of the send, if the send failed. Does nothing if the send succeeded."""
         error = sending.exception()
         if error is not None and self._table.take(self.correlation_id, failed=True) is not None:
             self.future.set_exception(error)
@@ -48,12 +48,12 @@ class WaitingRequest:
         self._table.take(self.correlation_id, failed=True)
 
     def result(self) -> MessageExt:
-        """Wait for the reply and return it. Raises RequestTimeoutError if no reply arrives in time, or ClientStateError
-        if the client is closed during the wait."""
+        """Wait for the reply to the request, and return the reply. Raises RequestTimeoutError if no reply arrives in
+        time, or ClientStateError if the client is closed during the wait."""
         return self.future.result(max(0.0, self.deadline_s - time.monotonic()) + _ENDING_S)
 
     def time_out(self) -> None:
-        """Fail the request with RequestTimeoutError."""
+        """Fail the request with RequestTimeoutError, because no reply arrived in time."""
         what = f"request {self.correlation_id} to topic {self.message.topic!r}"
         self.future.set_exception(RequestTimeoutError(what, self.timeout_s))
 
@@ -65,7 +65,7 @@ class PendingRequests:
     def __init__(self, most: int = REQUESTS_MAX) -> None:
         self._most = most
         self._changed = threading.Condition()
-        """Guards all attributes assigned below; notified when the earliest deadline may have changed."""
+        """Guards the other attributes. Notified if the earliest deadline of the requests may have changed."""
         self._waiting: dict[str, WaitingRequest] = {}
         self._deadlines: list[tuple[float, str]] = []
         self._answered = self._timed_out = self._failed = self._late = 0
@@ -74,8 +74,8 @@ class PendingRequests:
         self._closed = False
 
     def add(self, correlation_id: str, timeout_s: float, make: Callable[[], Message]) -> WaitingRequest:
-        """Register a request that waits for the reply to the message that `make` returns. Raises SystemBusyError if too
-        many requests wait, and ClientStateError after `close`."""
+        """Register and return a request that waits for the reply to the message that `make` returns. Raises
+        SystemBusyError if too many requests wait, and ClientStateError after `close`."""
         pending = WaitingRequest(self, correlation_id, make(), timeout_s)
         with self._changed:
             if self._closed:
@@ -93,8 +93,8 @@ class PendingRequests:
         return pending
 
     def take(self, correlation_id: str, *, failed: bool = False) -> WaitingRequest | None:
-        """Remove a waiting request and return it; None if the request does not wait. `failed`: count the request as
-        failed."""
+        """Remove a waiting request and return it. Returns None if no request waits under this correlation id. `failed`:
+        count the request as failed."""
         with self._changed:
             pending = self._waiting.pop(correlation_id, None)
             if failed and pending is not None:
@@ -112,7 +112,7 @@ class PendingRequests:
         pending.future.set_result(reply)
 
     def idle_s(self) -> float:
-        """Return the time in seconds since the last request began; 0 while a request waits."""
+        """Return the time in seconds since the last request began. Returns 0 while a request waits for a reply."""
         with self._changed:
             return 0.0 if self._waiting else time.monotonic() - self._used_s
 
@@ -146,8 +146,8 @@ class PendingRequests:
                 pending.time_out()
 
     def _take_ended(self) -> list[WaitingRequest]:
-        """Remove and return the expired requests. Also removes the deadlines of requests that completed
-        earlier."""
+        """Remove and return the requests whose deadline has passed. Also removes the deadlines of requests that
+        completed earlier."""
         ended, now_s = [], time.monotonic()
         while self._deadlines and (self._deadlines[0][0] <= now_s or self._deadlines[0][1] not in self._waiting):
             pending = self._waiting.pop(heapq.heappop(self._deadlines)[1], None)

@@ -1,11 +1,10 @@
 """ListenerReplier: sends the replies that a listener returns, from the listener's process.
 
-A message counts as consumed if its reply was sent, or can never be sent. If the store refuses a reply, the send is
-retried for as long as the request waits. After that the reply is dropped and counted, because its requester no longer
-waits.
+A request message counts as consumed if its reply was sent, or can never be sent. If the store refuses a reply, the send
+is retried for as long as the requester waits. After that time the reply is dropped and counted.
 
-This module also makes the producers of a listener's process, for replies and for the process's trace. The process has
-joined Ray and has no raymq Client; these producers stop with the process.
+This module also makes the producers of a listener's process, for replies and for the process's message trace. The
+process has joined Ray and has no raymq Client; these producers stop with the process.
 """
 
 from __future__ import annotations
@@ -36,27 +35,27 @@ Send = Callable[[SystemMessage, MessageQueue, float], SendResult]
 """Function that sends a message to a queue. The last argument is the timeout in seconds."""
 
 MIN_SEND_S: Final = 1.0
-"""Minimum send timeout of a reply in seconds. The time left cannot be computed exactly, because the request's deadline
-comes from the clock of another machine."""
+"""Minimum send timeout of a reply in seconds. The remaining time cannot be computed exactly, because the request's
+deadline is a time of another machine's clock."""
 
 
 class ListenerReplier:
-    """Sends the replies of one listener's process. Thread-safe; connects when the first reply is sent.
+    """Sends the replies of one listener's process. Thread-safe. Connects when it sends the first reply.
 
-    `send`: by default the send of a producer in this process. `is_gone`: returns True if a requester has disconnected;
-    by default queries the brokers (RequesterLiveness).
+    `send`: by default the send function of a producer in this process. `is_gone`: function that returns True if a
+    requester has disconnected; by default queries the brokers (RequesterLiveness).
     """
 
     def __init__(self, send: Send | None = None, is_gone: Callable[[MessageExt], bool] | None = None) -> None:
         self._lock = threading.Lock()
-        """Guards all attributes assigned below."""
+        """Guards the attributes that are assigned after this lock."""
         self._send = send
         self._is_gone = RequesterLiveness().is_gone if is_gone is None else is_gone
         self._counts = ReplyStatistics()
 
     def answer(self, messages: Sequence[MessageExt], answer: Reply | Sequence[object]) -> str:
-        """Send the replies that a listener returned for these messages. Returns the reason why `answer` is not valid;
-        empty if it is valid. Never raises."""
+        """Send the replies that a listener returned for these messages. Returns the reason why `answer` is not a valid
+        reply; empty if it is valid. Never raises."""
         answers: Sequence[object] = [answer] if isinstance(answer, Reply) else answer
         if len(answers) != len(messages):
             return (
@@ -124,8 +123,8 @@ def listener_producer(group: str, send_timeout_s: float = SEND_TIMEOUT_S) -> Pro
 
 
 def listener_trace(group: str, topic: str) -> DeliveryTrace:
-    """Make the message trace of a listener's process that consumes in `group`. The trace connects when it has something
-    to send."""
+    """Make the message trace of a listener's process that consumes in `group`. The trace connects before it sends its
+    first trace record."""
     return DeliveryTrace(
         group, TraceDispatcher(lambda: listener_producer(TRACE_PRODUCER_GROUP, TRACE_SEND_TIMEOUT_S), topic)
     )

@@ -3,9 +3,9 @@
     the store's node    one thread waits for new records, and reads them in the mapped files
     elsewhere           a long poll per broker group, whose threads also take the replies
 
-It keeps its queues as a pull consumer without a group does, and commits nothing. The code of a reply's tag excludes
-most replies to other clients before they are read; the rest is excluded when it is decoded. Nothing is read while no
-request waits and none has begun for IDLE_AFTER_S.
+ReplyWatch manages its queues like a pull consumer without a group, and commits nothing. The code of a reply's tag
+excludes most replies to other clients before they are read; the rest is excluded during decoding. ReplyWatch reads
+nothing if no request has waited for IDLE_AFTER_S.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_clients import StorageClients
 
 REPLIES_MAX: Final = 512
-"""Maximum number of replies that are read at a time."""
+"""Maximum number of replies that are read and decoded at a time."""
 IDLE_AFTER_S: Final = 10.0
 """Time in seconds without a waiting request after which ReplyWatch stops reading replies."""
 _FAILED_PAUSE_S: Final = 0.3
@@ -40,10 +40,10 @@ logger = logging.getLogger(__name__)
 
 
 class ReplyWatch:
-    """Reads the replies to `client_id`.
+    """Reads the replies to the client `client_id`.
 
-    `take` is called with each reply, in a reader thread. `idle_s()` returns the number of seconds for which no request
-    has waited.
+    `take`: called with each reply, in a reader thread. `idle_s`: returns the number of seconds for which no request has
+    waited.
     """
 
     def __init__(
@@ -62,9 +62,10 @@ class ReplyWatch:
         """Guards `_core` and `_starts`; never held during a remote call."""
         self._core = SubscriptionState(PullSettings("replies", auto_commit=False), time.monotonic())
         self._starts: dict[MessageQueue, QueueOffset] = {}
-        """For each reply queue, the offset from which it is read."""
+        """For each reply queue, the offset at which reading starts."""
         self._taking = threading.Lock()
-        """Held by the thread that processes buffered replies, until no reply is left."""
+        """Lock of the thread that processes buffered replies. The thread holds it until no buffered reply is
+        left."""
         self._closing = threading.Event()
         self._wakeup = Wakeup()
         self._reader = QueueReader(
@@ -84,8 +85,8 @@ class ReplyWatch:
         return queue in self._starts
 
     def begin(self, queue: MessageQueue) -> None:
-        """Start to read a reply queue, from its current end on. Raises RaymqError if the end cannot be read from the
-        broker. Only one thread at a time may call this method, and not after `close`."""
+        """Start to read a reply queue, from its current end on. Raises RaymqError if the broker does not return the
+        queue's end. Only one thread at a time may call this method, and not after `close`."""
         subscription = Subscription.parse(queue.topic, self._client_id)
         end = self._lookup.bounds(queue).max_offset
         with self._lock:
@@ -96,7 +97,7 @@ class ReplyWatch:
             self._thread.start()
 
     def wake(self) -> None:
-        """Resume reading after a time without requests."""
+        """Resume the reading of replies after a time without requests."""
         self._reader.read_more()
 
     def close(self) -> None:
@@ -108,7 +109,7 @@ class ReplyWatch:
             self._thread.join(_CLOSE_WITHIN_S)
         self._reader.close_files()
 
-    # The thread that reads mapped files, on the node of the store
+    # Methods of the thread that reads mapped files, on the store's node
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -121,13 +122,13 @@ class ReplyWatch:
             try:
                 self._reader.look(REPLIES_MAX)
                 if self._take_found():
-                    continue  # read again without waiting: more records may follow
+                    continue  # Read again without waiting, because more records may follow.
                 self._wakeup.wait(self._reader.descriptors(), min(self._reader.wait_max_s(), IDLE_AFTER_S))
             except Exception:  # a bug must not stop this thread, because no other thread reads the replies
                 logger.exception("replies cannot be read, trying again")
                 self._closing.wait(_FAILED_PAUSE_S)
 
-    # Shared by both ways of reading
+    # Methods for both ways of reading replies: mapped files and long polls
 
     def _lose(self, queue: MessageQueue, offset: int, error: RaymqError) -> None:
         logger.error("%s: the reply at offset %d is lost: %s", queue, offset, error)
@@ -135,7 +136,8 @@ class ReplyWatch:
             self._core.out_of_range(queue, offset, offset + 1)
 
     def _take_found(self) -> bool:
-        """Pass each buffered reply to this client to `take`, once. Returns True if any record was buffered."""
+        """Decode the buffered replies, and pass each reply to this client to `take` once. Returns True if any record
+        was buffered."""
         any_found = False
         with self._taking:
             while True:

@@ -1,4 +1,4 @@
-"""ClientRequests: the requests of a client's producers, from their begin to their replies.
+"""ClientRequests: the requests of a client's producers, from the registration of a request to its reply.
 
 begin     watch the reply queue ▶ the request waits (pending.py) ▶ the producer sends it
 reply     a listener or a producer appends the reply to that queue ▶ reply_watch.py ▶ the request completes
@@ -24,14 +24,15 @@ from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_clients import StorageClients
 
 ALIVE_VALID_S: Final = 5.0
-"""Time in seconds for which a requester is assumed to be alive after the broker has confirmed it."""
+"""Time in seconds for which a requester is assumed to be alive after the broker has confirmed that it is
+connected."""
 _ALIVE_MAX: Final = 10_000
 _ALIVE_TIMEOUT_S: Final = 2.0
 
 
 class RequesterLiveness:
-    """Checks if the clients that sent requests have disconnected, by their heartbeats at the broker of the
-    request."""
+    """Checks if a client that sent a request has disconnected, according to its heartbeats at the request's
+    broker."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -70,11 +71,11 @@ class ClientRequests:
             heartbeats.client_id, routes, storages, take=self._pending.complete, idle_s=self._pending.idle_s
         )
         self._lock = threading.Lock()
-        """Held during the remote calls that start the reading of a reply queue."""
+        """Held during the remote calls that start the reading of reply queues."""
 
     def begin(self, route: TopicRoute, message: Message, timeout_s: float) -> WaitingRequest:
-        """Register a request that waits for the reply to `message`; the caller sends the request next. `route`: the
-        route of the message's topic.
+        """Register a request that waits for the reply to `message`. After this call the caller sends the request.
+        `route`: the route of the message's topic.
 
         Raises InvalidArgumentError if `timeout_s` is out of range, SystemBusyError if too many requests wait,
         ClientStateError after `close`, and a RaymqError if a broker group of the topic does not answer.
@@ -96,7 +97,8 @@ class ClientRequests:
         return pending
 
     def check_present(self, request: MessageExt) -> None:
-        """Raise RequesterGoneError if the broker reports that the client of a request has disconnected."""
+        """Check that the client of a request is still connected. Raises RequesterGoneError if the broker reports that
+        it has disconnected."""
         if self._liveness.is_gone(request):
             asked = request.system_properties
             raise RequesterGoneError(asked[PROPERTY_REPLY_TO_CLIENT], asked[PROPERTY_CORRELATION_ID])
@@ -106,13 +108,13 @@ class ClientRequests:
         return self._pending.statistics()
 
     def close(self) -> None:
-        """Fail all waiting requests, and stop the threads. Idempotent."""
+        """Fail all waiting requests, and stop the threads that read replies and expire requests. Idempotent."""
         self._pending.close()
         self._watch.close()
 
     def _begin_watch(self, cluster: str, route: TopicRoute) -> bool:
-        """Start to read the reply queues of all broker groups of the topic. Returns True if a queue was not read
-        before."""
+        """Start to read the reply queues of all broker groups of the topic. Returns True if this call started to read
+        any queue."""
         begun = False
         for data in route.queues:
             replies = reply_queue(cluster, data.broker_name, self._heartbeats.client_id)
@@ -120,8 +122,8 @@ class ClientRequests:
                 continue
             with self._lock:
                 if not self._watch.watches(replies):
-                    # Send a heartbeat before a reply can arrive, because the replier queries the broker if this client
-                    # is alive.
+                    # Send this client's heartbeat before a reply can arrive, because the replier queries the broker if
+                    # this client is alive.
                     self._heartbeats.send_now(data.broker_name)
                     self._watch.begin(replies)
                     begun = True

@@ -1,8 +1,7 @@
-"""Readers of offset ranges as Arrow batches of bounded size, for Spark tasks, Ray Data tasks and jobs of the command
-line.
+"""Readers of offset ranges as Arrow batches of bounded size, for Spark tasks, Ray Data tasks and command-line jobs.
 
-On the store's node the records are read from mapped files, elsewhere over a lane (direct socket connection); see
-raymq.client.scan.range_reader. A batch holds copies, so it stays valid after the files are deleted.
+On the store's node the records are read from mapped files. On other nodes they are read over a lane (direct socket
+connection); see raymq.client.scan.range_reader. A batch holds copies, so it stays valid after the files are deleted.
 
 A message that cannot be read becomes a row with a null body (`raymq.records.kernels.columns`); the read continues.
 """
@@ -31,15 +30,15 @@ from raymq.remoting.master_locator import RouteSource
 from raymq.remoting.storage_clients import StorageClients
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
-"""Maximum bytes of records in one Arrow batch; bounds the memory of a worker and of its executor."""
+"""Maximum bytes of records in one Arrow batch. This limit bounds the memory of a worker and of its executor."""
 BATCH_BYTES_WITHOUT_BODY: Final = 32 * 1024 * 1024
-"""Maximum bytes of records in one Arrow batch if bodies are not read."""
+"""Maximum bytes of records in one Arrow batch if message bodies are not read."""
 
 BATCH_DECOMPRESSED_BYTES: Final = 16 * 1024 * 1024
-"""Maximum bytes of decompressed bodies in one Arrow batch."""
+"""Maximum bytes of decompressed message bodies in one Arrow batch."""
 
 OnLoss = Callable[[OffsetRange], None]
-"""Callback that receives each offset range that a read skips because its messages are gone."""
+"""Callback that receives each offset range that a read skips because the range's messages were deleted or lost."""
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +48,13 @@ def ignore_loss(lost: OffsetRange) -> None:
 
 
 def check_unreadable(unreadable: str) -> None:
-    """Raises InvalidArgumentError unless `unreadable` is a value of the type Unreadable."""
+    """Raise InvalidArgumentError unless `unreadable` is a value of the type Unreadable ("null" or "raise")."""
     if unreadable not in get_args(Unreadable):
         raise InvalidArgumentError(f"unreadable={unreadable!r} must be one of {', '.join(get_args(Unreadable))}")
 
 
 class RangeOptions(TypedDict, total=False):
-    """Options for reading ranges, all optional.
+    """Options for reading offset ranges; each option may be omitted.
 
     `columns`: read only these columns; by default all of `raymq.records.kernels.columns.SCHEMA`. `tags`: read only
     messages with one of these tags. `sql`: read only messages that pass this filter expression. `body_type`: the Arrow
@@ -81,11 +80,11 @@ def open_ranges(
     creations: Creations = NO_CREATIONS,
     **options: Unpack[RangeOptions],
 ) -> Iterator[pa.RecordBatch]:
-    """Read the messages of several ranges, one range after another. Takes the options of `open_range`, and raises its
-    errors.
+    """Read the messages of several ranges, one range after another. Takes the options of `open_range`, and raises the
+    same errors.
 
     `creations`: the creation ids of the topics when the read was planned. If a topic was deleted and created again
-    since then, its ranges are lost as a whole, because their offsets refer to other messages now.
+    after that, its ranges are lost as a whole, because their offsets now refer to other messages.
     """
     names, on_loss = options.get("names", NO_NAMESPACE), options.get("on_loss", ignore_loss)
     for queue_range in _same_topics(routes, ranges, creations, names, on_loss, fail_on_data_loss=fail_on_data_loss):
@@ -101,8 +100,8 @@ def _same_topics(
     *,
     fail_on_data_loss: bool,
 ) -> Iterator[OffsetRange]:
-    """Yield the ranges whose topic was not recreated since `creations` was recorded. For a range of a recreated topic,
-    raise DataLossError, or call `on_loss` and skip the range."""
+    """Yield the ranges whose topic was not created again after `creations` was recorded. For a range of a recreated
+    topic, raise DataLossError, or call `on_loss` and skip the range."""
     now: dict[str, dict[str, str]] = {}
     for one in ranges:
         if one.topic in creations and one.topic not in now:
@@ -136,11 +135,11 @@ def open_range(
     """Read the messages of one range, in order, with copied bodies. See RangeOptions for the options.
 
     Bodies are read only if `body` is among the columns. `tags`, if not empty, excludes messages by the tag codes in the
-    queue before their records are read. `sql` reads only the properties of messages that it excludes.
+    queue before their records are read. For a message that `sql` excludes, only the properties are read.
 
-    Raises DataLossError if messages of the range are gone. Without `fail_on_data_loss` a warning names the missing
-    offsets, `on_loss` is called, and the rest is read. Raises InvalidArgumentError for an unknown column. The topic
-    names of the range and of the messages are names in the namespace `names`.
+    Raises DataLossError if messages of the range were deleted or lost. Without `fail_on_data_loss` a warning names the
+    missing offsets, `on_loss` is called, and the other messages are read. Raises InvalidArgumentError for an unknown
+    column. The topic names of the range and of the messages are names in the namespace `names`.
 
     A message that cannot be read has a null body, and a warning is logged. A damaged record has no tags and properties;
     it passes every filter. With `unreadable` "raise", an unreadable message raises BodyUnreadableError. Bodies are
@@ -203,8 +202,8 @@ def _open_chunks(
     fail_on_data_loss: bool,
     on_loss: OnLoss,
 ) -> Iterator[RecordsChunk]:
-    """Yield the records of a range in chunks. Records that are gone are skipped, or raise an error with
-    `fail_on_data_loss`."""
+    """Yield the records of a range in chunks. Deleted or lost records are skipped. With `fail_on_data_loss`, they raise
+    DataLossError instead."""
     queue, position, end = queue_range.queue, queue_range.start_offset, queue_range.end_offset
     while position < end:
         try:
@@ -223,8 +222,8 @@ def _open_chunks(
 
 
 def _slices(chunk: RecordsChunk, max_bytes: int) -> Iterator[slice]:
-    """Cut a chunk into slices of at most `max_bytes`, but at least one record each. A chunk may be large, and Spark
-    copies each batch."""
+    """Cut a chunk of records into slices of at most `max_bytes`, with at least one record each. A chunk may be large,
+    and Spark copies each batch."""
     ends = np.cumsum(chunk.sizes)
     first = 0
     while first < len(ends):

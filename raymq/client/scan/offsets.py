@@ -1,8 +1,8 @@
 """Options for the begin and the end of a scan in each queue: offsets, timestamps, or a consumer group's offsets.
 
-If RocketMQ has an equivalent, names and meanings are the same as in Spark's Kafka source (design §6). A Kafka partition
+Names and meanings are the same as in Spark's Kafka source, if RocketMQ has an equivalent (design §6). A Kafka partition
 corresponds to a queue, which is named by broker group and queue id. Values per queue are nested by topic, broker group
-and queue id, as a mapping or as JSON; for a single topic, its level may be omitted:
+and queue id, as a mapping or as JSON. For a single topic, the topic level may be omitted:
 
     {"orders": {"broker-a": {"0": 12, "1": -2}}}        {"broker-a": {"0": 12, "1": -2}}
 """
@@ -33,16 +33,16 @@ TimestampOption = int | datetime
 TimestampsOption = str | Mapping[str, Any]
 """Option value for times: a time per queue, as a mapping or as JSON."""
 TimestampStrategy = Literal["error", "latest"]
-"""Handling of a queue that has no message at or after its starting timestamp: raise an error, or start at the queue's
+"""Action for a queue that has no message at or after its starting timestamp: raise an error, or start at the queue's
 end."""
 
 
 class OffsetLookups(Protocol):
-    """Interface of the cluster lookups that offset options need."""
+    """Interface for the lookups in the cluster that resolve offset options."""
 
     def offsets_by_time(self, times: Mapping[MessageQueue, int]) -> Mapping[MessageQueue, int]:
-        """Return, for each queue, the offset of the first message stored at or after a time (ms since 1970). If the
-        queue has no such message, return the queue's end."""
+        """Return, for each queue, the offset of the first message stored at or after a time (ms since 1970). If a queue
+        has no such message, the result is the queue's end."""
         ...
 
     def committed_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
@@ -52,7 +52,7 @@ class OffsetLookups(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScanBoundary:
-    """The begin or the end of a scan, in all queues. `default` applies if no offsets, times or group are given."""
+    """The begin or the end of a scan, in all queues. `default` is used if no offsets, times or group are given."""
 
     option: str
     """Name of the option that set this boundary, for error messages."""
@@ -64,7 +64,7 @@ class ScanBoundary:
 
     @property
     def by_time(self) -> bool:
-        """True if times define the boundary."""
+        """True if timestamps, not offsets or a group, define the boundary."""
         return self.times is not None or self.time_ms is not None
 
     def resolve(self, lookups: OffsetLookups, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
@@ -84,7 +84,7 @@ class ScanBoundary:
         return {queue: found.get(queue, self.default) for queue in queues}
 
     def _check_queues(self, named: Mapping[MessageQueue, int], queues: Sequence[MessageQueue]) -> None:
-        """Raises InvalidArgumentError if `named` contains unknown queues or omits queues of the topics."""
+        """Raise InvalidArgumentError if `named` contains unknown queues or omits queues of the topics."""
         for problem, found in (("unknown", named.keys() - set(queues)), ("missing", set(queues) - named.keys())):
             if not found:
                 continue
@@ -98,24 +98,26 @@ class ScanBoundary:
 
 
 def starting_boundary(options: Mapping[str, Any], topics: Sequence[str]) -> ScanBoundary:
-    """Return the begin of a scan of these topics, from its starting_… options. Raises InvalidArgumentError."""
+    """Return the begin of a scan of these topics, from the options whose names begin with `starting_`. Raises
+    InvalidArgumentError if an option is not valid."""
     return _boundary("starting", options, topics, default=EARLIEST, refused=LATEST)
 
 
 def streaming_boundary(options: Mapping[str, Any], topics: Sequence[str]) -> ScanBoundary:
-    """Return the begin of a stream of these topics, from its starting_… options. The default is the latest offset, even
-    for a group without offsets. Raises InvalidArgumentError."""
+    """Return the begin of a stream of these topics, from the options whose names begin with `starting_`. The default is
+    the latest offset, even for a group without offsets. Raises InvalidArgumentError if an option is not valid."""
     return _boundary("starting", options, topics, default=LATEST, refused=None)
 
 
 def ending_boundary(options: Mapping[str, Any], topics: Sequence[str]) -> ScanBoundary:
-    """Return the end of a scan of these topics, from its ending_… options. Raises InvalidArgumentError."""
+    """Return the end of a scan of these topics, from the options whose names begin with `ending_`. Raises
+    InvalidArgumentError if an option is not valid."""
     return _boundary("ending", options, topics, default=LATEST, refused=EARLIEST)
 
 
 def timestamp_ms(option: str, value: object) -> int:
-    """Convert an option's value to milliseconds since 1970. Raises InvalidArgumentError, which names the
-    option."""
+    """Convert an option's value to milliseconds since 1970. If the value is not a time, raises InvalidArgumentError,
+    which names the option."""
     if isinstance(value, datetime):
         aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
         value = (aware - datetime(1970, 1, 1, tzinfo=UTC)) // _MILLISECOND
@@ -182,8 +184,8 @@ def _name(queue: MessageQueue, with_topic: bool) -> str:
 def _by_queue(
     option: str, value: Any, topics: Sequence[str], check: Callable[[str, Any], int]
 ) -> dict[MessageQueue, int]:
-    """Return an option's values per queue. `check` receives a queue's name and value, and returns the value or
-    raises."""
+    """Return an option's values per queue. `check` receives a queue's name and value. It returns the checked value, or
+    raises an error."""
     given = _json(option, value) if isinstance(value, str) else value
     result: dict[MessageQueue, int] = {}
     for topic, by_broker in _by_topic(option, given, topics):

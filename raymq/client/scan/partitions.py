@@ -1,7 +1,8 @@
-"""Partitions of a read, one for each task: offset ranges that are cut and joined until each partition has about the
-same number of bytes.
+"""Partitions of a read, one for each task. Offset ranges are cut and joined until each partition has about the same
+number of bytes.
 
-Pure functions. A partition has ranges of one broker group only, so one node holds the whole partition on its disk.
+The functions have no side effects. A partition has ranges of one broker group only, so one node has the whole partition
+on its disk.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ import numpy as np
 from raymq.client.scan.ranges import OffsetRange, RangeSizes, check_count
 
 PARTITION_BYTES: Final = 128 * 1024 * 1024
-"""Default bytes of records in one partition, as in Spark's file sources."""
+"""Default bytes of records in one partition; the same default as in Spark's file sources."""
 PARTITION_MIN_BYTES: Final = 4 * 1024 * 1024
 """Minimum bytes of records for which a separate task is worthwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScanPartition:
-    """A partition of a read, for one task: ranges of one broker group, in this order, with about `size_bytes` of
-    records."""
+    """A partition of a read, for one task: offset ranges of one broker group, in the order in which they are read.
+    `size_bytes`: the approximate bytes of their records."""
 
     ranges: tuple[OffsetRange, ...]
     size_bytes: int
 
     @property
     def broker_name(self) -> str:
-        """The broker group that holds all ranges of the partition."""
+        """The broker group that has all ranges of the partition."""
         return self.ranges[0].broker_name
 
     @property
@@ -50,12 +51,13 @@ def plan_partitions(
     parallelism: int = 1,
     message_bytes_max: int | None = None,
 ) -> list[ScanPartition]:
-    """Divide a read of `ranges` into partitions. Each offset is in exactly one partition, and queues keep their order.
+    """Divide a read of `ranges` into partitions. Each offset is in exactly one partition, and each queue keeps its
+    order.
 
-    Ranges are cut, and small ranges of a broker group joined, to partitions of about `partition_bytes`: by default
+    Ranges are cut, and small ranges of a broker group joined, to partitions of about `partition_bytes`. The default is
     PARTITION_BYTES, or less if some of `parallelism` tasks would otherwise be idle. No message counts for more than
     `message_bytes_max`, which is for reads of small columns only. There are at least `min_partitions` partitions if the
-    ranges have as many offsets. Raises InvalidArgumentError for numbers below 1.
+    ranges have that many offsets. Raises InvalidArgumentError for numbers below 1.
     """
     partition_bytes = check_count("partition_bytes", partition_bytes)
     min_partitions = check_count("min_partitions", min_partitions)
@@ -88,16 +90,16 @@ def _capped(item: OffsetRange, profile: Sequence[int], message_bytes_max: int | 
 def _piece_counts(
     ranges: Sequence[OffsetRange], profiles: Sequence[Sequence[int]], target: int, wanted: int
 ) -> list[int]:
-    """Return the number of pieces of each range. Pieces have about `target` bytes; there are at least `wanted` pieces
-    in all if the ranges have as many offsets."""
+    """Return the number of pieces into which each range is cut. A piece has about `target` bytes. There are at least
+    `wanted` pieces in total if the ranges have that many offsets."""
     sizes = [max(1, sum(profile)) for profile in profiles]
     counts = [min(one.size, max(1, round(size / target))) for one, size in zip(ranges, sizes, strict=True)]
     return _share_pieces(counts, sizes, [one.size for one in ranges], wanted)
 
 
 def _share_pieces(counts: list[int], weights: Sequence[int], most: Sequence[int], wanted: int) -> list[int]:
-    """Increase `counts` until they add up to `wanted`. Each further piece goes to the item whose pieces weigh most; no
-    item gets more than its number in `most`."""
+    """Increase the piece counts of items until they add up to `wanted`. Each additional piece goes to the item with the
+    largest weight per piece. No item gets more pieces than its number in `most`."""
     counts = list(counts)
     heaviest = [(-weights[index] / counts[index], index) for index in range(len(counts)) if counts[index] < most[index]]
     heapq.heapify(heaviest)
@@ -120,18 +122,18 @@ def _cut(item: OffsetRange, count: int) -> Iterable[OffsetRange]:
 
 
 def _cut_by_bytes(item: OffsetRange, profile: Sequence[int], count: int) -> Iterable[tuple[OffsetRange, int]]:
-    """Cut a range into `count` pieces of about the same bytes; yields each piece with its bytes. `profile`: the bytes
-    of equal parts of the range."""
+    """Cut a range into `count` pieces of about the same bytes, and yield each piece with its bytes. `profile`: the
+    bytes of each of several equally long parts of the range."""
     total = sum(profile)
     if not total:
         yield from ((piece, 0) for piece in _cut(item, count))
         return
-    # Interpolate offsets by bytes, as if all records within one part of the profile had the same size.
+    # Compute the cut offsets by interpolation, as if all records within one part of the profile had the same size.
     bytes_at = [0, *accumulate(profile)]
     offsets_at = np.linspace(0, item.size, len(bytes_at))
     wanted = [total * index / count for index in range(1, count)]
     inner = np.interp(wanted, bytes_at, offsets_at).round().astype(int).tolist()
-    # Give each piece at least one offset.
+    # Place the cuts so that each piece has at least one offset.
     edges = [0]
     for index, edge in enumerate(inner):
         edges.append(min(max(edge, edges[-1] + 1), item.size - (count - 1 - index)))
@@ -142,8 +144,8 @@ def _cut_by_bytes(item: OffsetRange, profile: Sequence[int], count: int) -> Iter
 
 
 def _merge(pieces: Sequence[tuple[OffsetRange, int]], target: int, wanted: int) -> list[ScanPartition]:
-    """Join neighbouring pieces of a broker group up to `target` bytes, while more than `wanted` partitions
-    remain."""
+    """Join neighbouring pieces of a broker group to partitions of up to `target` bytes, as long as more than `wanted`
+    partitions remain."""
     spare = len(pieces) - wanted
     parts: list[ScanPartition] = []
     # Sort by broker group, so that ranges of different topics can be joined.

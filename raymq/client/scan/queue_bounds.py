@@ -1,7 +1,7 @@
 """ClusterQueues reads the topics, queues and offsets that the plan of a scan needs, from brokers and stores.
 
-One call to each broker group returns the bounds of all its queues, and another call returns the bytes of all its
-ranges. A lookup by time needs a call for each queue.
+One call to each broker group returns the bounds of all queues of the group, and another call returns the bytes of all
+its ranges. A lookup by time needs one call for each queue.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ from raymq.remoting.storage_clients import StorageClients, call_master
 
 BOUNDS_CALL_TIMEOUT_S: Final = 5.0
 BOUNDS_TIMEOUT_S: Final = 20.0
-"""Timeout in s for reading the bounds of a broker group's queues, including a restart of its storage actor."""
+"""Timeout in seconds for reading the bounds of a broker group's queues. The timeout allows for a restart of the group's
+storage actor."""
 
 T = TypeVar("T")
 K = TypeVar("K")
 
 
 class ClusterQueues(ScanSource):
-    """The topics and queues of the cluster that `routes` and `storages` connect to. Calls are retried over the restart
-    of a server for up to BOUNDS_TIMEOUT_S; after that they raise ServiceNotAvailableError or RequestTimeoutError."""
+    """The topics and queues of the cluster that `routes` and `storages` connect to. If a server restarts, calls are
+    retried for up to BOUNDS_TIMEOUT_S. After that they raise ServiceNotAvailableError or RequestTimeoutError."""
 
     def __init__(self, routes: RouteCache, storages: StorageClients, names: Namespace = NO_NAMESPACE) -> None:
-        """Topics, groups and queues are named without the namespace `names`."""
+        """`names`: the namespace. The names of topics, groups and queues in arguments and results do not
+        include it."""
         self._routes, self._storages, self._names = routes, storages, names
 
     def topics(self) -> Sequence[str]:
@@ -46,13 +48,13 @@ class ClusterQueues(ScanSource):
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         stored = self._names.wrap(topic)
-        self._routes.invalidate(stored)  # queues may have been added recently
+        self._routes.invalidate(stored)  # queues may have been added since the route was cached
         return self._names.shown_queues(self._routes.wait(stored, BOUNDS_TIMEOUT_S).subscribe_queues)
 
     def creations(self, topics: Iterable[str]) -> Creations:
         """Return the creation ids of topics (raymq.common.protocol.route.TopicConfig) by topic and broker group, from
-        the current routes of one NameServer. Topics without a route are omitted. Raises ServiceNotAvailableError,
-        RequestTimeoutError."""
+        the current routes of one NameServer. Topics without a route are omitted. Raises ServiceNotAvailableError or
+        RequestTimeoutError if no NameServer answers."""
         stored = {self._names.wrap(topic): topic for topic in topics}
         return {
             stored[name]: {data.broker_name: data.creation_id for data in route.queues}
@@ -94,8 +96,8 @@ class ClusterQueues(ScanSource):
         queue_of: Callable[[K], MessageQueue],
         ask: Callable[[StorageClient, list[K], float], Sequence[T]],
     ) -> list[T]:
-        """Return the answers for `items`, in order. Each broker group's master is called once, with all items of its
-        queues."""
+        """Return the stores' answers for `items`, in the order of `items`. The master of each broker group is called
+        once, with all items of the group's queues."""
         by_broker: dict[str, list[int]] = defaultdict(list)
         for index, item in enumerate(items):
             by_broker[queue_of(item).broker_name].append(index)
@@ -113,7 +115,8 @@ class ClusterQueues(ScanSource):
 
 
 def bounds_of(routes: RouteSource, storages: StorageClients, queue: MessageQueue) -> QueueBounds:
-    """Return the offsets that can be read from a queue now. The master of the queue's broker group is called."""
+    """Return the bounds of the offsets that can be read from a queue now. Calls the master of the queue's
+    broker group."""
     return call_master(
         routes,
         storages,

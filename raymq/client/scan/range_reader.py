@@ -1,9 +1,9 @@
-"""RangeReader reads a fixed range of a queue for a batch job: record bytes, and the position of each record.
+"""RangeReader reads a fixed offset range of a queue for a batch job: record bytes, and the position of each record.
 
-On the storage actor's node the bytes are the mapped files themselves, without a copy; elsewhere they are fetched. The
-chunks are arguments for `raymq.records.kernels.columns.decode_columns`. A range holds only messages that consumers
-could see when the range was planned. Every replica that may become master has these messages, so after a failover the
-rest is read from the new master.
+On the storage actor's node the bytes are the mapped files themselves, without a copy; on other nodes they are fetched.
+The chunks are arguments for `raymq.records.kernels.columns.decode_columns`. A range has only messages that were visible
+to consumers when the range was planned. Every replica that may become master has these messages. After a failover the
+rest of the range is therefore read from the new master.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 
 
 class RecordsChunk(NamedTuple):
-    """A chunk of records of a range. `data` contains their bytes. `starts` has the position of each record in `data`,
-    shape (records,), `sizes` the bytes of each record. `next_offset` is the queue offset after the records. `offsets`
-    are the records' queue offsets, None if unknown. `position` is the physical offset of `data`, -1 if the records are
+    """A chunk of records of a range. `data`: the bytes of the records. `starts`: the position of each record in `data`,
+    shape (records,). `sizes`: the bytes of each record. `next_offset`: the queue offset after the records. `offsets`:
+    the records' queue offsets, None if unknown. `position`: the physical offset of `data`, -1 if the records are
     copies."""
 
     data: memoryview | bytes
@@ -51,15 +51,15 @@ class RecordsChunk(NamedTuple):
     position: int = -1
 
     def places(self, queue: MessageQueue) -> RecordPlaces:
-        """Return the locations of the records, which belong to `queue`. A damaged record is named by its
-        location."""
+        """Return the locations of the chunk's records, which belong to `queue`. Error messages name a damaged record by
+        its location."""
         physical = None if self.position < 0 else self.starts + self.position
         return RecordPlaces(queue, self.offsets, physical, self.sizes)
 
 
 class RangeReader:
-    """Reads ranges of queues. `routes` names the master storage actor of a broker group, `storages` connects to
-    it."""
+    """Reads offset ranges of queues. `routes`: returns the master storage actor of a broker group. `storages`: connects
+    to storage actors."""
 
     def __init__(self, routes: RouteSource, storages: StorageClients) -> None:
         self._routes, self._storages = routes, storages
@@ -69,10 +69,11 @@ class RangeReader:
     ) -> Iterator[RecordsChunk]:
         """Yield the messages of `queue` from offset `start` up to, not including, `end`, in order, in chunks.
 
-        With `tag_codes`, only messages with these tag codes; a few other messages whose tags share a code may be
-        included. With `sql`, only messages that pass this filter expression (raymq.records.filters.sql). `end` must not
-        be beyond the queue's visible end when the range was planned. Raises DataLossError if a part of the range is
-        gone. Waits up to RANGE_READ_TIMEOUT_S for a storage actor that restarts, or for a new master.
+        With `tag_codes`, yields only messages with these tag codes; a few other messages whose tags share a code may be
+        included. With `sql`, yields only messages that pass this filter expression (raymq.records.filters.sql). `end`
+        must not be beyond the queue's visible end when the range was planned. Raises DataLossError if a part of the
+        range was deleted or lost. Waits up to RANGE_READ_TIMEOUT_S for a storage actor that restarts, or for a new
+        master.
         """
         reader = call_master(
             self._routes, self._storages, queue, RANGE_READ_TIMEOUT_S, lambda storage, left_s: storage.reader()
@@ -85,7 +86,7 @@ class RangeReader:
                 return
             except DataLossError as error:
                 # The mapped files belong to the replica that was master when the read began. Only the current master
-                # shows what is lost.
+                # shows which messages are lost.
                 logger.info("%s from offset %d on is asked of the storage actor: %s", queue, start, error)
                 self._routes.invalidate(queue.topic)
         yield from self._fetch(queue, start, end, tag_codes, sql)
@@ -107,8 +108,8 @@ class RangeReader:
     def _fetch_patiently(
         self, queue: MessageQueue, start: int, max_messages: int, tag_codes: frozenset[int] | None, sql: str | None
     ) -> FetchResult:
-        """Fetch once, and wait for offsets that are not visible yet: a replica that has just become master shows its
-        end a moment later."""
+        """Fetch messages from offset `start` on, and wait if that offset is not visible yet. A replica that has just
+        become master shows the queue's full end a moment later."""
         deadline_s = time.monotonic() + RANGE_READ_TIMEOUT_S
         wait_s = 0.0
         while True:
@@ -116,7 +117,7 @@ class RangeReader:
             if start < result.max_offset or time.monotonic() >= deadline_s:
                 return result
             wait_s = _FETCH_WAIT_S
-            if result.status is PullStatus.OFFSET_ILLEGAL:  # this status is returned at once, without a long poll
+            if result.status is PullStatus.OFFSET_ILLEGAL:  # the store returns this status at once, without a long poll
                 time.sleep(_FETCH_WAIT_S / 10)
 
     def _fetch_once(
@@ -153,8 +154,8 @@ def _map(
 
 
 def _wanted_part(result: FetchResult, start: int, end: int) -> RecordsChunk:
-    """Return the records of a fetch from `start` that are before offset `end`. A fetch may pass `end`, because some
-    offsets hold no record (spec/storage.md §2)."""
+    """Return the records of a fetch from `start` that are before offset `end`. A fetch may return records after `end`,
+    because some offsets hold no record (spec/storage.md §2)."""
     starts = find_starts(result.records)
     sizes = np.diff(starts, append=len(result.records))
     offsets = _offsets_of(result, starts, start)
@@ -165,8 +166,8 @@ def _wanted_part(result: FetchResult, start: int, end: int) -> RecordsChunk:
 
 
 def _offsets_of(result: FetchResult, starts: NDArray[np.int64], start: int) -> NDArray[np.int64]:
-    """Return the ascending queue offsets of the records of a fetch from `start`. A damaged record without a plausible
-    offset gets the next free one."""
+    """Return the ascending queue offsets of the records that a fetch from `start` returned. A damaged record without a
+    plausible offset gets the next free offset."""
     if len(starts) == result.count == result.next_offset - start:
         return np.arange(start, result.next_offset)
     offsets, following = [], start

@@ -1,8 +1,8 @@
 """Plan of a read: the offset ranges of the topics, and the text of the filter expression.
 
-Pure functions: queues, bounds and offsets are read through `ScanSource`. Every queue contributes one range [start,
-end). The bound of the whole read, `max_offsets`, is divided among the ranges. `raymq.client.scan.partitions` creates
-the partitions that tasks read.
+The functions have no side effects: they read queues, bounds and offsets through `ScanSource`. Every queue contributes
+one range [start, end). The limit of the whole read, `max_offsets`, is divided among the ranges.
+`raymq.client.scan.partitions` creates the partitions that tasks read.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class OffsetRange:
 
     @property
     def queue(self) -> MessageQueue:
-        """The queue of the range."""
+        """The queue that contains the range."""
         return MessageQueue(self.topic, self.broker_name, self.queue_id)
 
     @property
@@ -61,19 +61,19 @@ class OffsetRange:
 
 
 class RangeSizes(Protocol):
-    """Interface that returns the bytes of ranges, from which partitions are planned."""
+    """Interface that returns the bytes of offset ranges. Partitions are planned from these bytes."""
 
     def range_bytes(self, ranges: Sequence[OffsetRange]) -> Sequence[Sequence[int]]:
-        """Return, for each range, the bytes of records in equal parts of the range, in order. The bytes are estimates
-        for long ranges."""
+        """Return, for each range, the bytes of records in each of several equally long parts of the range, in order.
+        The bytes are estimates for long ranges."""
         ...
 
 
 class ScanSource(OffsetLookups, RangeSizes, Protocol):
-    """Interface of the cluster data that planning needs: topics, queues and their bounds."""
+    """Interface for the cluster data from which a read is planned: topics, queues and the queues' bounds."""
 
     def topics(self) -> Sequence[str]:
-        """Return the names of the users' topics, to match a topic pattern."""
+        """Return the names of the users' topics. A topic pattern is matched against these names."""
         ...
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
@@ -81,20 +81,20 @@ class ScanSource(OffsetLookups, RangeSizes, Protocol):
         ...
 
     def bounds(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, QueueBounds]:
-        """Return the offsets that can be read from queues now."""
+        """Return, for each queue, the bounds of the offsets that can be read now."""
         ...
 
 
 def is_created_anew(queue: MessageQueue, before: Creations, now: Creations) -> bool:
-    """True if the queue's topic was deleted and created again in its broker group: its creation ids in `before` and
-    `now` are known and differ."""
+    """Return True if the queue's topic was deleted and created again in its broker group. If so, its creation ids in
+    `before` and `now` are known and differ."""
     known, present = (ids.get(queue.topic, {}).get(queue.broker_name) for ids in (before, now))
     return known is not None and bool(present) and known != present
 
 
 class ScanOptions(TypedDict, total=False):
-    """Options that choose the messages of a read (docs/spark.md). An omitted option, or None, has its default: from the
-    earliest to the latest message, all messages, and lost messages are an error."""
+    """Options that choose the messages of a read (docs/spark.md). An option that is omitted or None has its default. By
+    default, a read covers all messages from the earliest to the latest, and lost messages are an error."""
 
     topic_pattern: str | None
     starting_offsets: OffsetsOption | None
@@ -115,17 +115,18 @@ _STRATEGIES: Final = ("error", "latest")
 def plan_ranges(
     source: ScanSource, topic: str | Sequence[str] | None = None, **options: Unpack[ScanOptions]
 ) -> list[OffsetRange]:
-    """Return the ranges of one batch read, sorted by queue, without empty ranges. The bounds of each queue are read
-    once.
+    """Return the offset ranges of one batch read, sorted by queue, without empty ranges. The bounds of each queue are
+    read once.
 
     `topic`: one topic, or several; or `topic_pattern`, a regular expression that must match a whole name. Offsets and
     times per queue must name every queue of the topics. A batch cannot start at the latest offset or end at the
-    earliest. With `fail_on_data_loss` false, offsets that are deleted or do not exist yet are skipped with a warning.
+    earliest offset. With `fail_on_data_loss` false, offsets that are deleted or do not exist yet are skipped with a
+    warning.
 
-    Raises IllegalNameError, and TopicNotExistError (also for a pattern that matches no topic). Raises
-    InvalidArgumentError for contradictory options, for queues that the topics do not have, and for a starting timestamp
-    without a message in a queue, unless the strategy is "latest". Raises DataLossError for offsets below the first
-    offset of a queue, and OffsetOutOfRangeError for offsets beyond the queue's end.
+    Raises IllegalNameError if a name is illegal, and TopicNotExistError for a missing topic or a pattern that matches
+    no topic. Raises InvalidArgumentError for contradictory options, for queues that the topics do not have, and for a
+    starting timestamp without a message in a queue, unless the strategy is "latest". Raises DataLossError for offsets
+    below the first offset of a queue, and OffsetOutOfRangeError for offsets beyond the queue's end.
     """
     check_options(options)
     topics = select_topics(source, topic, options.get("topic_pattern"))
@@ -162,15 +163,15 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def check_count(option: str, value: int | None) -> int | None:
-    """Return the value of a count option: a whole number from 1, or None. Raises InvalidArgumentError for other
+    """Return the value of a count option: an integer of 1 or more, or None. Raises InvalidArgumentError for other
     values."""
     return None if value is None else whole_number(option, value, 1)
 
 
 def select_topics(source: ScanSource, topic: str | Sequence[str] | None, topic_pattern: str | None = None) -> list[str]:
-    """Return the topics that a read names, sorted, without duplicates. Raises IllegalNameError; InvalidArgumentError
-    unless exactly one of `topic` and `topic_pattern` is given; TopicNotExistError for a pattern that matches no topic.
-    """
+    """Return the topics that a read names, sorted, without duplicates. Raises InvalidArgumentError unless exactly one
+    of `topic` and `topic_pattern` is given. Raises IllegalNameError for an illegal topic name, and TopicNotExistError
+    for a pattern that matches no topic."""
     if (topic is None) == (topic_pattern is None):
         raise InvalidArgumentError(
             "say which topics to read: a topic, a list of topics, or topic_pattern, and only one"
@@ -193,9 +194,9 @@ def select_topics(source: ScanSource, topic: str | Sequence[str] | None, topic_p
 def bounded_range(
     queue: MessageQueue, bounds: QueueBounds, start: int, end: int, *, fail_on_data_loss: bool
 ) -> OffsetRange:
-    """Return the range of a queue from `start` to `end`, which may be EARLIEST and LATEST. Offsets that the queue does
-    not hold are skipped with a warning. With `fail_on_data_loss`, deleted offsets raise DataLossError, and offsets that
-    do not exist yet raise OffsetOutOfRangeError."""
+    """Return the range of a queue from `start` to `end`; the arguments may also be EARLIEST and LATEST. Offsets that
+    the queue does not hold are skipped with a warning. With `fail_on_data_loss`, deleted offsets raise DataLossError,
+    and offsets that do not exist yet raise OffsetOutOfRangeError."""
     low, high = bounds.min_offset, bounds.max_offset
     start_offset = low if start == EARLIEST else start
     end_offset = high if end == LATEST else end
@@ -217,12 +218,12 @@ def bounded_range(
 
 
 def limit_ranges(ranges: Sequence[OffsetRange], max_offsets: int | None) -> list[OffsetRange]:
-    """Shorten ranges to at most `max_offsets` offsets in all (None: no limit), each from its start; empty ranges are
-    omitted.
+    """Shorten ranges to at most `max_offsets` offsets in total (None: no limit). Each range keeps its start. Empty
+    ranges are omitted.
 
-    The offsets are divided in proportion to sizes, as Spark's Kafka source does with maxOffsetsPerTrigger. Each range
-    gets at least one offset, so that larger ranges do not starve small ones. If the ranges outnumber the offsets, the
-    largest ranges get one offset each. The same arguments always give the same ranges.
+    The offsets are divided in proportion to the ranges' sizes, as Spark's Kafka source does with maxOffsetsPerTrigger.
+    Each range gets at least one offset, so that larger ranges do not starve small ranges. If there are more ranges than
+    offsets, the largest ranges get one offset each. The same arguments always give the same ranges.
     """
     max_offsets = check_count("max_offsets", max_offsets)
     left = sum(one.size for one in ranges)
@@ -232,8 +233,8 @@ def limit_ranges(ranges: Sequence[OffsetRange], max_offsets: int | None) -> list
     largest_first = sorted(range(len(ranges)), key=lambda index: (-ranges[index].size, index))
     for index in largest_first[:max_offsets]:
         shares[index] = min(1, ranges[index].size)
-    # Divide the remaining offsets in proportion to each range's size beyond its first offset. Offsets that rounding
-    # leaves go to the ranges with the largest remainders.
+    # Divide the remaining offsets in proportion to each range's size, without the offset that the range already has.
+    # Offsets that remain after rounding go to the ranges with the largest remainders.
     rest, beyond = max_offsets - sum(shares), left - sum(shares)
     if rest:
         parts = [(one.size - share) * rest for one, share in zip(ranges, shares, strict=True)]
@@ -249,9 +250,9 @@ def limit_ranges(ranges: Sequence[OffsetRange], max_offsets: int | None) -> list
 def require_matches(
     start: ScanBoundary, starts: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> None:
-    """Raise InvalidArgumentError if a queue has no message at or after its starting timestamp. `starts` must be looked
-    up before `bounds`: in the other order, a queue whose first such message arrives in between would be reported, too.
-    """
+    """Raise InvalidArgumentError if a queue has no message at or after its starting timestamp. The caller must look up
+    `starts` before `bounds`. In the other order, this function would also report a queue whose first such message
+    arrives between the two lookups."""
     late = [queue for queue, offset in starts.items() if offset >= bounds[queue].max_offset]
     if late:
         listed = ", ".join(str(queue) for queue in late[:10]) + (" …" if len(late) > 10 else "")
@@ -262,8 +263,8 @@ def require_matches(
 
 
 def text_of(expression: SqlFilter | None) -> str | None:
-    """Return the text of a filter expression; None without an expression. Raises InvalidArgumentError if `expression`
-    is no filter expression."""
+    """Return the text of a filter expression, or None if `expression` is None. Raises InvalidArgumentError if
+    `expression` is not a filter expression."""
     if expression is None:
         return None
     if not isinstance(expression, SqlFilter):

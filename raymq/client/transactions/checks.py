@@ -3,7 +3,7 @@
 A producer stores a half message before its local transaction. A thread polls each broker once a second for transactions
 to check. The polls also show the broker that this producer is alive. The user's `check` runs in a pool of threads, and
 the state that it returns ends the transaction. If `check` returns no outcome, this producer or another producer of the
-group checks again in the next round.
+group checks the transaction again in the next round.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ IMMUNITY_S: Final = NumberRange(1, int(LONGEST_TIME_S))
 
 
 def half_message(message: Message, group: str, check_immunity_s: int | None = None) -> UnsentHalfMessage:
-    """Make the half message of `message` for a producer group. A delay of `message` is dropped.
+    """Make the half message of `message` for a producer group. The half message has no delay, even if `message` has
+    one.
 
     `check_immunity_s`: the age in seconds, 1 or more, before which the broker does not check the transaction. None: the
     store's transaction_time_out_ms. Raises MessageIllegalError for retry and dead-letter topics, IllegalNameError for
-    system topics, and InvalidArgumentError if the immunity time is out of range.
+    system topics, and InvalidArgumentError if `check_immunity_s` is out of range.
     """
     if not isinstance(message, Message):
         raise MessageIllegalError(f"expected a raymq.Message, got {type(message).__name__}")
@@ -70,7 +71,7 @@ def half_message(message: Message, group: str, check_immunity_s: int | None = No
         wait_store_msg_ok=message.wait_store_msg_ok,
         light_queues=message.light_queues,
     )
-    # Set the properties after construction, because the constructor refuses these property names.
+    # Set the properties after construction, because the constructor of a message refuses these property names.
     force_setattr(half, "properties", {**message.properties, **system})
     return half
 
@@ -78,8 +79,8 @@ def half_message(message: Message, group: str, check_immunity_s: int | None = No
 CHECK_POLL_INTERVAL_S: Final = 1.0
 CHECK_CALL_TIMEOUT_S: Final = 2.0
 CHECKS_PENDING_MAX: Final = 2000
-"""Maximum number of transaction checks that run or wait for a thread in one producer. Further checks are left to the
-next round."""
+"""Maximum number of transaction checks that run or wait for a thread in one producer. Further checks wait for the
+broker's next round."""
 CHECKS_STOP_TIMEOUT_S: Final = 5.0
 
 Check = Callable[[MessageExt], LocalTransactionState | None]
@@ -116,7 +117,7 @@ class CheckListener:
         end: Callable[[str, MessageExt, EndTransactionRequest], object],
         threads: int,
     ) -> None:
-        """`brokers` returns the names of all brokers. `end` ends a message's transaction at the broker group with the
+        """`brokers`: returns the names of all brokers. `end`: ends a message's transaction at the broker group with the
         given name."""
         self._group, self._client_id, self._check = group, client_id, check
         self._brokers, self._end = brokers, end
@@ -129,8 +130,8 @@ class CheckListener:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop polling for checks, and unregister from the checks of all brokers. Waits a limited time for the polling
-        thread. Idempotent."""
+        """Stop polling brokers for transaction checks, and unregister from the checks of all brokers. Waits a limited
+        time for the polling thread. Idempotent."""
         if self._stop.is_set():
             return
         self._stop.set()
@@ -189,7 +190,7 @@ class CheckListener:
                 self._group, *offsets, int(state), check.transaction_id, from_transaction_check=True
             )
             self._end(broker_name, message, end)
-        # an error of the user's check or an unreachable broker: the broker repeats the check in the next round
+        # the user's check raised an error, or the broker is unreachable: the broker repeats the check in the next round
         except Exception:
             logger.exception("the check of transaction %s has no answer", check.transaction_id)
         finally:

@@ -3,8 +3,8 @@
     send_in_transaction    half message ▶ local transaction ▶ commit or rollback
     with transaction(…)    half message ▶ the block ▶ commit at its end, rollback on an exception
 
-The half message is stored as durably as any other message, and no consumer sees it. If the producer dies before it has
-ended its transaction, or if the end request is lost, the broker repeatedly sends a check to a live producer of the
+The half message is stored as durably as any other message, and no consumer sees it. The producer may die before it ends
+its transaction, or the end request may be lost. If so, the broker repeatedly sends a check to a live producer of the
 group (`check`). So `check` must find out the outcome by itself, for example in the database that the local transaction
 wrote to, and must always return the same outcome. `check` may be called in another process. It may also be called for a
 transaction in progress; it then returns UNKNOW.
@@ -44,10 +44,11 @@ logger = logging.getLogger(__name__)
 class TransactionSendResult(SendResult, frozen=True, gc=False):
     """The result of a send in a transaction.
 
-    `local_transaction_state` is the outcome. After a commit, `queue` and `queue_offset` belong to the message;
-    otherwise they belong to the half message, which no consumer sees. `end_error`: why the outcome did not reach the
-    broker, or why the broker refused it. `local_error`: the exception of the local transaction. Both are empty if no
-    error occurred. If the outcome did not reach the broker, a later check determines the outcome.
+    `local_transaction_state`: the outcome of the local transaction. After a commit, `queue` and `queue_offset` belong
+    to the message. Otherwise they belong to the half message, which no consumer sees. `end_error`: why the outcome did
+    not reach the broker, or why the broker refused the outcome. `local_error`: the exception of the local transaction.
+    Both errors are empty if no error occurred. If the outcome did not reach the broker, a later check determines the
+    outcome.
     """
 
     local_transaction_state: LocalTransactionState = LocalTransactionState.UNKNOW
@@ -66,7 +67,7 @@ argument is the `argument` of `send_in_transaction`."""
 
 
 class Transaction:
-    """A transaction whose half message is stored. A `with` statement commits it at the end of the block.
+    """A transaction whose half message is stored. A `with` statement commits the transaction at the end of the block.
 
     Made by `TransactionProducer.transaction`. Only one thread may use a transaction.
     """
@@ -87,16 +88,16 @@ class Transaction:
     message_id = transaction_id
 
     def commit(self) -> EndResult:
-        """Make the message visible to consumers. Raises the errors of `rollback`."""
+        """Commit: make the message visible to consumers. Raises the errors of `rollback`."""
         self.committed = self._end(LocalTransactionState.COMMIT_MESSAGE)
         return self.committed
 
     def rollback(self) -> None:
-        """Roll back: drop the message. A second rollback changes nothing.
+        """Roll back the transaction: drop its message. A second rollback changes nothing.
 
-        Raises TransactionError if the transaction already ended with the other outcome, or the broker has abandoned it.
-        Raises ServiceNotAvailableError or RequestTimeoutError if the broker did not answer for the send timeout; in
-        that case a later check determines the outcome.
+        Raises TransactionError if the transaction already ended with the other outcome, or if the broker has abandoned
+        it. Raises ServiceNotAvailableError or RequestTimeoutError if the broker did not answer within the send timeout.
+        After such an error a later check determines the outcome.
         """
         self._end(LocalTransactionState.ROLLBACK_MESSAGE)
 
@@ -117,7 +118,7 @@ class Transaction:
             return
         try:
             self.rollback()
-        except RaymqError as failure:  # log the failure of the rollback only, so that the block's own error is raised
+        except RaymqError as failure:  # only log the rollback's failure, so that the block's own error is raised
             logger.warning("transaction %s is not rolled back yet: %s", self.transaction_id, failure)
 
 
@@ -139,8 +140,8 @@ class TransactionProducer(Closing):
         check_threads: int = 1,
         on_close: Callable[[TransactionProducer], None] = lambda producer: None,
     ) -> None:
-        """`producer` sends the half messages, and is closed with this object. Raises InvalidArgumentError if `check` is
-        not a plain function, or if `check_threads` is out of range."""
+        """`producer`: sends the half messages, and is closed together with this object. Raises InvalidArgumentError if
+        `check` is not a plain function, or if `check_threads` is out of range."""
         if not callable(check):
             raise InvalidArgumentError("a transaction producer needs check=, a function that finds out outcomes")
         if kind := deferred_kind(check):
@@ -171,14 +172,16 @@ class TransactionProducer(Closing):
         sharding_key: str | int | None = None,
         queue: MessageQueue | None = None,
     ) -> TransactionSendResult:
-        """Store a half message, call ``local_transaction(transaction, argument)``, and end the transaction accordingly.
+        """Store a half message, call ``local_transaction(transaction, argument)``, and end the transaction with the
+        outcome that this function returns.
 
         If the local transaction raises an exception, the outcome is UNKNOW, and a later check determines it. If the
         half message is stored less durably than requested, the local transaction is not called, and the message is
-        rolled back. `check_immunity_s`: the age in seconds before which the broker does not check (default: the store's
-        transaction_time_out_ms); with it, only a check can end the transaction later. The other arguments are explained
-        in `Producer.send`. If the send of the half message raises an error, the local transaction is not called. A
-        delay of the message is ignored.
+        rolled back. If the send of the half message raises an error, the local transaction is not called.
+
+        `check_immunity_s`: the age in seconds before which the broker does not check the transaction (default: the
+        store's transaction_time_out_ms). If it is set, only a check can end the transaction later. The other arguments
+        are explained in `Producer.send`. A delay of the message is ignored.
         """
         transaction = self._begin(message, check_immunity_s, sharding_key, queue)
         state, local_error = _run(transaction, local_transaction, argument)
@@ -203,9 +206,10 @@ class TransactionProducer(Closing):
         sharding_key: str | int | None = None,
         queue: MessageQueue | None = None,
     ) -> Transaction:
-        """Store a half message, and return its transaction for `with`. The block is the local transaction.
+        """Store a half message, and return its transaction for a `with` statement. The block of the statement is the
+        local transaction.
 
-        At the end of the block the message is committed; an exception, or `rollback()` in the block, rolls it back.
+        At the end of the block the message is committed. An exception, or `rollback()` in the block, rolls it back.
         Takes the arguments and raises the errors of `send_in_transaction`. If the half message is stored less durably
         than requested, it is rolled back, and TransactionError is raised. The end of the block raises the errors of
         `Transaction.rollback`.
@@ -234,8 +238,8 @@ class TransactionProducer(Closing):
         return result
 
     def close(self) -> None:
-        """Stop the transaction checks, and close the producer. Idempotent. Open transactions stay open: other producers
-        of the group determine their outcomes in checks."""
+        """Stop the transaction checks, and close the producer. Idempotent. Open transactions stay open: checks by other
+        producers of the group determine their outcomes."""
         self._listener.close()
         try:
             self._producer.close()
@@ -259,7 +263,7 @@ class TransactionProducer(Closing):
         return Transaction(self, message, self._producer.send(half, **where))
 
     def _end_checked(self, broker_name: str, message: MessageExt, order: EndTransactionRequest) -> None:
-        """End a transaction with the outcome of a check, and notify the observers."""
+        """End a transaction with the outcome that a check returned, and notify the observers."""
         self._end_at(broker_name, message.topic, order)
         state = LocalTransactionState(order.commit_or_rollback).name
         for observer in self._producer.observers:
@@ -286,13 +290,14 @@ class TransactionProducer(Closing):
 def _run(
     transaction: Transaction, local_transaction: LocalTransaction, argument: Any
 ) -> tuple[LocalTransactionState, str]:
-    """Run a local transaction. Returns its outcome, and the text of its exception; empty if it raised none."""
+    """Run a local transaction. Returns its outcome, and the text of the exception that it raised (empty if
+    none)."""
     if transaction.half.status is not SendStatus.SEND_OK:
         return LocalTransactionState.ROLLBACK_MESSAGE, ""
     try:
         state = local_transaction(transaction, argument)
         outcome = LocalTransactionState.UNKNOW if state is None else LocalTransactionState(state)
-    # the local transaction may have been committed before it raised, so the outcome is unknown
+    # the local transaction may have been committed before the exception, so the outcome is unknown
     except Exception as error:
         logger.warning("a check will ask about transaction %s, which raised", transaction.transaction_id, exc_info=True)
         return LocalTransactionState.UNKNOW, f"{type(error).__name__}: {error}"

@@ -105,7 +105,8 @@ _ROCKETMQ_NAMES: Final = {
     "heartbeatThreadPoolQueueCapacity": "broker.heartbeat_queue_capacity",
     "clientManagerThreadPoolQueueCapacity": "broker.client_manager_queue_capacity",
 }
-"""RocketMQ's names of settings that do not follow the rule of `rocketmq_name`, with raymq's full names."""
+"""Full raymq names of settings whose RocketMQ names do not follow the rule of `rocketmq_name`, by RocketMQ
+name."""
 
 _UNITS: Final = ("_ms", "_bytes", "_hours")
 
@@ -125,7 +126,7 @@ class LiveOptions:
         return getattr(getattr(self, section), name)
 
     def plain(self) -> dict[str, Any]:
-        """Return all values by full name, as plain YAML and JSON values."""
+        """Return the values of all settings by full name, as plain YAML and JSON values."""
         return {
             f"{section}.{name}": _plain(getattr(getattr(self, section), name))
             for section in LIVE_SETTINGS
@@ -185,8 +186,8 @@ def is_live(full: str) -> bool:
 
 
 def parse_value(name: str, text: str) -> SettingValue:
-    """Parse a setting's value that a user typed, for `check_change`. The value is YAML, as in raymq.yaml. If the
-    setting is a text, the typed text is the value.
+    """Parse the value of a setting that a user typed; `check_change` checks the result. The value is YAML, as in
+    raymq.yaml. If the setting is a text, the typed text is the value.
 
     Raises InvalidArgumentError if the name is unknown, or if the value is a list or a mapping. Raises ConfigError if
     the value is not valid YAML.
@@ -208,9 +209,9 @@ def check_change(
     """Check one more change of a live setting, with the checks of raymq.yaml.
 
     `start`: the settings with which raymq started. `changes`: the changes so far; invalid changes are ignored. Returns
-    the setting's full name and the checked value: a text that spells a number becomes a number. Raises
-    InvalidArgumentError if the name is unknown or the setting is not live. Raises ConfigError if the value is not
-    allowed.
+    the setting's full name and the checked value. If the setting is a number, a text that spells a number is converted.
+    Raises InvalidArgumentError if the name is unknown or the setting is not live. Raises ConfigError if the value is
+    not allowed.
     """
     full = live_name(name)
     valid, _ = apply_changes(start, {key: known for key, known in changes.items() if key != full})

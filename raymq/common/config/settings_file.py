@@ -1,8 +1,8 @@
-"""Reads a YAML file of settings, with limits.
+"""Reads a YAML file of settings, with limits on its content.
 
 A short YAML file can have a huge value, because an alias repeats a whole tree. Nested brackets exhaust the parser's
 stack, and a repeated key silently replaces the first value. So the reader limits the file's size, values and nesting,
-and refuses aliases and repeated keys. Each error names the line.
+and refuses aliases and repeated keys. Each error names the line of the file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def read_settings_file(file: Path) -> dict[Any, Any]:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise ConfigError(f"{file}{line} is not YAML: {error.problem}; correct that line or one before it") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        # PyYAML raises ValueError or OverflowError for some values: `!!int abc`, or a date in month 13.
+        # PyYAML raises ValueError or OverflowError for some invalid values: `!!int abc`, or a date in month 13.
         raise ConfigError(f"{file} is not YAML: {error}") from None
     if values is None:
         return {}
@@ -63,7 +63,8 @@ def read_setting(name: str, text: str) -> Any:
 
 
 class _RefusedError(Exception):
-    """A part of a YAML file, such as an alias or a repeated key, that a settings file may not contain."""
+    """Raised if a YAML file of settings contains something that it may not contain, such as an alias or a
+    repeated key."""
 
     def __init__(self, text: str, mark: Any) -> None:
         super().__init__(text)
@@ -81,7 +82,7 @@ class _BoundedLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         parser: Any = self  # PyYAML's type stubs leave the parser's methods untyped
         event = parser.peek_event()
-        if getattr(event, "anchor", None) is not None:  # an alias has an anchor too
+        if getattr(event, "anchor", None) is not None:  # an event of an alias also has an anchor
             text = "anchors and aliases (& and *) are not allowed in settings; write the values out"
             raise _RefusedError(text, event.start_mark)
         self._values += 1

@@ -35,7 +35,7 @@ def absolute_path(path: Path) -> Path:
     """Return the absolute path, with `~` resolved. Raises ValueError if the user in the path does not exist."""
     try:
         return path.expanduser().absolute()
-    except RuntimeError as error:  # the user in the path does not exist
+    except RuntimeError as error:  # the user in the path does not exist (`~user`)
         raise ValueError(str(error)) from None
 
 
@@ -286,7 +286,7 @@ class StoreOptions(SettingsSection):
     @property
     def warms_up_log(self) -> bool:
         """True if a thread prefaults the log's next pages. With SYNC_FLUSH prefaulting gains nothing, because each
-        append waits for the disk. Writes from the transient store pool need no prefaulted pages."""
+        append waits for the disk. With the transient store pool, writes need no prefaulted pages."""
         is_async = self.flush_disk_type is FlushDiskType.ASYNC_FLUSH
         return self.warm_mapped_file_enable and is_async and not self.transient_store_pool_enable
 

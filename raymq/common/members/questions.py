@@ -3,9 +3,9 @@
     admin ── ask_client ──▶ Broker ◀── take_questions (a long poll) ── client
                               ▲ ─────── answer_question ◀──────────────┘
 
-A broker cannot call a client program. So a client sends one of the brokers a long poll for queries (actors.members).
-Nothing is stored. The broker drops a query if its administrator disconnects, and a query stays unanswered if the client
-dies.
+A broker cannot call a client program. So a client sends a long poll for queries to one of the brokers (actors.members).
+The broker stores no query on disk. It drops a query if the administrator disconnects. A query stays unanswered if the
+client dies.
 
 The module also collects the stacks of this process's threads, which show administrators why a consumer hangs.
 """
@@ -24,18 +24,19 @@ import msgspec
 from raymq.common.message import MessageQueue
 
 QUESTION_WAIT_S: Final = 20.0
-"""How long a broker holds a client's long poll for queries. After this time the client polls again."""
+"""Time in seconds for which a broker holds a client's long poll for queries. After this time the client polls
+again."""
 MEMBER_ANSWER_MAX_BYTES: Final = 4 << 20
-"""Maximum size of a client's answer that a broker forwards."""
+"""Maximum size in bytes of a client's answer that a broker forwards to the administrator."""
 
 QuestionKind = Literal["running", "consume"]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A query to a client about its members of `group`, or only about the member `member`.
+    """An administrator's query to a client about its members of `group`, or only about the member `member`.
 
-    Kind "running": report what the members do now, with the stacks of their threads if `stacks` is True. Kind
+    Kind "running": report the members' current state, with the stacks of their threads if `stacks` is True. Kind
     "consume": one member calls its listener with the message in `record`, which is a whole record of `broker_name`'s
     log. `ticket`: the query's id, which the broker assigns.
     """
@@ -51,7 +52,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class ThreadStack:
-    """A thread of a member's process, and its stack: one line of text per frame, the innermost frame last."""
+    """A thread of a member's process, and the thread's stack: one line of text per frame, the innermost frame
+    last."""
 
     name: str
     frames: tuple[str, ...]
@@ -59,9 +61,10 @@ class ThreadStack:
 
 @dataclass(frozen=True, slots=True)
 class RunningQueue:
-    """The state of a queue that is assigned to a member. `state`: whether the member reads the queue, or why not.
+    """The state of a queue that is assigned to a member of a consumer group. `state`: the state of the queue at the
+    member, for example "paused" or "forbidden".
 
-    `fetch_offset`: the next offset to fetch. Messages before `commit_offset` are consumed; messages before
+    `fetch_offset`: the next offset to fetch. Messages before `commit_offset` are consumed. Messages before
     `committed_offset` are committed (None: no commit yet). The member's process queue buffers `buffered` messages of
     `buffered_bytes` bytes, and the program processes `in_flight` of them. `trouble`: the reason of the last failed
     message.
@@ -84,10 +87,10 @@ class RunningInfo:
 
     `client_id`, `host` and `pid` belong to the member's client. `listener_pid`: the process that runs a push consumer's
     listener (0: unknown). `stacks`: the threads of the listener's process, or of the client's process if the member has
-    no listener process. `subscriptions`: topic to expression. `queues`: empty for a simple consumer, which has no
-    assigned queues. `rates`: the last minute's rates by topic, under RocketMQ's names: PULL_TPS, CONSUME_OK_TPS and
-    CONSUME_FAILED_TPS in messages per second, CONSUME_RT in ms. `consumed` and `failures` count messages since the
-    member's start. `trouble`: the reason why the member makes no progress.
+    no listener process. `subscriptions`: maps a topic to its filter expression. `queues`: empty for a simple consumer,
+    which has no assigned queues. `rates`: the last minute's rates by topic, under RocketMQ's names: PULL_TPS,
+    CONSUME_OK_TPS and CONSUME_FAILED_TPS in messages per second, CONSUME_RT in ms. `consumed` and `failures`: numbers
+    of messages since the member's start. `trouble`: the reason why the member makes no progress.
     """
 
     client_id: str
@@ -110,11 +113,11 @@ class RunningInfo:
 
 @dataclass(frozen=True, slots=True)
 class DirectConsumption:
-    """The outcome of one listener call that an administrator requested for one message. The call commits nothing and
-    sends nothing back.
+    """The outcome of one listener call that an administrator requested for one message. The call commits nothing, and
+    sends no failed message back to the broker.
 
-    `status`: CONSUME_SUCCESS, RECONSUME_LATER, or EXCEPTION if the listener raised. `error`: the reason of a failure,
-    with the traceback. `took_ms`: the duration of the listener's call.
+    `status`: CONSUME_SUCCESS, RECONSUME_LATER, or EXCEPTION if the listener raised an exception. `error`: the reason of
+    a failure, with the traceback. `took_ms`: the duration of the listener's call.
     """
 
     client_id: str
@@ -126,8 +129,8 @@ class DirectConsumption:
 
 @dataclass(frozen=True, slots=True)
 class MemberAnswer:
-    """A client's answer to an administrator's query. `error`: the reason if the client could not answer, else
-    empty."""
+    """A client's answer to an administrator's query. `error`: the reason why the client could not answer; empty if it
+    answered."""
 
     error: str = ""
     running: tuple[RunningInfo, ...] = ()
@@ -140,7 +143,7 @@ class Answers(Protocol):
     seconds."""
 
     def running_info(self, client_id: str, host: str, *, stacks: bool) -> RunningInfo:
-        """Return the consumer's report about itself. Raises RaymqError if the report is not possible."""
+        """Return the consumer's report about itself. Raises RaymqError if the consumer cannot make the report."""
 
     def consume_directly(self, client_id: str, record: bytes, broker_name: str) -> DirectConsumption:
         """Call the consumer's listener with the message in `record`, and commit nothing. Raises InvalidArgumentError if
@@ -148,7 +151,8 @@ class Answers(Protocol):
 
 
 def encode_answer(answer: MemberAnswer) -> bytes:
-    """Encode a client's answer. If the encoded answer is too long, omit first the stacks and then the queues."""
+    """Encode a client's answer. If the encoded answer is too long, the stacks are omitted first, and then the
+    queues."""
     encoded = msgspec.msgpack.encode(answer)
     if len(encoded) > MEMBER_ANSWER_MAX_BYTES:
         trouble = "the stacks are left out: they are too long"
@@ -168,7 +172,8 @@ def decode_answer(encoded: bytes) -> MemberAnswer:
 
 
 THREADS_MAX: Final = 200
-"""Maximum number of threads whose stacks a report contains; the oldest threads are reported."""
+"""Maximum number of threads whose stacks a report contains. If a process has more threads, the oldest threads are
+reported."""
 FRAMES_MAX: Final = 60
 """Maximum number of stack frames per reported thread; the innermost frames are kept."""
 

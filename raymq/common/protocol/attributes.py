@@ -19,10 +19,10 @@ MESSAGE_TYPE: Final = "message.type"
 CLEANUP_POLICY: Final = "cleanup.policy"
 QUEUE_TYPE: Final = "queue.type"
 RESERVE_TIME: Final = "reserve.time"
-"""Key of the topic's retention time, in ms."""
+"""Key of the attribute with a topic's retention time, in ms."""
 
 NO_ATTRIBUTES: Final[Mapping[str, str]] = {}
-"""An empty mapping of attributes, or of attribute changes."""
+"""An empty mapping, for no attributes or no attribute changes."""
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -35,11 +35,11 @@ RESERVE_TIME_RANGE: Final = NumberRange(float(RESERVE_TIME_MIN_S), RESERVE_TIME_
 
 
 class TopicMessageType(StrEnum):
-    """The type of messages that a topic accepts. Producers check each message before they send the message.
+    """The type of messages that a topic accepts. Producers check each message before they send it.
 
     UNSPECIFIED (the default) and MIXED accept all messages. FIFO accepts messages with a sharding key, a queue or a
     selector. DELAY accepts messages with a delay level or a delivery time. TRANSACTION accepts half messages. NORMAL
-    accepts messages with none of these.
+    accepts messages that have none of these properties.
     """
 
     UNSPECIFIED = "UNSPECIFIED"
@@ -68,8 +68,8 @@ class QueueType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopicAttributes:
-    """A topic's attributes as typed values. `reserve_time_ms` None: the store's settings define the retention
-    time."""
+    """A topic's attributes as typed values. `reserve_time_ms`: the retention time in ms; None if the store's settings
+    define it."""
 
     message_type: TopicMessageType = TopicMessageType.UNSPECIFIED
     cleanup_policy: CleanupPolicy = CleanupPolicy.DELETE
@@ -78,9 +78,9 @@ class TopicAttributes:
 
     @classmethod
     def parse(cls, attributes: Mapping[str, str]) -> Self:
-        """Parse `attributes`. Raises InvalidArgumentError if a value is invalid. Also raises InvalidArgumentError if a
-        compaction topic has inner batches, or has a retention time, because a compaction topic keeps the newest message
-        of each key forever."""
+        """Parse a mapping of attributes. Raises InvalidArgumentError if a value is invalid. A compaction topic keeps
+        the newest message of each key forever. So the method also raises InvalidArgumentError if a compaction topic has
+        inner batches or a retention time."""
         values = cls(
             _member(TopicMessageType, MESSAGE_TYPE, attributes.get(MESSAGE_TYPE) or "UNSPECIFIED"),
             _member(CleanupPolicy, CLEANUP_POLICY, attributes.get(CLEANUP_POLICY) or "DELETE"),
@@ -111,7 +111,7 @@ class TopicAttributes:
 
     @property
     def is_compacted(self) -> bool:
-        """True if the topic keeps only the newest message of each key."""
+        """True if the topic is compacted: it keeps only the newest message of each key."""
         return self.cleanup_policy is CleanupPolicy.COMPACTION
 
     @property
@@ -121,7 +121,7 @@ class TopicAttributes:
 
     @property
     def restricts(self) -> bool:
-        """True if the topic refuses some messages."""
+        """True if the topic's attributes make producers refuse some messages."""
         return (
             self.is_compacted
             or self.has_inner_batches
@@ -130,8 +130,8 @@ class TopicAttributes:
 
     @property
     def takes_normal(self) -> bool:
-        """True if the topic accepts messages without sharding key, delay and transaction, and stores each of them as a
-        separate record."""
+        """True if the topic accepts messages that have no sharding key, delay or transaction, and stores each of them
+        as a separate record."""
         if self.is_compacted or self.has_inner_batches:
             return False
         return not self.restricts or self.message_type is TopicMessageType.NORMAL
@@ -148,8 +148,8 @@ def attribute_changes(
     queue_type: QueueType | str | None = None,
 ) -> dict[str, str]:
     """Return the attribute changes that the arguments request. None requests no change; an empty value removes the
-    attribute. Types are text in any case (a queue type is "batch" or RocketMQ's "BatchCQ"). A `reserve_time_s` of 0
-    means the store's default retention time. Raises InvalidArgumentError if a value is not allowed.
+    attribute. The case of types does not matter (a queue type is "batch" or RocketMQ's "BatchCQ"). A `reserve_time_s`
+    of 0 means the store's default retention time. Raises InvalidArgumentError if a value is not allowed.
 
     >>> attribute_changes("fifo", None, 3600)
     {'message.type': 'FIFO', 'reserve.time': '3600000'}
@@ -175,7 +175,7 @@ def attribute_changes(
 
 def changed_attributes(topic: str, known: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
     """Return a topic's attributes after `changes`. Raises InvalidArgumentError if a value is invalid, or if the changes
-    include another cleanup policy, because deleted messages cannot be restored."""
+    include another cleanup policy: messages that one policy deleted cannot be restored."""
     merged = {name: text for name, text in {**known, **changes}.items() if text}
     values = TopicAttributes.parse(merged)
     if values.cleanup_policy is not TopicAttributes.parse(known).cleanup_policy:

@@ -1,8 +1,8 @@
-"""The heartbeats of client processes to the brokers, and the connections that administrators see.
+"""The heartbeats of client processes to the brokers, and the client connections that administrators see.
 
 A client sends its producer groups and consumers to the brokers every CLIENT_HEARTBEAT_INTERVAL_S, and at once after a
 change. A broker removes a client after CLIENT_EXPIRY_S without a heartbeat (spec/messaging.md §2.8). These heartbeats
-only serve displays: the Rebalance actor decides which consumer owns a queue (raymq.common.protocol.membership).
+do not decide which consumer owns a queue; the Rebalance actor does (raymq.common.protocol.membership).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ ConsumeType = Literal["PUSH", "PULL", "POP"]
 
 @dataclass(frozen=True, slots=True)
 class ConsumerData:
-    """One consumer of a client. `subscriptions`: topic to tag expression. `member`: the consumer's member name in its
-    group, or empty. `since_ms`: the consumer's start, in ms since 1970 by the client's clock (0: unknown)."""
+    """One consumer of a client. `subscriptions`: maps a topic to its tag expression. `member`: the consumer's member
+    name in its group, or empty. `since_ms`: the consumer's start, in ms since 1970 by the client's clock (0: unknown).
+    """
 
     group: str
     consume_type: ConsumeType
@@ -35,8 +36,8 @@ class ConsumerData:
 
 @dataclass(frozen=True, slots=True)
 class ClientHeartbeat:
-    """All current producer groups and consumers of one client. A group or consumer that is missing no longer exists.
-    `node`: the id of the client's Ray node. `language` and `version` describe the client's library."""
+    """All current producer groups and consumers of one client. A group or consumer that the heartbeat does not list no
+    longer exists. `node`: the id of the client's Ray node. `language` and `version`: the client's library."""
 
     client_id: str
     host: str
@@ -50,8 +51,8 @@ class ClientHeartbeat:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProducerConnection:
-    """A client that is a producer in a group. `silent_s`: seconds since the client's last heartbeat. Other fields are
-    as in ClientHeartbeat."""
+    """A client that is a producer in a group. `silent_s`: seconds since the client's last heartbeat. The other fields
+    have the same meaning as in ClientHeartbeat."""
 
     client_id: str
     host: str
@@ -65,8 +66,8 @@ class ProducerConnection:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerConnection:
-    """A consumer of a group, with its client. `silent_s`: seconds since the client's last heartbeat. Other fields are
-    as in ClientHeartbeat."""
+    """A consumer of a group, with its client. `silent_s`: seconds since the client's last heartbeat. The other fields
+    have the same meaning as in ClientHeartbeat."""
 
     client_id: str
     host: str

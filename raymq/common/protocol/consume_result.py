@@ -1,7 +1,7 @@
-"""Tasks that a Pull actor sends to its Listener actor, the answers of listeners, and the Listener's reports.
+"""Tasks that a Pull actor sends to its Listener actor, the results that listeners return, and the Listener's reports.
 
-If the Listener runs on the store's node, a task names the positions of its records in the store's log, because the
-Listener maps the log too. On other nodes the task contains the records' bytes.
+If the Listener runs on the store's node, a task contains only the positions of its records in the store's log, because
+the Listener maps the log too. On other nodes the task contains the records' bytes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _RANGES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ConsumeLater:
-    """A listener's answer that asks to consume the message later. ConsumeStatus.RECONSUME_LATER means ConsumeLater with
-    the defaults.
+    """A listener's result that requests another delivery of the message later. ConsumeStatus.RECONSUME_LATER means
+    ConsumeLater with the defaults.
 
     `delay_level`, for a concurrent consumer: 1 to 18; 0 lets the broker choose (3 + reconsume_times); -1 sends the
     message to the dead-letter topic at once. `suspend_ms`, for an orderly consumer: how long its queue waits, 10 to
@@ -48,9 +48,9 @@ class ConsumeLater:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Messages of a task that were not consumed: messages `first` to `first + count - 1`.
+    """Consecutive messages of a task that were not consumed: messages `first` to `first + count - 1`.
 
-    `error`: the reason. `raised`: the listener raised the error. `unknown`: the listener returned an invalid answer.
+    `error`: the reason. `raised`: the listener raised the error. `unknown`: the listener returned an invalid result.
     `unreadable`: why a message cannot be read, so that a retry is useless; empty for a readable message.
     `record_damaged`: the record itself is damaged, so the message cannot be sent back.
     """
@@ -72,11 +72,11 @@ class ConsumeReport:
     """The listener's progress with a task.
 
     `unfinished`: indices of messages that the listener has not finished. All other messages are consumed, or are in the
-    `failures` of this report or an earlier report. `ended`: the listener will do nothing more for this task, because
-    everything is finished, an orderly task stopped at a failure, or the task was withdrawn. `consume_s`: the total time
-    of the task's listener calls, 0 before the end. `stuck`: number of calls, of any task, that still run after their
-    timeout. `unread`: the listener has not begun, because it cannot read the records in the mapped files and needs the
-    records' bytes.
+    `failures` of this report or an earlier report. `ended`: the listener will do nothing more for this task. The reason
+    is that everything is finished, that an orderly task stopped at a failure, or that the task was withdrawn.
+    `consume_s`: the total time of the task's listener calls, 0 before the end. `stuck`: number of listener calls, for
+    any task, that still run after their timeout. `unread`: the listener has not begun, because it cannot read the
+    records in the mapped files and needs the records' bytes.
     """
 
     unfinished: tuple[int, ...] = ()
@@ -88,9 +88,9 @@ class ConsumeReport:
 
 
 class LogPlaces(msgspec.Struct, frozen=True, array_like=True):
-    """The places of records in one file of a store's log. All records are of one queue. `positions`: physical offsets;
-    `sizes`: bytes; `offsets`: queue offsets. All three are int64 in the machine's byte order. If `offsets` is empty,
-    the queue offsets are unknown."""
+    """The places of a queue's records in one file of a store's log. `positions`: physical offsets; `sizes`: bytes;
+    `offsets`: queue offsets. All three arrays are int64 in the machine's byte order. If `offsets` is empty, the queue
+    offsets are unknown."""
 
     positions: bytes
     sizes: bytes
@@ -107,12 +107,12 @@ class StoreLog(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ShippedTask(msgspec.Struct, frozen=True, array_like=True):
-    """A task for the listener: `count` messages of one queue, either as `places` in `log` or as whole `records` back to
-    back.
+    """A task for the listener: `count` messages of one queue. They are given either as `places` in the store's `log`,
+    or as whole `records`, one after another.
 
     `sizes`: the bytes of each record; `offsets`: the records' queue offsets; both are int64 in the machine's byte
     order. `number`: the task's number, counted from the start of the instance at its Pull actor. `body_max_bytes`: the
-    Pull actor's limit of a decompressed body, from the stores' settings.
+    Pull actor's limit for a decompressed body, from the stores' settings.
     """
 
     number: int
@@ -127,8 +127,8 @@ class ShippedTask(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def size_bytes(self) -> int:
-        """The size of the task's records in bytes, whether the task contains the records or names their places in the
-        log."""
+        """The size of the task's records in bytes. The task contains these records, or names their places in
+        the log."""
         return len(self.records) or sum(int(np.frombuffer(one.sizes, np.int64).sum()) for one in self.places)
 
 

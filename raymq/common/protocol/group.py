@@ -14,7 +14,7 @@ from raymq.common.protocol.route import QUEUE_NUMS_MAX
 
 @dataclass(frozen=True, slots=True)
 class StartOffsetQuery:
-    """A query for the start offset of a group without a committed offset. `timestamp_ms` is only used with
+    """A query for the start offset of a group that has no committed offset. `timestamp_ms` is used only with
     CONSUME_FROM_TIMESTAMP."""
 
     where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
@@ -42,7 +42,7 @@ class GroupConfig:
 
 
 def check_group_config(config: GroupConfig) -> None:
-    """Raise InvalidArgumentError if the settings are not allowed for a group."""
+    """Raise InvalidArgumentError if the settings in `config` are not allowed for a consumer group."""
     check_fields(config, {"retry_queue_nums": RETRY_QUEUE_NUMS, "retry_max_times": RETRY_MAX_TIMES})
     for name in ("consume_enable", "consume_broadcast_enable"):
         if not isinstance(getattr(config, name), bool):
@@ -50,7 +50,7 @@ def check_group_config(config: GroupConfig) -> None:
 
 
 class GroupChanges(TypedDict, total=False):
-    """The keyword arguments of `Admin.update_group`: fields of GroupConfig."""
+    """The keyword arguments of `Admin.update_group`. Each argument is a field of GroupConfig."""
 
     consume_enable: bool
     consume_broadcast_enable: bool
@@ -60,7 +60,7 @@ class GroupChanges(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class QueueOffset:
-    """A group's committed offset in a queue. `reset_version`: number of times that the offset was reset."""
+    """A group's committed offset in a queue. `reset_version`: the number of times that the offset was reset."""
 
     queue_offset: int
     reset_version: int = 0
@@ -70,10 +70,10 @@ class QueueOffset:
 class OffsetCommit:
     """A member's request to commit `queue_offset`, the offset of the next message to consume.
 
-    The commit takes effect only while the member owns the queue (`generation`, raymq.common.protocol.membership) and if
-    the offset was not reset (`reset_version`, from the broker's start offset). A commit moves an offset back only if
-    `backwards` is True, after the program has called seek. `queue_offset` None commits nothing and only requests the
-    answer.
+    The commit takes effect only while the member owns the queue (`generation`, raymq.common.protocol.membership) and
+    only if the offset was not reset (`reset_version`, from the broker's start offset). A commit moves an offset back
+    only if `backwards` is True, after the program has called seek. If `queue_offset` is None, the request commits
+    nothing and only asks for the broker's answer.
     """
 
     queue_offset: int | None
@@ -84,7 +84,7 @@ class OffsetCommit:
 
 @dataclass(frozen=True, slots=True)
 class CommitAnswer:
-    """The broker's answer to commits. Queues that no field of the answer names are committed.
+    """The broker's answer to commits. The commit of a queue succeeded if no field of the answer names the queue.
 
     `reset`: queues whose offsets were reset, with the new offsets. `fenced`: queues that another member has begun to
     read. `gone`: queues that no longer exist. `stopped`: queues that the group may not read now, with the reason.
@@ -100,8 +100,8 @@ class CommitAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SendBackAnswer:
-    """The number of sent-back messages that went to the retry topic, and the number that went to the
-    dead-letter topic."""
+    """The number of sent-back messages that went to the retry topic, and the number of sent-back messages that went to
+    the dead-letter topic."""
 
     retried: int
     dead: int
@@ -113,7 +113,7 @@ class GroupQueueProgress:
 
     `committed`: the committed offset, None before the first commit. `lag_ms`: the age of the first uncommitted message,
     0 if all messages are committed. `in_flight`: number of messages after the committed offset that simple consumers
-    have leased; these messages are neither acknowledged nor visible again.
+    hold under a lease.
     """
 
     group: str
@@ -126,16 +126,16 @@ class GroupQueueProgress:
 
     @property
     def lag(self) -> int:
-        """The number of uncommitted messages in the queue. A committed offset beyond the queue's end counts as the end;
-        a light queue can have one after it was deleted."""
+        """The number of uncommitted messages in the queue. A committed offset beyond the queue's end counts as the end.
+        A light queue can have such an offset after it was deleted."""
         return max(self.max_offset - max(self.committed or 0, self.min_offset), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """A group's progress in all its queues.
+    """A group's progress in all its queues together.
 
-    `lag`: number of messages that are not consumed; the oldest of these messages was stored `lag_ms` ago. `retry_lag`:
+    `lag`: number of messages that are not consumed. `lag_ms`: the age of the oldest of these messages. `retry_lag`:
     number of failed messages that are due for another attempt. `dead_letters`: number of messages in `%DLQ%group`.
     """
 

@@ -2,7 +2,7 @@
 
 A member sends a `GroupHeartbeat` about once a second and gets a `GroupAssignment`. The protocol is cooperative (design
 §5, promise 4): a member reports the queues that it *holds*. If its assignment no longer names a queue, the member first
-stops reading the queue and commits, and then omits the queue from its next heartbeat. Only after that heartbeat does
+stops reading the queue and commits. Then it omits the queue from its next heartbeat. Only after that heartbeat does
 another member get the queue.
 
 While neither the member's state nor its assignment changes, the member sends a `SteadyHeartbeat` and gets
@@ -27,7 +27,7 @@ from raymq.common.names import REBALANCE_SLOTS
 MEMBER_HEARTBEAT_INTERVAL_S: Final = 1.0
 SESSION_TIMEOUT_S: Final = 15.0
 """Seconds without a heartbeat after which a member counts as dead and other members get its queues. The member itself
-stops earlier."""
+stops reading earlier."""
 
 
 ALL_MESSAGES: Final = "*"
@@ -35,7 +35,7 @@ ALL_MESSAGES: Final = "*"
 
 
 def slot_of(group: str) -> int:
-    """Return the slot of a group: a hash of its name that is equal in every process."""
+    """Return the slot of a consumer group: a hash of the group's name that is equal in every process."""
     return zlib.crc32(group.encode()) % REBALANCE_SLOTS
 
 
@@ -70,15 +70,15 @@ class Allocation:
 class GroupHeartbeat:
     """A member's full heartbeat. RebalanceClient sets `session`, `sequence` and `generation`.
 
-    `topics`: the subscribed topics. `expressions`: topic to filter expression, for topics from which the member
-    does not want all messages. `holding`: the queues that the member still reads or delivers, or has not yet committed.
-    `node`: the member's Ray node, for MACHINE_ROOM_NEARBY.
+    `topics`: the subscribed topics. `expressions`: maps a topic to its filter expression, for topics from which the
+    member does not want all messages. `holding`: the queues that the member still reads or delivers, or has not yet
+    committed. `node`: the member's Ray node, for MACHINE_ROOM_NEARBY.
 
-    `session`: the Rebalance actor's number for the process that uses the member's name; 0 requests a number. So a
-    delayed heartbeat of a dead process does not count for its successor. `sequence` grows with each heartbeat of a
-    session. A heartbeat that arrives after a newer one is ignored, and a repeated heartbeat changes nothing.
-    `generation`: the newest generation that the member has received (0: none). A new Rebalance actor learns its
-    predecessor's generation from this field.
+    `session`: the number that the Rebalance actor gave to the process that uses the member's name; 0 requests a number.
+    With this number, a delayed heartbeat of a dead process does not count for its successor. `sequence` grows with each
+    heartbeat of a session. A heartbeat that arrives after a newer heartbeat is ignored, and a repeated heartbeat
+    changes nothing. `generation`: the newest generation that the member has received (0: none). A new Rebalance actor
+    reads its predecessor's generation from this field.
     """
 
     member: str
@@ -95,7 +95,8 @@ class GroupHeartbeat:
 
 class SteadyHeartbeat(NamedTuple):
     """A short heartbeat that repeats the member's previous heartbeat in the same session. The member sends it only if
-    the previous answer named exactly the queues that the member holds. Fields are as in GroupHeartbeat."""
+    the previous answer named exactly the queues that the member holds. The fields have the same meaning as in
+    GroupHeartbeat."""
 
     member: str
     session: int
@@ -105,12 +106,13 @@ class SteadyHeartbeat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupAssignment:
-    """The queues that a member may hold.
+    """The queues that a member of a consumer group may hold.
 
     `generation` grows with each change of the group's target assignment, also across restarts of the Rebalance actor. A
-    member sends the generation with its commits: after the owner of a newer generation has begun to read a queue,
+    member sends the generation with its commits. After the owner of a newer generation has begun to read a queue,
     brokers refuse commits of older generations. The generation of a queue is the generation of the last assignment that
-    *named* the queue. A member must not use a newer assignment without the queue to commit in that queue.
+    *named* the queue. If a newer assignment does not name the queue, the member must not commit in the queue with the
+    newer generation.
 
     `offsets_version` changes when offsets of the group were reset: each member then queries the brokers about its
     queues. `session`: if it differs from the heartbeat's session, the heartbeat was ignored, and RebalanceClient
@@ -129,22 +131,22 @@ class GroupAssignment:
 @dataclass(frozen=True, slots=True)
 class OtherServer:
     """The answer of a Rebalance actor that does not hold the group's slot. `holder`: the actor that holds the slot, or
-    empty if unknown. An actor that is still waiting for the slot names itself."""
+    empty if unknown. If the answering actor is waiting for the slot, `holder` is this actor itself."""
 
     holder: str
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFailure:
-    """The answer to a heartbeat that failed, in a call with several heartbeats. The other heartbeats of the call are
-    not affected."""
+    """The answer to one failed heartbeat in a call with several heartbeats. The other heartbeats of the call are not
+    affected."""
 
     error: str
 
 
 class GroupRefusal(NamedTuple):
-    """The answer to a member that subscribes to a topic with another expression than the group's earlier members. The
-    heartbeat was ignored."""
+    """The answer to a member that subscribes to a topic with another filter expression than the group's earlier
+    members. The member's heartbeat was ignored."""
 
     topic: str
     expression: str
@@ -153,7 +155,7 @@ class GroupRefusal(NamedTuple):
 
 
 class SteadyAnswer(Enum):
-    """The answer to a SteadyHeartbeat."""
+    """The Rebalance actor's answer to a SteadyHeartbeat."""
 
     SAME = "the answer is as before"
     TELL = "the heartbeat was not heeded: it is to be said in full, at once"

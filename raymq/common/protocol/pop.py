@@ -1,8 +1,8 @@
-"""Requests of simple consumers to a broker, and the answers. Messages are leased, and acknowledged one by one.
+"""Requests of simple consumers to a broker, and the broker's answers. Messages are leased, and acknowledged one by one.
 
 A *lease* gives a range of a queue's offsets to one consumer for a limited time. During this time no other consumer gets
 the offsets. The lease's first offset and its pop time identify the lease. RocketMQ's receipt handle contains both
-(raymq.client.consumer.simple.received_message). A set of offsets of a lease is sent as a hexadecimal number: bit i
+(raymq.client.consumer.simple.received_message). A set of a lease's offsets is sent as a hexadecimal number: bit i
 stands for the offset `start + i`.
 """
 
@@ -14,15 +14,15 @@ from typing import Final
 from raymq.common.numbers import NumberRange
 
 RECEIVE_MAX_MESSAGES: Final = 4096
-"""Maximum number of messages that one receive returns. RocketMQ's limit is 32; in raymq a lease costs as much for one
-message as for many."""
+"""Maximum number of messages that one receive request returns. RocketMQ's limit is 32; in raymq a lease costs as much
+for one message as for many."""
 INVISIBLE_MIN_MS: Final = 100
 INVISIBLE_MAX_MS: Final = 12 * 3600 * 1000
 RECEIVE_MAX_WAIT_S: Final = 30.0
 RECEIVE_MESSAGES: Final = NumberRange(1, RECEIVE_MAX_MESSAGES)
 INVISIBLE: Final = NumberRange(INVISIBLE_MIN_MS / 1000, INVISIBLE_MAX_MS / 1000)
 INVISIBLE_AGAIN: Final = NumberRange(0.0, INVISIBLE_MAX_MS / 1000)
-"""The allowed invisible times, in seconds, when a consumer changes the time of a message that it has received. 0 makes
+"""The allowed values, in seconds, if a consumer changes the invisible time of a message that it has received. 0 makes
 the message visible at once."""
 
 ALL_OFFSETS: Final = ""
@@ -31,10 +31,10 @@ ALL_OFFSETS: Final = ""
 
 @dataclass(frozen=True, slots=True)
 class ReceiveRequest:
-    """A request for up to `max_messages` messages of some topics, which become invisible to other consumers for
-    `invisible_ms`.
+    """A request for up to `max_messages` messages of some topics. The returned messages become invisible to other
+    consumers for `invisible_ms`.
 
-    The request waits up to `wait_s` for the first message. `ordered`: a queue with leased messages gives no further
+    The request waits up to `wait_s` for the first message. `ordered`: a queue with leased messages returns no further
     messages until the leased messages are acknowledged. `attempt_id` identifies the request: a repeated request gets
     the same leases again while the leases are valid.
     """
@@ -50,8 +50,8 @@ class ReceiveRequest:
 
 @dataclass(frozen=True, slots=True)
 class LeasedRange:
-    """A leased range: `count` offsets of a queue from `start` on, leased at `pop_ms` (ms since 1970) for
-    `invisible_ms`.
+    """A range of offsets that a lease covers: `count` offsets of a queue from `start` on, leased at `pop_ms` (ms since
+    1970) for `invisible_ms`.
 
     `attempts`: how often the offsets were leased, including this lease. `without`: offsets of the range that this lease
     does not include, because they are already acknowledged or belong to other leases.
@@ -70,7 +70,7 @@ class LeasedRange:
 @dataclass(frozen=True, slots=True)
 class ReceiveAnswer:
     """The answer to a ReceiveRequest: the leased ranges, empty if no message arrived in time. `retry_max_times`: the
-    group's setting."""
+    maximum number of retries, from the group's settings."""
 
     ranges: tuple[LeasedRange, ...]
     retry_max_times: int

@@ -1,8 +1,8 @@
 """Recall of a delayed message, by the handle in its SendResult (spec/features.md §10).
 
-A handle is RocketMQ's: URL-safe base64 of ``v1 TOPIC BROKER DELIVER_MS UNIQUE_ID``. A recall is a record in a separate
-timer queue (`raymq.common.delay.TIMER_RECALL_QUEUE`) of the message's broker group. The recall's property
-TIMER_DEL_UNIQKEY holds the message's key. By the time a message is due, the store's scheduler has read every recall
+A handle has RocketMQ's format: URL-safe base64 of ``v1 TOPIC BROKER DELIVER_MS UNIQUE_ID``. A recall is a record in a
+separate timer queue (`raymq.common.delay.TIMER_RECALL_QUEUE`) of the message's broker group. The recall's property
+TIMER_DEL_UNIQKEY contains the message's key. By the time a message is due, the store's scheduler has read every recall
 that was stored before. The scheduler writes a recalled message to RECALLED_TOPIC instead of the message's own topic
 (storage.schedule.recalls).
 """
@@ -56,7 +56,7 @@ class RecallHandle(NamedTuple):
 
 
 def delete_key(topic: str, message_id: str) -> str:
-    """Return the value that the property TIMER_DEL_UNIQKEY has in the recall of a message.
+    """Return the value of the property TIMER_DEL_UNIQKEY in the recall of a message.
 
     >>> delete_key("orders", "ID1")
     'orders+ID1'

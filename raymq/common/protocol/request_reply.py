@@ -2,8 +2,8 @@
 
 A request is a message of any topic with the properties CORRELATION_ID, REPLY_TO_CLIENT, TTL (ms) and CLUSTER. The reply
 is a message of the topic `<cluster>_REPLY_TOPIC` in the request's broker group, with the same CORRELATION_ID. The
-reply's tag is the id of the waiting client, and this id also determines the reply's queue. So a store that reads
-replies for one client skips the replies to other clients.
+reply's tag is the id of the waiting client. This id also determines the reply's queue. So a store that reads replies
+for one client skips the replies to other clients.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ class Reply:
 
 
 def reply(body: bytes, *, keys: Sequence[str] = (), properties: Mapping[str, str] | None = None) -> Reply:
-    """Create a listener's answer to a request: ``return raymq.reply(b"done")``. The request counts as consumed.
+    """Create the reply that a listener returns for a request: ``return raymq.reply(b"done")``. The request counts as
+    consumed.
 
-    Raises MessageIllegalError if a message cannot have these values.
+    Raises MessageIllegalError if a message cannot have this body, these keys or these properties.
     """
     made = Reply(body, keys, dict(properties or {}))
     # Check the values at once, so that the error appears in the code that created the reply.
@@ -73,7 +74,7 @@ class RequestStatistics:
 class ReplyStatistics:
     """Counts of the replies of a listener or a producer since its creation. `sent`: stored replies. `gone`: stored
     replies to clients that no longer exist. `unsent`: replies that could not be stored within their request's time
-    limit. `no_request`: dropped answers to messages that are not requests."""
+    limit. `no_request`: replies that were dropped, because the message was not a request."""
 
     sent: int = 0
     gone: int = 0
@@ -87,25 +88,26 @@ class PendingRequest(Protocol):
 
     @property
     def message(self) -> Message:
-        """The request message to send."""
+        """The request message, which the producer sends."""
 
     @property
     def future(self) -> Future[MessageExt]:
-        """Future that completes with the reply or the error."""
+        """Future that completes with the reply to the request, or with the request's error."""
 
     def sent(self, sending: Future[SendResult]) -> None:
-        """Record the result of the send. If the send failed, the request fails with the same error."""
+        """Record the result of sending the request. If the send failed, the request fails with the same error."""
 
     def abandon(self) -> None:
         """Stop waiting for the reply, because the request was not sent or the program no longer needs the
         reply."""
 
     def result(self) -> MessageExt:
-        """Wait for the reply and return it. Raises RequestTimeoutError if the reply does not arrive in time."""
+        """Wait for the reply to the request, and return the reply. Raises RequestTimeoutError if the reply does not
+        arrive in time."""
 
 
 class Requests(Protocol):
-    """Protocol of a client's open requests, as the client's producers use it (raymq.client.request.requests)."""
+    """Protocol of a client's open requests, for the client's producers (raymq.client.request.requests)."""
 
     def begin(self, route: TopicRoute, message: Message, timeout_s: float) -> PendingRequest:
         """Start waiting for the reply to a message. `route`: the route of the message's topic."""
@@ -115,11 +117,12 @@ class Requests(Protocol):
         exists."""
 
     def statistics(self) -> RequestStatistics:
-        """Return the counts of requests by outcome."""
+        """Return the counts of this client's requests by outcome."""
 
 
 def request_message(message: Message, correlation_id: str, client_id: str, cluster: str, ttl_ms: int) -> SystemMessage:
-    """Return `message` as a request message, with the properties that name the client and its wait time."""
+    """Return `message` as a request message. Properties are added that name the client, and the time for which the
+    client waits for the reply."""
     asked = {
         PROPERTY_CORRELATION_ID: correlation_id,
         PROPERTY_REPLY_TO_CLIENT: client_id,
@@ -145,8 +148,8 @@ def reply_queue(cluster: str, broker_name: str, client_id: str) -> MessageQueue:
 
 
 def reply_message(request: MessageExt, answer: Reply) -> tuple[SystemMessage, MessageQueue]:
-    """Return the reply message to a request, and its queue. Raises CreateReplyMessageError if `request` is not a
-    request."""
+    """Return the reply message to a request, and the queue for the reply message. Raises CreateReplyMessageError if
+    `request` is not a request."""
     asked = request.system_properties
     missing = [name for name in _REQUEST_PROPERTIES if not asked.get(name)]
     if missing:
@@ -162,6 +165,6 @@ def reply_message(request: MessageExt, answer: Reply) -> tuple[SystemMessage, Me
 
 
 def ttl_s(request: MessageExt) -> float:
-    """Return the time in s for which the sender of a request waits for the reply."""
+    """Return the time in seconds for which the sender of a request waits for the reply."""
     text = request.system_properties.get(PROPERTY_TTL, "")
     return int(text) / 1000 if text.isascii() and text.isdecimal() else 0.0

@@ -1,4 +1,4 @@
-"""The routes of topics: which brokers have a topic's queues.
+"""The routes of topics: which brokers have the queues of a topic.
 
 Brokers send these values to NameServers (registration), and NameServers send them to clients (routes). The values are
 RocketMQ's `TopicConfig`, `QueueData`, `BrokerData` and `TopicRouteData` (spec/messaging.md §1). A broker's address is
@@ -29,12 +29,12 @@ QUEUES: Final = NumberRange(1, QUEUE_NUMS_MAX * BROKER_GROUPS_MAX)
 queues."""
 
 ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"
-"""The NameServers' KV namespace that holds the queue counts of each order topic. The topic's brokers store the same
+"""The NameServers' KV namespace that contains the queue counts of each order topic. The topic's brokers store the same
 text (TopicConfig)."""
 
 
 def check_perm(perm: int) -> int:
-    """Return `perm` if it is a valid permission (spec/messaging.md §2.5: 0 to 7), else raise NoPermissionError, as
+    """Return `perm` if it is a valid permission (spec/messaging.md §2.5: 0 to 7). Otherwise raise NoPermissionError, as
     RocketMQ does."""
     if isinstance(perm, bool) or not isinstance(perm, int) or not 0 <= perm <= 7:
         raise NoPermissionError(
@@ -55,7 +55,7 @@ def perm_text(perm: int) -> str:
 
 
 def parse_order_config(text: str) -> dict[str, int]:
-    """Parse the queue counts of an order topic by broker group, such as ``"broker-a:4;broker-b:2"``.
+    """Parse a text with an order topic's queue counts by broker group, such as ``"broker-a:4;broker-b:2"``.
 
     Raises InvalidArgumentError if `text` has another form.
     """
@@ -71,7 +71,8 @@ def parse_order_config(text: str) -> dict[str, int]:
 
 
 def format_order_config(counts: Mapping[str, int]) -> str:
-    """Format queue counts as the text that `parse_order_config` reads, sorted by broker group.
+    """Format queue counts by broker group as the text that `parse_order_config` reads. The text is sorted by broker
+    group.
 
     >>> format_order_config({"broker-b": 2, "broker-a": 4})
     'broker-a:4;broker-b:2'
@@ -80,9 +81,9 @@ def format_order_config(counts: Mapping[str, int]) -> str:
 
 
 def merge_layouts(*layouts: str) -> str:
-    """Merge several layouts (queue counts by broker group) into one. The result has every broker group, each with its
-    largest number of queues. The largest number is the newest, because a topic never loses queues. An empty layout has
-    no broker groups. Raises InvalidArgumentError if a text is not a layout.
+    """Merge several layouts (texts with queue counts by broker group) into one layout. The result has every broker
+    group, each with its largest number of queues. The largest number is the newest, because a topic never loses queues.
+    An empty layout has no broker groups. Raises InvalidArgumentError if a text is not a layout.
 
     >>> merge_layouts("broker-a:4;broker-b:2", "", "broker-a:2;broker-c:1")
     'broker-a:4;broker-b:2;broker-c:1'
@@ -96,8 +97,8 @@ def merge_layouts(*layouts: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class DataVersion:
-    """The version of a table. Versions are ordered by state version, counter, timestamp (spec/messaging.md
-    §1.1)."""
+    """The version of a table of a broker or a NameServer. Versions are ordered by state version, then counter, then
+    timestamp (spec/messaging.md §1.1)."""
 
     state_version: int = 0
     counter: int = 0
@@ -114,9 +115,9 @@ class TopicConfig:
     `order_config`: the queue counts of an order topic in all broker groups (parse_order_config), equal in each group;
     empty for other topics. `layout`: the queue counts of the topic in all broker groups, in the same text form. Each
     group stores the layout in its log, so that every broker can name all queues of the topic. The layout is empty if
-    the group has not received a layout. `attributes`: RocketMQ's (raymq.common.protocol.attributes). `creation_id`:
-    random text from the topic's creation in this group, so that a topic that is deleted and created again has another
-    id; empty for topics that older versions of raymq created.
+    the group has not received a layout. `attributes`: RocketMQ's attributes (raymq.common.protocol.attributes).
+    `creation_id`: random text that is chosen when the topic is created in this group. A topic that is deleted and
+    created again thus has another id. The id is empty for topics that older versions of raymq created.
     """
 
     topic: str
@@ -144,9 +145,9 @@ class NewTopic(NamedTuple):
 class BrokerRegistration:
     """The full registration of one broker at a NameServer.
 
-    `storages`: replica id (0 = master) to the name of the storage actor. `nodes`: replica id to the Ray node of the
-    storage actor. `life`: a number that grows with each start of the broker. `slave_read_enable`: whether consumers may
-    read from slaves.
+    `storages`: maps each replica id (0 = master) to the name of the storage actor. `nodes`: maps each replica id to the
+    Ray node of the storage actor. `life`: a number that grows with each start of the broker. `slave_read_enable`: True
+    if consumers may read from slaves.
     """
 
     cluster: str
@@ -161,9 +162,9 @@ class BrokerRegistration:
 
 @dataclass(frozen=True, slots=True)
 class TopicChanges:
-    """The topics of a registered broker that changed between its versions `since` and `data_version`, within one start
-    (`life`) of the broker. `changed`: the current settings of changed topics. `removed`: deleted topics. The rest of
-    the registration is unchanged."""
+    """The topics of a registered broker that changed between its versions `since` and `data_version`, without a restart
+    of the broker in between. `life`: the number of the broker's start. `changed`: the current settings of changed
+    topics. `removed`: deleted topics. The rest of the registration is unchanged."""
 
     broker_name: str
     life: int
@@ -175,9 +176,9 @@ class TopicChanges:
 
 @dataclass(frozen=True, slots=True)
 class BrokerData:
-    """A broker group in a route. `storages`: replica id (0 = master) to the name of the storage actor. `nodes`: replica
-    id to the storage actor's Ray node, empty if unknown. `slave_read_enable`: whether consumers may also read from
-    slaves."""
+    """A broker group in a route. `storages`: maps each replica id (0 = master) to the name of the storage actor.
+    `nodes`: maps each replica id to the storage actor's Ray node, empty if unknown. `slave_read_enable`: True if
+    consumers may also read from slaves."""
 
     cluster: str
     broker_name: str
@@ -204,11 +205,11 @@ class TopicRoute:
 
     If `order_config` (parse_order_config) is set, producers write only to the queues in it, even while one of the
     brokers is unreachable, because a sharding key's queue must not change. `complete` is False in a route from a
-    NameServer that has just restarted: further brokers may have the topic but may not have registered again yet.
+    NameServer that has just restarted: more brokers may have the topic, but they may not have registered again yet.
 
     `layout` (merge_layouts): the topic's queues in all broker groups, including unreachable groups. Producers
-    distribute messages with a sharding key over these queues, so a route with fewer brokers does not change the queue
-    of a key.
+    distribute messages with a sharding key over these queues. So the queue of a key does not change if the route has
+    fewer brokers.
 
     `attributes`: which messages the topic accepts. Producers check messages against the attributes.
     """
@@ -244,8 +245,8 @@ class TopicRoute:
         object.__setattr__(self, "_subscribe", publish if readable == writable else self._numbered(readable))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The queues are the largest part of a route. So pickling leaves the queues out, and they are computed again
-        # from the other fields.
+        # The queues are the largest part of a route. So they are not pickled, and unpickling computes them again from
+        # the other fields.
         parts = (self.topic, self.brokers, self.queues, self.order_config, self.complete, self.layout, self.attributes)
         return TopicRoute, parts
 
@@ -260,12 +261,13 @@ class TopicRoute:
     @property
     def all_queues(self) -> tuple[MessageQueue, ...]:
         """All queues of the topic, sorted, including queues of unreachable brokers. An order topic has the queues of
-        its `order_config`. Without a layout: the queues of the brokers in the route."""
+        its `order_config`. If the route has no layout, the result is the queues of the brokers in the route."""
         return self._all
 
     def require_all_queues(self) -> tuple[MessageQueue, ...]:
-        """Return `all_queues`. Raises NoPermissionError if the topic is not writable. Raises ServiceNotAvailableError
-        if the topic's queues are not known yet, because a sharding key could then be mapped to another queue."""
+        """Return all queues of the topic, sorted (`all_queues`). Raises NoPermissionError if the topic is not writable.
+        Raises ServiceNotAvailableError if the topic's queues are not known yet, because a sharding key could then be
+        mapped to another queue."""
         self.require_permission()
         if not (self.complete or self.layout or self.order_config):
             raise ServiceNotAvailableError(
@@ -282,7 +284,7 @@ class TopicRoute:
 
     @property
     def subscribe_queues(self) -> tuple[MessageQueue, ...]:
-        """The queues that a consumer may read, sorted."""
+        """The queues of the topic that a consumer may read, sorted."""
         return self._subscribe
 
     def require_writable(self) -> TopicRoute:

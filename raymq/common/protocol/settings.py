@@ -14,13 +14,13 @@ class BrokerConfig:
     `started`: the values from raymq.yaml and the defaults when the broker started. `changed`: the values of changed
     live settings, from the group's log. `effective`: the current values. `refused`: changes that a later raymq.yaml has
     made invalid, with the reasons. `live`: the names of settings that may change while raymq runs. `behind`: storage
-    actors that do not have the newest changes yet; an unreachable actor gets the changes within seconds after it is
+    actors that do not have the newest changes yet. An unreachable actor gets the changes within seconds after it is
     reachable again.
     """
 
-    started: Mapping[str, Any] = field(default_factory=dict)  # YAML values: text, numbers, bools, lists
-    changed: Mapping[str, Any] = field(default_factory=dict)  # YAML values
-    effective: Mapping[str, Any] = field(default_factory=dict)  # YAML values
+    started: Mapping[str, Any] = field(default_factory=dict)  # values as in YAML: text, numbers, bools, lists
+    changed: Mapping[str, Any] = field(default_factory=dict)  # values as in YAML: text, numbers, bools, lists
+    effective: Mapping[str, Any] = field(default_factory=dict)  # values as in YAML: text, numbers, bools, lists
     refused: Mapping[str, str] = field(default_factory=dict)
     live: frozenset[str] = frozenset()
     behind: tuple[str, ...] = ()

@@ -8,10 +8,10 @@ from typing import NamedTuple, TypeVar
 
 
 class RequestFigures(NamedTuple):
-    """Metrics of the requests of one kind that wait for a thread of an actor. The fields are the number of requests
-    that are `waiting` now and the longest current wait in ms. Further fields are the maxima of both since the actor's
-    start and in the last minute. The last fields count the requests that were refused since the start, because too many
-    requests waited or because the request waited too long."""
+    """Metrics of the requests of one kind that wait for a thread of an actor. The first fields are the number of
+    requests that wait now (`waiting`) and the longest current wait in ms. The next fields are the maxima of these two
+    values, since the actor's start and in the last minute. The last fields count the requests that were refused since
+    the actor's start, because too many requests waited or because the request waited too long."""
 
     kind: str
     waiting: int
@@ -58,8 +58,8 @@ class GroupStats:
 @dataclass(frozen=True, slots=True)
 class TopicReading:
     """Metrics of a topic in one broker group. `messages` and `bytes`: records stored since the store was opened.
-    `rate`: messages per second over the last minute; `bytes_rate`: bytes per second. `queues`: number of read queues;
-    `perm`: the topic's permission; `held`: number of messages in the store."""
+    `rate`: messages per second over the last minute; `bytes_rate`: bytes per second over the last minute. `queues`:
+    number of read queues. `perm`: the topic's permission. `held`: number of messages in the store."""
 
     messages: int = 0
     bytes: int = 0
@@ -72,9 +72,9 @@ class TopicReading:
 
 @dataclass(frozen=True, slots=True)
 class GroupReading:
-    """A group's progress in a topic. `consumed`: messages consumed since the broker's start. `lag`: number of messages.
-    `behind_ms`: the age of the first unread message in the queue with the largest lag; None if the message's time was
-    not read."""
+    """A group's progress in a topic. `consumed`: messages consumed since the broker's start. `lag`: number of messages
+    not consumed yet. `behind_ms`: the age of the first unread message in the queue with the largest lag; None if the
+    message's store time was not read."""
 
     consumed: int = 0
     lag: int = 0
@@ -84,9 +84,9 @@ class GroupReading:
 @dataclass(frozen=True, slots=True)
 class GroupTotals:
     """A group's progress in one broker group, over all topics. `consumed`: messages consumed since the broker's start.
-    `lag`: number of messages. `lag_ms`: the age of the oldest unread message whose time was read; None if no time was
-    read. `retries`: messages that are due for another attempt. `dead_letters`: stored messages that failed in all
-    attempts."""
+    `lag`: number of messages not consumed yet. `lag_ms`: the age of the oldest unread message whose store time was
+    read; None if no store time was read. `retries`: messages that are due for another attempt. `dead_letters`: stored
+    messages that failed in all attempts."""
 
     consumed: int = 0
     lag: int = 0
@@ -98,8 +98,9 @@ class GroupTotals:
 
 @dataclass(frozen=True, slots=True)
 class BrokerReadings:
-    """A broker's statistics at one moment. `topics`: by topic. `groups`: by pair of group and topic. `group_totals`: by
-    group. `left_out`: number of (group, topic) pairs that are omitted because of the limit."""
+    """A broker's statistics at one moment. `topics`: metrics by topic. `groups`: metrics by pair of group and topic.
+    `group_totals`: metrics by group. `left_out`: number of (group, topic) pairs that are omitted because of the limit.
+    """
 
     topics: Mapping[str, TopicReading]
     groups: Mapping[tuple[str, str], GroupReading]
@@ -111,7 +112,7 @@ T = TypeVar("T", Figures, TopicStats, GroupStats)
 
 
 def add_up(kind: type[T], parts: Iterable[T]) -> T:
-    """Add up the statistics of several brokers."""
+    """Add up the statistics of several brokers, and return the total."""
     table = list(parts)
     values = {}
     for name in (one.name for one in fields(kind)):

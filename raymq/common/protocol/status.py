@@ -1,7 +1,7 @@
 """ClusterStatus: the report of `raymq status`, as typed values.
 
-The servers' answers are plain data: the launcher passes them to the command as JSON, and `raymq status --json` prints
-them whole. The classes in this module have the fields that raymq reads; `ClusterStatus.report` keeps all other fields.
+The servers' answers are plain data. The launcher passes them to the command as JSON, and `raymq status --json` prints
+all of it. The classes in this module have the fields that raymq reads; `ClusterStatus.report` keeps all other fields.
 If an answer lacks a field, the field has its default value. The entry of a server that did not answer lacks most
 fields.
 """
@@ -22,7 +22,7 @@ from raymq.common.protocol.transactions import WaitingTransactions
 @dataclass(frozen=True, slots=True)
 class ServerReport:
     """The status of one server, by its actor's name. `error`: the reason why the server did not answer, or the problem
-    that the server reports; empty if all is well."""
+    that the server reports; empty if there is no problem."""
 
     actor: str
     error: str = ""
@@ -30,8 +30,8 @@ class ServerReport:
 
 @dataclass(frozen=True, slots=True)
 class RequestsReport:
-    """Metrics of the requests of one `kind` that waited for a thread of a server, since the server's start: the highest
-    number of waiting requests, the longest wait in ms, and the numbers of refused requests."""
+    """Metrics of the requests of one `kind` that waited for a thread of a server, since the server's start. They are
+    the highest number of waiting requests, the longest wait in ms, and the numbers of refused requests."""
 
     kind: str
     most: int = 0
@@ -42,7 +42,8 @@ class RequestsReport:
 
 @dataclass(frozen=True, slots=True)
 class DeletedUnread:
-    """The number of a topic's messages that were deleted because the disk was full, before a group read them."""
+    """The number of a topic's messages that a group had not read yet when they were deleted because the disk
+    was full."""
 
     group: str
     topic: str
@@ -51,9 +52,9 @@ class DeletedUnread:
 
 @dataclass(frozen=True, slots=True)
 class BrokerReport(ServerReport):
-    """The status of a broker. `ready`: True if the broker has read its state; otherwise `waiting_for` describes what
-    the broker waits for. `storage`: the name of the storage actor with the broker's store. `settings`: the settings
-    that differ from raymq.yaml."""
+    """The status of a broker. `ready`: True if the broker has read its state. `waiting_for`: what the broker waits for
+    if it is not ready. `storage`: the name of the storage actor with the broker's store. `settings`: the settings that
+    differ from raymq.yaml."""
 
     broker: str = ""
     ready: bool = False
@@ -73,9 +74,9 @@ class BrokerReport(ServerReport):
 
 @dataclass(frozen=True, slots=True)
 class RetentionReport:
-    """The disk of a store. `disk_ratio`: used part of the disk, from 0 to 1; `disk_free_bytes`: free bytes; both -1
-    while unknown. `young_files_deleted`: number of log files that were deleted before their retention time because the
-    disk was full."""
+    """The status of a store's disk. `disk_ratio`: used part of the disk, from 0 to 1. `disk_free_bytes`: free bytes.
+    Both are -1 while unknown. `young_files_deleted`: number of log files that were deleted before their retention time
+    because the disk was full."""
 
     disk_ratio: float = -1.0
     disk_free_bytes: int = -1
@@ -93,16 +94,16 @@ class ScheduleReport:
 
 @dataclass(frozen=True, slots=True)
 class TransactionsReport:
-    """The open transactions of a store, which have no outcome yet."""
+    """The status of a store's open transactions, which have no outcome yet."""
 
     waiting: tuple[WaitingTransactions, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StoreReport(ServerReport):
-    """The status of a store; fields are as in raymq.common.protocol.store.StoreStatus. `closed`: the actor answers, but
-    cannot open its store. `role`: the role of the replica. `refusal`: the reason why the replica does not follow its
-    master. `beside`: names of the store directories in the same data directory."""
+    """The status of a store; the fields are as in raymq.common.protocol.store.StoreStatus. `closed`: True if the actor
+    answers, but cannot open its store. `role`: the role of the replica. `refusal`: the reason why the replica does not
+    follow its master. `beside`: names of the other store directories in the same data directory."""
 
     closed: bool = False
     pid: int = 0
@@ -154,25 +155,26 @@ class StoreReport(ServerReport):
 
     @property
     def problem(self) -> str:
-        """The reason why the store accepts no messages, or the actor's error; empty if neither exists."""
+        """The reason why the store accepts no messages, or the storage actor's error; empty if there is no
+        problem."""
         return self.error or ("" if self.writable else self.not_writable_reason)
 
     @property
     def disk_used(self) -> float | None:
-        """The used part of the store's disk, from 0 to 1; None if unknown."""
+        """The used fraction of the store's disk, from 0 to 1; None if unknown."""
         return None if self.retention is None or self.retention.disk_ratio < 0 else self.retention.disk_ratio
 
     @property
     def disk_free_bytes(self) -> int | None:
-        """The free bytes of the store's disk; None if unknown."""
+        """The number of free bytes on the store's disk; None if unknown."""
         return None if self.retention is None or self.retention.disk_free_bytes < 0 else self.retention.disk_free_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
     """The status of a replica, as the Controller sees it. `node`: the address of the replica's node. `lag_bytes`,
-    `lag_s`: how far the replica lags behind its master, None if unknown. `note`: what the Controller does with the
-    replica."""
+    `lag_s`: how far the replica lags behind its master, None if unknown. `note`: the Controller's current action for
+    the replica."""
 
     replica: int
     role: str = ""
@@ -229,8 +231,8 @@ class ConsoleReport(ServerReport):
 
 @dataclass(frozen=True, slots=True)
 class ConnectedGroup(ServerReport):
-    """A consumer group that has members. `actor`: the Rebalance actor that serves the group. `holders`: queue to the
-    member that holds the queue."""
+    """A consumer group that has members. `actor`: the Rebalance actor that serves the group. `holders`: maps each queue
+    to the member that holds it."""
 
     group: str = ""
     generation: int = 0
@@ -277,7 +279,7 @@ class Problem:
 class ClusterStatus:
     """The status of all servers of a cluster, as the servers report it. `actors`: the names of all running actors.
     `replication`: the Controller's report, if a Controller runs. `refused`: servers that refuse this user's calls.
-    `problems`: failures before warnings.
+    `problems`: the problems that were found, failures before warnings.
 
     `report`: the plain data of `raymq status --json`.
     """
@@ -298,8 +300,9 @@ class ClusterStatus:
 
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> ClusterStatus:
-        """Convert a report of plain data, which is kept unchanged in `report`. Raises ServiceNotAvailableError if a
-        value in a server's answer has another type. Servers of another version may send such a value."""
+        """Convert a report of plain data into a ClusterStatus, which keeps the unchanged report in `report`. Raises
+        ServiceNotAvailableError if a value in a server's answer has another type than expected. Servers of another
+        version may send such a value."""
         try:
             return replace(msgspec.convert(report, cls), report=report)
         except msgspec.ValidationError as error:

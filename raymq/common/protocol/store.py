@@ -1,7 +1,7 @@
 """Requests to a message store, and the store's answers.
 
-A `queue_offset` counts the messages of a queue from 0. A `physical_offset` counts the bytes of the commit log. An end
-offset is the offset that the next message will get.
+A `queue_offset` counts the messages of a queue from 0. A `physical_offset` counts the bytes of the commit log. The end
+offset of a queue or log is the offset that its next message will get.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from raymq.common.message import PullStatus, SendStatus
 
 BROWSE_MAX_MESSAGES: Final = 1000
 BROWSE_MAX_SCANNED: Final = 1_000_000
-"""Upper bounds of a page of a topic's messages: the number of messages on the page, and the number of records read for
-the page."""
+"""Limit for one page of a topic's messages: the maximum number of messages on the page, and the maximum number of
+records that are read for the page."""
 
 
 class AppendResult(msgspec.Struct, frozen=True, gc=False):
@@ -26,9 +26,9 @@ class AppendResult(msgspec.Struct, frozen=True, gc=False):
 
     `status`: SEND_OK, or FLUSH_DISK_TIMEOUT if the batch is stored but was not flushed in time. `physical_offset`: the
     first message's physical offset. `physical_offsets`: the physical offsets of all messages, if the records are not
-    contiguous because the batch crosses the end of a file. `duplicate`: an earlier send of the same batch stored all
-    messages, and nothing was written now. `queue_offsets` is only set if a crash truncated the batch, and another
-    producer wrote to the queue before the rest was sent again.
+    contiguous because the batch crosses the end of a file. `duplicate`: True if an earlier send of the same batch
+    stored all messages, so that nothing was written now. `queue_offsets` is only set if a crash truncated the batch,
+    and another producer wrote to the queue before the rest was sent again.
     """
 
     status: SendStatus
@@ -42,8 +42,9 @@ class AppendResult(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """A request to read at most `max_messages` messages of a queue, from `queue_offset` on. `tag_codes`: only messages
-    with these tag codes (None: all). `sql`: only messages that match this filter expression (None: all)."""
+    """A request to read at most `max_messages` messages of a queue, from `queue_offset` on. `tag_codes`: read only
+    messages with these tag codes (None: all messages). `sql`: read only messages that match this filter expression
+    (None: all messages)."""
 
     topic: str
     queue_id: int
@@ -58,9 +59,9 @@ class FetchResult:
     """The answer to one FetchRequest. The next fetch continues at `next_offset`, which also skips messages that the
     tags or the expression excluded.
 
-    `records`: `count` whole records back to back. OFFSET_ILLEGAL: the requested offset is outside [`min_offset`,
-    `max_offset`], and `next_offset` is the nearest end of that range. `pull_from`: the storage actor for the next
-    fetch, if the next fetch should go to another replica of the broker group.
+    `records`: `count` whole records, one after another. Status OFFSET_ILLEGAL: the requested offset is outside
+    [`min_offset`, `max_offset`], and `next_offset` is the nearest end of that range. `pull_from`: the storage actor for
+    the next fetch, if the next fetch should go to another replica of the broker group.
     """
 
     status: PullStatus
@@ -81,7 +82,7 @@ class LightQueue(NamedTuple):
 
 
 class QueuePosition(NamedTuple):
-    """A position in a queue: one queue offset."""
+    """A position in a queue, given by its queue offset."""
 
     topic: str
     queue_id: int
@@ -98,8 +99,8 @@ class QueueSpan(NamedTuple):
 
 
 class ReadsInPlace(NamedTuple):
-    """Counts of a client's reads in the mapped files of a store, which the store adds to its own read counters.
-    `found`: number of queue reads that found messages; `messages`: number of messages."""
+    """Counts of a client's reads in the mapped files of a store. The store adds them to its own read counters. `found`:
+    number of queue reads that found messages; `messages`: number of messages."""
 
     found: int = 0
     messages: int = 0
@@ -107,7 +108,7 @@ class ReadsInPlace(NamedTuple):
 
 class QueueEnds(NamedTuple):
     """The range of a queue's offsets that consumers may read, [`min_offset`, `max_offset`). `pull_from`: the storage
-    actor to read from, if consumers should read from another replica."""
+    actor of another replica, if consumers should read from that replica."""
 
     min_offset: int
     max_offset: int
@@ -125,8 +126,8 @@ class QueueBounds:
 
 
 class Boundary(Enum):
-    """Choice of the message for a search by time. LOWER: the first message stored at this time or later. UPPER: the
-    last message stored at this time or earlier."""
+    """The rule that selects the message in a search by time. LOWER: the first message stored at this time or later.
+    UPPER: the last message stored at this time or earlier."""
 
     LOWER = "LOWER"
     UPPER = "UPPER"
@@ -134,11 +135,11 @@ class Boundary(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """Messages found by a key: `count` whole records back to back, in the order in which they were stored.
+    """Messages found by a key: `count` whole records, one after another, in the order in which they were stored.
 
     `complete`: False if the index did not reach the end of the log in time, so that the newest messages may be missing.
-    `damaged`: physical offsets of indexed records whose bytes cannot be read as records. A record with a
-    damaged body only is in `records`.
+    `damaged`: physical offsets of indexed records whose bytes cannot be read as records. A record whose body alone is
+    damaged is in `records`.
     """
 
     records: bytes
@@ -149,10 +150,10 @@ class QueryResult:
 
 @dataclass(frozen=True, slots=True)
 class RetentionStatus:
-    """The progress of the deletion of old messages since the store was opened.
+    """A store's progress in deleting old messages, since the store was opened.
 
-    `disk_ratio`: used part of the disk, from 0 to 1; -1 before the first check. `last_reason`: why files were deleted
-    last. `runs_by_hand`: number of deletion runs that an administrator has requested and that are not done yet.
+    `disk_ratio`: used part of the disk, from 0 to 1; -1 before the first check. `last_reason`: why files were last
+    deleted. `runs_by_hand`: number of deletion runs that an administrator has requested and that are not done yet.
     `young_files_deleted`: number of files deleted before their retention time because the disk was full
     (clean_file_forcibly_enable). `disk_free_bytes`: free bytes of the fullest disk; -1 if unknown.
     """
@@ -168,8 +169,8 @@ class RetentionStatus:
 
 @dataclass(frozen=True, slots=True)
 class DeletedRange:
-    """A range of a queue's messages that were deleted before their retention time: offsets from `begin_offset` up to
-    `end_offset`."""
+    """A range of a queue's messages that were deleted before their retention time: offsets from `begin_offset` up to,
+    but not including, `end_offset`."""
 
     topic: str
     queue_id: int
@@ -188,7 +189,7 @@ class TopicPuts:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """A snapshot of a store's counters. `runtime`: RocketMQ's names and texts (spec/storage.md §12).
+    """A snapshot of a store's counters. `runtime`: the values as text, by RocketMQ's names (spec/storage.md §12).
     `put_latency_buckets`: numbers of appends that took up to 0, 10, 50, 100, 200, 500 ms, 1, 2, 3, 4, 5, 10 s, and
     longer."""
 
@@ -199,7 +200,7 @@ class StoreStatistics:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleStatus:
-    """The progress of the delivery of delayed messages.
+    """A store's progress in delivering delayed messages.
 
     `pending`: number of waiting messages by level; messages with a delivery time count under "deliver_at". `late_ms`:
     the largest lateness of the messages that are being delivered, 0 if there are none. `delivered`, `given_up` and
@@ -219,9 +220,9 @@ class ScheduleStatus:
 
 class HookFigures(NamedTuple):
     """Metrics of one hook of a store since the store was opened. `batches`: batches passed to the hook. `refused`:
-    messages that the hook refused. `failed`: calls that raised or timed out. `skipped`: calls omitted because an
-    earlier call still ran. One field is the duration of the longest call, in ms. `setting`: put_hooks or consume_hooks.
-    """
+    messages that the hook refused. `failed`: calls that raised an exception or timed out. `skipped`: calls omitted
+    because an earlier call still ran. One field is the duration of the longest call, in ms. `setting`: put_hooks or
+    consume_hooks."""
 
     path: str
     setting: str
@@ -235,7 +236,7 @@ class HookFigures(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Hole:
     """A range of damaged bytes that is kept in a log: `size` bytes from physical offset `offset` on. Intact records
-    follow the range.
+    follow the damaged range.
 
     `reason` describes the damage. The damaged bytes stay in the log until intact bytes replace them.
     """
@@ -246,13 +247,13 @@ class Hole:
 
     @property
     def end_offset(self) -> int:
-        """The physical offset at which the damaged range ends and the log continues."""
+        """The physical offset at which the damaged range of the log ends and intact records continue."""
         return self.offset + self.size
 
 
 class HoleUnit(NamedTuple):
-    """A queue unit whose record is in a hole (damaged range of the log): the queue, the unit's queue offset, and the
-    position of the record."""
+    """A queue unit (consume-queue entry) whose record is in a hole (damaged range of the log): the queue, the unit's
+    queue offset, and the position of the record."""
 
     topic: str
     queue_id: int
@@ -264,11 +265,10 @@ class HoleUnit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HoleCopy:
-    """The metadata that a slave receives with a piece of the damaged bytes in a hole (damaged range) of its master's
-    log.
+    """The metadata that a slave receives with a piece of a hole (damaged range) of its master's log.
 
-    `reason`: the hole's reason. `units`: the queue units whose records are in this piece, sorted by queue and queue
-    offset. `left`: number of bytes of the hole after this piece; 0 for the last piece.
+    `reason`: the reason of the damage. `units`: the queue units (entries) whose records are in this piece, sorted by
+    queue and queue offset. `left`: number of bytes of the hole after this piece; 0 for the last piece.
     """
 
     reason: str
@@ -283,15 +283,15 @@ class StoreStatus:
     Offsets are physical. `max_physical_offset`: the end of the written bytes; `flushed_physical_offset`: the end of the
     bytes on disk; `visible_physical_offset`: the end of the bytes that consumers may read. `recovered`: how the store
     was opened. `cut_bytes`: number of bytes that recovery removed from the log's end. `not_writable_reason`: empty
-    while the store accepts appends. `running_flags`: RocketMQ's bits (spec/storage.md §9). `index_behind_bytes`:
-    visible bytes that are not in the index yet.
+    while the store accepts appends. `running_flags`: RocketMQ's bits (spec/storage.md §9). `index_behind_bytes`: number
+    of visible bytes of the log that are not in the index yet.
 
     `schedule`: None on a store that is not master, because only masters deliver delayed messages. `disk_failure`: how
     the disk failed; empty while the disk works, and again after the store is reopened.
 
-    `holes`: the damaged ranges of the log. Since the store was opened, intact bytes of another replica replaced
-    `mended_bytes` damaged bytes and closed `mended_holes` holes. `damaged_files`: other files that were found damaged
-    when the store was opened, and the action for each file.
+    `holes`: the damaged ranges of the log. `mended_bytes`: number of damaged bytes that intact bytes of another replica
+    have replaced since the store was opened. `mended_holes`: number of holes that this has closed. `damaged_files`:
+    other files that were found damaged when the store was opened, and the action for each file.
     """
 
     pid: int
@@ -330,9 +330,9 @@ class DelayedInStore:
 
     `levels`: number of messages by level; messages with a delivery time count under "deliver_at". `hours`: number of
     messages that become due in each of the next 24 hours, without the messages in the roll queue. `due_ms` and
-    `records`: the first messages that are due in the requested period, sorted by time; the records are back to back,
-    and `sizes` are their lengths. `complete`: True if no further messages are due in the period, and no queue was too
-    long to be read.
+    `records`: the delivery times and records of the first messages that are due in the requested period, sorted by
+    time. The records follow one another, and `sizes` are their lengths. `complete`: True if no further messages are due
+    in the period, and no queue was too long to be read.
     """
 
     levels: dict[str, int]

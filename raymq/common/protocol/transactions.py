@@ -1,5 +1,5 @@
-"""Requests about transactions: how a producer ends a transaction, what a check contains, and how many transactions are
-open."""
+"""Requests about transactions: how a producer ends a transaction, what a broker's check of a transaction contains, and
+how many transactions are open."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LocalTransactionState(IntEnum):
 @dataclass(frozen=True, slots=True)
 class EndTransactionRequest:
     """A request to end a transaction. `queue_offset` and `physical_offset`: offsets of the transaction's half message,
-    or of any copy that a check made. `commit_or_rollback`: COMMIT_MESSAGE or ROLLBACK_MESSAGE."""
+    or of a copy that a check stored. `commit_or_rollback`: COMMIT_MESSAGE or ROLLBACK_MESSAGE."""
 
     producer_group: str
     queue_offset: int
@@ -34,8 +34,8 @@ class EndTransactionRequest:
 class EndResult(AppendResult, frozen=True, gc=False):
     """The answer to an EndTransactionRequest: the position of the committed message in queue `queue_id` of its `topic`.
 
-    A rollback stores no message, so the offsets are the offsets of the rollback's record. `duplicate`: the transaction
-    already had this outcome, and nothing was written now.
+    A rollback stores no message, so the offsets are the offsets of the rollback's record. `duplicate`: True if the
+    transaction already had this outcome, so that nothing was written now.
     """
 
     topic: str = ""
@@ -44,7 +44,7 @@ class EndResult(AppendResult, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class TransactionCheck:
-    """A check, which asks a producer group for the outcome of a transaction. `record`: the half message, as in the log.
+    """A broker's query to a producer group for the outcome of a transaction. `record`: the half message, as in the log.
     `times`: number of checks of this message, including this check."""
 
     producer_group: str
@@ -57,8 +57,8 @@ class TransactionCheck:
 
 @dataclass(frozen=True, slots=True)
 class CheckRound:
-    """A portion of the checks of one round. If `more` is True, the round has further checks: repeat the request with
-    the same `start_ms`."""
+    """A portion of the transaction checks of one round. If `more` is True, the round has further checks, and the client
+    repeats the request with the same `start_ms`."""
 
     start_ms: int
     checks: list[TransactionCheck]

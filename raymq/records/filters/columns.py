@@ -2,7 +2,7 @@
 
 Only the properties that the expression names are read, as columns; bodies are not read. The result for each message
 equals the result of `matches` in sql.py, which is the reference. Truth values are small integers, so that AND and OR
-are table look-ups.
+are table lookups.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from raymq.records.kernels.property_columns import find_properties
 
 Ints = NDArray[np.int64]
 Truths = NDArray[np.uint8]
-"""Truth value of each message: FALSE, TRUE, NULL or RAISES, shape (n,)."""
+"""Array with the truth value of each message: FALSE, TRUE, NULL or RAISES; shape (n,)."""
 
 _Scalar = str | Number
 _Operand = TextColumn | Truths | _Scalar
@@ -45,8 +45,8 @@ _Operand = TextColumn | Truths | _Scalar
 FALSE, TRUE, NULL, RAISES = range(4)
 
 _NOT: Final = np.array([TRUE, FALSE, NULL, RAISES], np.uint8)
-# The row is the left operand, the column is the right operand. The right operand is not evaluated if the left operand
-# decides the result: FALSE for AND, TRUE for OR.
+# In this table, the row is the left operand and the column is the right operand. The right operand is not evaluated if
+# the left operand decides the result: FALSE for AND, TRUE for OR.
 _AND: Final = np.array(
     [
         [FALSE, FALSE, FALSE, FALSE],
@@ -68,9 +68,9 @@ _OR: Final = np.array(
 
 
 def matching(data: memoryview | bytes, starts: Ints, expression: SqlFilter) -> NDArray[np.bool_]:
-    """Return a mask, shape (n,): True for the records at `starts` in `data` that match the expression.
+    """Return a mask, shape (n,), that is True for the records at `starts` in `data` that match the expression.
 
-    An unreadable record matches, because the reader of its body reports the damage.
+    The mask is also True for an unreadable record: the reader of its body reports the damage.
     """
     if not len(starts):
         return np.zeros(0, np.bool_)
@@ -90,14 +90,14 @@ def matching(data: memoryview | bytes, starts: Ints, expression: SqlFilter) -> N
 
 
 class Evaluation:
-    """Evaluates plans of filter expressions for `count` messages, whose properties are given as one column per property
-    name."""
+    """Evaluates plans of filter expressions for `count` messages. The messages' properties are given as one column per
+    property name."""
 
     def __init__(self, columns: dict[str, TextColumn], count: int) -> None:
         self._columns, self._count = columns, count
 
     def truths(self, plan: Truth) -> Truths:
-        """Return the truth value of a plan for each message."""
+        """Return the truth value of a filter expression's plan for each message."""
         match plan:
             case Literal(value):
                 return self._constant(value is True if value is not None else None)
@@ -120,7 +120,8 @@ class Evaluation:
                 return self._found(plan, self._operand(plan.operand))
 
     def _operand(self, node: Operand) -> _Operand:
-        """Return the values of an operand: a constant, a column of texts, or truth values."""
+        """Return the values of an operand of a filter expression: a constant, a column of texts, or truth
+        values."""
         match node:
             case Name(name):
                 return self._columns[name]
@@ -153,7 +154,7 @@ class Evaluation:
         return _raising(np.where(left_present & right_present, compared, lone), left, right)
 
     def _compared(self, plan: Compare, left: _Operand, right: _Operand) -> Truths:
-        # An operand that is an array is the negative of a text that is not a number.
+        # If an operand is an array, it is the negative of a text that is not a number.
         if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
             return _raising(self._constant(None), left, right)
         comparison, raises = _comparison(left, right)
@@ -162,8 +163,8 @@ class Evaluation:
         return np.where(absent, NULL, np.where(raises, RAISES, holds)).astype(np.uint8)
 
     def _found(self, plan: Find, operand: _Operand) -> Truths:
-        """Evaluate a search (CONTAINS, STARTSWITH or ENDSWITH) for each message: FALSE if the operand is not a text,
-        RAISES if the operand raises, never NULL."""
+        """Evaluate a search (CONTAINS, STARTSWITH or ENDSWITH) for each message. The result is FALSE if the operand is
+        not a text, and RAISES if the operand raises an error. It is never NULL."""
         if isinstance(operand, np.ndarray):
             return _raising(self._constant(False), operand)
         if isinstance(operand, Number) or not plan.text:
@@ -189,7 +190,7 @@ def _equal_values(left: _Operand, right: _Operand) -> Truths | int:
             return FALSE
         return (left == right).astype(np.uint8) if isinstance(right, np.ndarray) else RAISES
     if isinstance(right, TextColumn):
-        return _equal_texts(right, left)  # a text and a constant compare equal in both orders
+        return _equal_texts(right, left)  # a text and a constant compare equal in both orders, so swap them
     if isinstance(right, np.ndarray):
         return ((right == TRUE) == is_true_text(left)).astype(np.uint8) if isinstance(left, str) else FALSE
     return _equal_constants(left, right)
@@ -214,7 +215,7 @@ def _equal_constants(left: _Scalar, right: _Scalar) -> int:
 
 
 def _raising(truths: NDArray[Any], *operands: _Operand) -> Truths:
-    """Return the truth values, replaced by RAISES for messages in which an operand raises."""
+    """Return the truth values, but RAISES for each message in which an operand raises an error."""
     for operand in operands:
         if isinstance(operand, np.ndarray):
             truths = np.where(operand == RAISES, RAISES, truths)
@@ -223,14 +224,14 @@ def _raising(truths: NDArray[Any], *operands: _Operand) -> Truths:
 
 def _comparison(left: _Scalar | TextColumn, right: _Scalar | TextColumn) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
     """Return the order of two operands (-1, 0 or 1 for each message), and a mask of the messages whose comparison
-    raises. Two texts are compared as doubles."""
+    raises an error. Two texts are compared as doubles."""
     kind = left.kind if isinstance(left, Number) else right.kind if isinstance(right, Number) else ValueKind.DOUBLE
     if isinstance(left, Number) and isinstance(right, Number):
         return np.array([compare(left, right)], np.int8), np.zeros(1, np.bool_)
     first, first_readable = _numbers(left, kind)
     second, second_readable = _numbers(right, kind)
     more, less = first > second, first < second
-    if kind is ValueKind.DOUBLE:  # NaN is greater than all other doubles, -0.0 is less than 0.0
+    if kind is ValueKind.DOUBLE:  # As in Java, NaN is greater than all other doubles, and -0.0 is less than 0.0.
         first_nan, second_nan = np.isnan(first), np.isnan(second)
         zeros = (first == 0) & (second == 0)
         more |= (first_nan & ~second_nan) | (zeros & np.signbit(second) & ~np.signbit(first))

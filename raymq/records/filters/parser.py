@@ -21,9 +21,9 @@ from raymq.records.filters.plan import Literal, Name, Negative, Not, Operand, Or
 from raymq.records.filters.values import INTEGER_MAX, LONG_MAX, Number, ValueKind
 
 TEXT_MAX: Final = 32_767
-"""Maximum length of an expression, in characters."""
+"""Maximum length of a filter expression, in characters."""
 DEPTH_MAX: Final = 100
-"""Maximum nesting depth of operators. A chain of ANDs or ORs counts as one level."""
+"""Maximum nesting depth of operators in a filter expression. A chain of ANDs or ORs counts as one level."""
 _CACHED: Final = 100
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
@@ -98,7 +98,8 @@ _INSTEAD: Final = {
     "like": "there is no LIKE: use CONTAINS, STARTSWITH or ENDSWITH",
     "0": "write numbers without leading zeros, and zero without L",
 }
-"""Suggested correction for each frequent mistake. The key is the text at the position of the error."""
+"""Suggested correction for each frequent mistake in a filter expression. The key is the text at the position of the
+error."""
 _TEXT_WANTED: Final = "put texts in single quotes, as in region IN ('eu', 'us') or name CONTAINS 'x'"
 _ARITHMETIC: Final = "there is no arithmetic"
 _NO_MEND: Final = "combine comparisons with AND or OR, as in price > 5 AND region = 'eu'"
@@ -107,7 +108,7 @@ _NO_MEND: Final = "combine comparisons with AND or OR, as in price > 5 AND regio
 @lru_cache(maxsize=_CACHED)
 def _compiled(text: str) -> Truth | FilterExpressionError:
     try:
-        # The parser builds the plan while it reads the text, and returns the value of the last callback.
+        # The parser builds the plan while it reads the text. Its result is the value of the last callback.
         found: Truth = _parser().parse(text)  # type: ignore[assignment]
     except UnexpectedCharacters as error:
         return _bad_character(text, error)
@@ -121,10 +122,10 @@ def _compiled(text: str) -> Truth | FilterExpressionError:
 
 
 def compiled(text: str) -> Truth:
-    """Return the plan of an expression. Raises FilterExpressionError, with the position and the reason, if the
+    """Return the plan of a filter expression. Raises FilterExpressionError, with the position and the reason, if the
     expression does not compile.
 
-    Results and errors of the last 100 texts are cached.
+    Results and errors of the last 100 expressions are cached.
     """
     if not isinstance(text, str) or not text.strip():
         raise FilterExpressionError(str(text), 1, "it is empty: " + _NO_MEND)
@@ -139,12 +140,13 @@ def compiled(text: str) -> Truth:
 
 
 def property_names(found: Truth) -> tuple[str, ...]:
-    """Return the names of the properties in a plan, each once, in order of appearance."""
+    """Return the names of the properties in a plan, in the order of their first appearance. Each name occurs
+    once."""
     return tuple(dict.fromkeys(node.name for node, _ in plan.walk(found) if isinstance(node, Name)))
 
 
 class _AtError(Exception):
-    """A RefusedError together with its position in the expression's text, counted from 1."""
+    """A RefusedError, together with the position of the error in the expression's text, counted from 1."""
 
     def __init__(self, position: int, reason: str) -> None:
         super().__init__(position, reason)
@@ -176,7 +178,7 @@ def _bad_token(text: str, error: UnexpectedToken) -> FilterExpressionError:
 
 @v_args(inline=True)
 class _Planner(Transformer[Token, Operand]):
-    """Builds the plan from the parsed grammar rules, innermost operands first."""
+    """Builds the plan of a filter expression from the parsed grammar rules, innermost operands first."""
 
     def start(self, whole: Operand) -> Truth:
         return _made(None, plan.truth, whole)
@@ -255,8 +257,8 @@ class _Planner(Transformer[Token, Operand]):
 
 
 def _made(operator: Token | None, make: Callable[..., Truth], *operands: object) -> Truth:
-    """Call `make` with the operands. If it raises RefusedError, raise the error again with the operator's
-    position."""
+    """Call `make` with the operands, and return the condition that it builds. If `make` raises RefusedError, raise the
+    error again with the operator's position."""
     try:
         return make(*operands)
     except RefusedError as error:

@@ -1,6 +1,6 @@
 """The plan of a filter expression: a tree of operations that decides whether a message matches.
 
-Truth values (`Truth`) are TRUE, FALSE or NULL; operands (`Operand`) are values. The functions below raise
+Truth values (`Truth`) are TRUE, FALSE or NULL; operands (`Operand`) are values. The functions of this module raise
 `RefusedError` for expressions that RocketMQ's grammar allows but RocketMQ's parser rejects.
 """
 
@@ -14,8 +14,8 @@ from raymq.records.filters.values import Number, Value, ValueKind, compare
 
 
 class RefusedError(Exception):
-    """A combination of operator and operands that RocketMQ does not compile. The error text has the reason and the
-    correction."""
+    """Raised for a combination of operator and operands that RocketMQ does not compile. The error text has the reason
+    and the correction."""
 
 
 class Order(Enum):
@@ -27,8 +27,8 @@ class Order(Enum):
     LESS_OR_EQUAL = "<="
 
     def holds(self, comparison: int) -> bool:
-        """True if the operator is satisfied by `comparison`, a result of `compare` (negative, zero or
-        positive)."""
+        """True if the result of a comparison satisfies this operator. `comparison`: a result of `compare` (negative,
+        zero or positive)."""
         if self is Order.GREATER:
             return comparison > 0
         if self is Order.GREATER_OR_EQUAL:
@@ -46,21 +46,21 @@ class TextTest(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A property's value; NULL if the message does not have the property."""
+    """Operand: the value of a message property. NULL if the message does not have the property."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A constant. The constants TRUE, FALSE and NULL are also truth values."""
+    """Operand: a constant. The constants TRUE, FALSE and NULL are also truth values."""
 
     value: Value
 
 
 @dataclass(frozen=True, slots=True)
 class Negative:
-    """A number with the opposite sign; NULL if the operand is not a number."""
+    """Operand: a number with the opposite sign. NULL if the inner operand is not a number."""
 
     operand: Operand
 
@@ -75,7 +75,7 @@ class Equal:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """The comparison `left > right`, or one with another order operator."""
+    """The comparison `left > right`, or a comparison with another order operator (`>=`, `<`, `<=`)."""
 
     order: Order
     left: Operand
@@ -84,7 +84,7 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class In:
-    """The condition `name IN (texts)`."""
+    """The condition `name IN (texts)`: the property's text is one of the given texts."""
 
     name: Name
     texts: frozenset[str]
@@ -103,15 +103,15 @@ class Find:
 
 @dataclass(frozen=True, slots=True)
 class IsPresent:
-    """A property name used as a condition: NULL if the message does not have the property, else FALSE, whatever the
-    property's text is."""
+    """A property name used as a condition. The condition is NULL if the message does not have the property. Otherwise
+    it is FALSE, for every text of the property."""
 
     name: Name
 
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """Negation: the opposite truth value; NULL stays NULL."""
+    """Negation: the opposite truth value of a condition; NULL stays NULL."""
 
     operand: Truth
 
@@ -151,19 +151,19 @@ def truth(operand: Operand) -> Truth:
 
 
 def both(left: Operand, right: Operand) -> And:
-    """Build `left AND right`."""
+    """Build the condition `left AND right`."""
     first = truth(left)
     return And((*(first.operands if isinstance(first, And) else (first,)), truth(right)))
 
 
 def either(left: Operand, right: Operand) -> Or:
-    """Build `left OR right`."""
+    """Build the condition `left OR right`."""
     first = truth(left)
     return Or((*(first.operands if isinstance(first, Or) else (first,)), truth(right)))
 
 
 def equal(left: Operand, right: Operand) -> Equal:
-    """Build `left = right`."""
+    """Build the condition `left = right`."""
     for side in (left, right):
         if isinstance(side, Literal) and side.value is None:
             raise RefusedError("nothing equals NULL: write IS NULL or IS NOT NULL")
@@ -174,12 +174,12 @@ def equal(left: Operand, right: Operand) -> Equal:
 
 
 def is_null(operand: Operand) -> Equal:
-    """Build `operand IS NULL`."""
+    """Build the condition `operand IS NULL`."""
     return Equal(operand, Literal(None))
 
 
 def ordered(order: Order, left: Operand, right: Operand) -> Compare:
-    """Build `left > right`, or a comparison with another order operator."""
+    """Build the condition `left > right`, or a comparison with another order operator (`>=`, `<`, `<=`)."""
     for side in (left, right):
         if isinstance(side, Literal):
             if not isinstance(side.value, Number):
@@ -190,7 +190,7 @@ def ordered(order: Order, left: Operand, right: Operand) -> Compare:
 
 
 def between(operand: Operand, low: Operand, high: Operand) -> And:
-    """Build `operand BETWEEN low AND high`."""
+    """Build the condition `operand BETWEEN low AND high`."""
     plan = And((ordered(Order.GREATER_OR_EQUAL, operand, low), ordered(Order.LESS_OR_EQUAL, operand, high)))
     if isinstance(low, Literal) and isinstance(high, Literal) and compare(low.value, high.value) > 0:
         raise RefusedError("the range is empty: write the lower number first")
@@ -198,19 +198,19 @@ def between(operand: Operand, low: Operand, high: Operand) -> And:
 
 
 def not_between(operand: Operand, low: Operand, high: Operand) -> Or:
-    """Build `operand NOT BETWEEN low AND high`."""
+    """Build the condition `operand NOT BETWEEN low AND high`."""
     return Or((ordered(Order.LESS, operand, low), ordered(Order.GREATER, operand, high)))
 
 
 def one_of(operand: Operand, texts: frozenset[str]) -> In:
-    """Build `operand IN (texts)`."""
+    """Build the condition `operand IN (texts)`."""
     if not isinstance(operand, Name):
         raise RefusedError("only a property can be IN a list: write region IN ('eu', 'us')")
     return In(operand, texts)
 
 
 def negative(number: Number) -> Number:
-    """Return the number with the opposite sign, of the same type."""
+    """Return a number with the opposite sign and the same type."""
     if number.kind is ValueKind.DOUBLE:
         return Number(-number.value, number.kind)
     bits = 32 if number.kind is ValueKind.INTEGER else 64
@@ -218,7 +218,7 @@ def negative(number: Number) -> Number:
 
 
 def children(node: Operand) -> tuple[Operand, ...]:
-    """Return the operands of a node."""
+    """Return the operands of a node in the plan of a filter expression."""
     if isinstance(node, And | Or):
         return node.operands
     if isinstance(node, Equal | Compare):

@@ -34,7 +34,8 @@ Properties = Mapping[str, str]
 
 
 def matches(plan: Truth, properties: Properties) -> bool:
-    """True if the expression is TRUE for these properties. False if the evaluation raises."""
+    """True if the plan of a filter expression is TRUE for these properties. False if its evaluation raises an
+    error."""
     try:
         return truth_of(plan, properties) is True
     except IncomparableError:
@@ -42,15 +43,15 @@ def matches(plan: Truth, properties: Properties) -> bool:
 
 
 def truth_of(plan: Truth, properties: Properties) -> bool | None:
-    """Return the truth value of a plan for these properties. Raises IncomparableError if RocketMQ's evaluation
-    raises."""
+    """Return the truth value of a plan for these message properties. Raises IncomparableError if RocketMQ's evaluation
+    would raise an error."""
     value = value_of(plan, properties)
     assert value is None or isinstance(value, bool)
     return value
 
 
 def value_of(plan: Operand, properties: Properties) -> Value:
-    """Return the value of an operand, or the truth value of a condition."""
+    """Return the value of an operand for these message properties; for a condition, the truth value."""
     match plan:
         case Name(name):
             return properties.get(name)
@@ -81,8 +82,8 @@ def value_of(plan: Operand, properties: Properties) -> Value:
 
 
 def equal_values(left: Value, right: Value) -> bool | None:
-    """Evaluate `left = right` with NULLs: the result is NULL if only the left side is NULL, FALSE if only the right
-    side is, and TRUE if both are."""
+    """Evaluate `left = right`, also if a side is NULL. The result is NULL if only the left side is NULL, FALSE if only
+    the right side is NULL, and TRUE if both sides are NULL."""
     if right is None:
         return left is None
     return None if left is None else compare(left, right) == 0
@@ -97,8 +98,9 @@ def _comparison(left: Value, right: Value) -> int | None:
 
 
 def _first(operands: tuple[Truth, ...], properties: Properties, *, decisive: bool) -> bool | None:
-    """Return `decisive` if an operand has this truth value, without evaluating later operands; else NULL if an operand
-    is NULL; else the opposite of `decisive`."""
+    """Evaluate an AND (`decisive` False) or an OR (`decisive` True). Returns `decisive` if an operand has this truth
+    value, without evaluating later operands. Otherwise returns NULL if an operand is NULL, else the opposite of
+    `decisive`."""
     result: bool | None = not decisive
     for operand in operands:
         truth = truth_of(operand, properties)
@@ -117,7 +119,8 @@ def _finds(test: TextTest, value: str, text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SqlFilter:
-    """A condition on messages' properties. Two conditions with the same text are equal. Hashable and picklable.
+    """A condition on messages' properties, for filters. Two conditions with the same text are equal. Hashable and
+    picklable.
 
     Raises FilterExpressionError, with the position and the correction, if the text does not compile.
     """
@@ -129,17 +132,17 @@ class SqlFilter:
 
     @property
     def plan(self) -> Truth:
-        """The condition's plan."""
+        """The plan to which the condition's text compiles."""
         return compiled(self.text)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the properties in the condition, each once."""
+        """The names of the properties in the condition; each name occurs once."""
         return property_names(self.plan)
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """True if a message with these properties matches. `properties` includes reserved properties such as TAGS and
-        KEYS."""
+        """True if a message with the given properties matches the condition. `properties` includes reserved properties
+        such as TAGS and KEYS."""
         return matches(self.plan, properties)
 
     def __str__(self) -> str:

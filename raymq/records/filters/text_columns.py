@@ -1,8 +1,8 @@
-"""A column of one property's texts, with the comparisons of a filter expression for all rows at once.
+"""A column of one property's texts in many messages, with the comparisons of a filter expression for all rows at once.
 
-The result for a row without the property is False; `present` marks the rows with the property. numpy parses ordinary
-texts. Unusual texts (numbers of many digits, with an exponent or with blanks) are parsed one by one by the reference
-implementation.
+The result of a comparison is False for a row without the property; `present` marks the rows with the property. numpy
+parses ordinary texts. Unusual texts (numbers of many digits, with an exponent or with blanks) are parsed one by one by
+the reference implementation.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from raymq.records.kernels.property_columns import ValueColumn
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Numbers = tuple[NDArray[Any], Mask]
-"""The number of each row (64-bit integers or doubles), and a mask of the rows whose text is a number."""
+"""The number in each row (64-bit integers or doubles), and a mask of the rows whose text is a number."""
 
 _WHOLE_MAX: Final = 18
-"""Maximum length of an integer's text, including a sign, that always fits into 64 bits."""
+"""Length up to which an integer's text, including a sign, always fits into 64 bits."""
 _DOUBLE_MAX: Final = 15
 """Maximum length of a decimal number's text for the fast conversion. Up to this length, the digits and the power of ten
 are exact doubles, so dividing them gives the correctly rounded number."""
 _POWERS: Final = 10.0 ** np.arange(_DOUBLE_MAX + 1)
 _SHIFTED_MAX: Final = 256
-"""Maximum length, in bytes, of a text that is searched for all rows at once, one position after another. Longer texts
-are searched row by row."""
+"""Maximum length, in bytes, of a text for the search in all rows at once, one position after another. Longer texts are
+searched row by row."""
 _ZERO, _PLUS, _MINUS, _POINT = b"0+-."
 
 
@@ -47,32 +47,34 @@ class TextColumn:
         self._numbers: dict[ValueKind, Numbers] = {}
 
     def equals(self, text: str) -> Mask:
-        """Return True for rows whose text equals `text`."""
+        """Return a mask that is True for rows whose text equals `text`."""
         return self._at(np.flatnonzero(self._sizes == len(data := text.encode())), 0, data)
 
     def is_one_of(self, texts: Iterable[str]) -> Mask:
-        """Return True for rows whose text equals one of `texts`."""
+        """Return a mask that is True for rows whose text equals one of `texts`."""
         result = np.zeros(len(self._sizes), np.bool_)
         wanted = sorted({text.encode() for text in texts if text}, key=len)
         for size, group in groupby(wanted, len):
             rows = np.flatnonzero(self._sizes == size)
-            # numpy ignores final zero bytes of byte strings. The strings compared here have equal lengths, so the
+            # numpy ignores zero bytes at the end of byte strings. The strings compared here have equal lengths, so the
             # comparison is still exact.
             found = windows(self._values.data, size)[self._values.starts[rows]].view(f"S{size}")
             result[rows] = np.isin(found, np.array(list(group), f"S{size}"))
         return result
 
     def is_true(self) -> Mask:
-        """Return True for rows whose text is "true" in any case."""
+        """Return a mask that is True for rows whose text is "true" in upper, lower or mixed case."""
         rows = np.flatnonzero(self._sizes == 4)
-        # Convert to lower case. Setting this bit turns only T and t into t, and likewise for the other letters.
+        # Convert the texts to lower case. Setting this bit turns only T and t into t; the same is true for the other
+        # letters.
         texts = self._values.table(rows, 4) | 0x20
         result = np.zeros(len(self._sizes), np.bool_)
         result[rows] = (texts == np.frombuffer(b"true", np.uint8)).all(axis=1)
         return result
 
     def finds(self, test: TextTest, text: str) -> Mask:
-        """Return True for rows whose text contains, starts with or ends with `text`, which is not empty."""
+        """Return a mask that is True for rows whose text contains, starts with or ends with `text`, which is
+        not empty."""
         data = text.encode()
         rows = np.flatnonzero(self._sizes >= len(data))
         if test is TextTest.STARTSWITH:
@@ -90,7 +92,7 @@ class TextColumn:
         return result
 
     def is_same(self, other: TextColumn) -> Mask:
-        """Return True for rows with equal texts in both columns."""
+        """Return a mask that is True for rows with equal texts in both columns."""
         result = np.zeros(len(self._sizes), np.bool_)
         same_size = np.flatnonzero((self._sizes == other._sizes) & self.present)
         for size in np.unique(self._sizes[same_size]).tolist():
@@ -100,13 +102,14 @@ class TextColumn:
         return result
 
     def numbers(self, kind: ValueKind) -> Numbers:
-        """Parse the texts as numbers of type `kind`."""
+        """Parse the texts of all rows as numbers of type `kind`."""
         if kind not in self._numbers:
             self._numbers[kind] = self._doubles() if kind is ValueKind.DOUBLE else self._wholes(kind)
         return self._numbers[kind]
 
     def _at(self, rows: Ints, skip: Ints | int, data: bytes) -> Mask:
-        """Return True for each of `rows` whose text has `data` at byte `skip`. Each text must be long enough."""
+        """Return a mask that is True for each of `rows` whose text has the bytes `data` from byte `skip` on. Each text
+        must be long enough."""
         result = np.zeros(len(self._sizes), np.bool_)
         if len(rows) and data:
             result[rows] = windows(self._values.data, len(data))[self._values.starts[rows] + skip] == np.void(data)
@@ -128,13 +131,14 @@ class TextColumn:
         numbers[rows] = digits / _POWERS[decimals]
         readable[rows] = plain
         minus = rows[plain & (self._values.table(rows, 1)[:, 0] == _MINUS)]
-        numbers[minus] = -np.abs(numbers[minus])  # `-np.abs` also gives -0.0 for the text "-0"
+        numbers[minus] = -np.abs(numbers[minus])  # For the text "-0", `-np.abs` also gives -0.0.
         self._read_singly(np.flatnonzero(self.present & ~readable), ValueKind.DOUBLE, numbers, readable)
         return numbers, readable
 
     def _digits(self, rows: Ints, *, point: bool) -> tuple[Ints, Mask, Ints]:
         """Parse decimal numbers in the texts of `rows`. Returns the digits of each number as an integer (without the
-        point), a mask of texts that are decimal numbers, and the number of digits after each point."""
+        point), and a mask of texts that are decimal numbers. Also returns the number of digits after the point of each
+        number."""
         sizes = self._sizes[rows]
         table = np.ascontiguousarray(self._values.table(rows, int(sizes.max(initial=1))).T)
         minus = table[0] == _MINUS
@@ -159,8 +163,8 @@ class TextColumn:
         return np.where(minus, -numbers, numbers), good & (count > 0), decimals
 
     def _read_singly(self, rows: Ints, kind: ValueKind, numbers: NDArray[Any], readable: Mask) -> None:
-        """Parse the unusual texts of `rows` one by one, and store the results in `numbers` and `readable`. Each
-        distinct text is parsed once."""
+        """Parse the unusual texts of `rows` one by one, and store the results in `numbers` and `readable`. If a text
+        occurs in several rows, it is parsed once."""
         known: dict[bytes, int | float | None] = {}
         for row in rows.tolist():
             data = self._values.value(row)

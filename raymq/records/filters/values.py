@@ -16,7 +16,7 @@ INTEGER_MAX: Final = 2**31 - 1
 
 
 class ValueKind(IntEnum):
-    """The type of a number. Two numbers are compared as the wider of their two types."""
+    """The type of a number in a filter expression. Two numbers are compared as the wider of their two types."""
 
     INTEGER = 0
     """A signed integer of 32 bits."""
@@ -40,7 +40,8 @@ NULL."""
 
 
 class IncomparableError(Exception):
-    """Two values that cannot be compared, such as a number and the text "abc". The expression then matches nothing."""
+    """Raised for two values that cannot be compared, such as a number and the text "abc". The filter expression then
+    matches nothing."""
 
 
 _WHOLE: Final = re.compile(r"[+-]?[0-9]+")
@@ -68,7 +69,8 @@ def read_number(text: str, kind: ValueKind) -> int | float:
 
 
 def read_double(text: str) -> float:
-    """Parse a text as a double, as Java's `Double.valueOf` does. Raises IncomparableError for other text."""
+    """Parse a text as a double, as Java's `Double.valueOf` does. Raises IncomparableError if the text is not a
+    double."""
     text = text.strip(_BLANKS)
     if found := _DOUBLE.fullmatch(text):
         sign, word, digits = found.groups()
@@ -82,16 +84,16 @@ def read_double(text: str) -> float:
 
 
 def is_true_text(text: str) -> bool:
-    """Convert a text to a boolean: True for "true" in any case, False for every other text."""
+    """Convert a text to a boolean: True for "true" in upper, lower or mixed case, False for every other text."""
     return len(text) == 4 and text.lower() == "true"
 
 
 def compare(left: Value, right: Value) -> int:
-    """Compare two values that are not NULL: the result is negative, 0 or positive. Unequal values without an order give
-    -1.
+    """Compare two values that are not NULL: the result is negative, 0 or positive. It is -1 for unequal values without
+    an order.
 
-    Raises IncomparableError for comparisons that raise in RocketMQ: a text that is not a number with a number, and a
-    boolean on the left with a text on the right.
+    Raises IncomparableError for comparisons that raise an error in RocketMQ. These are a number with a text that is not
+    a number, and a boolean on the left with a text on the right.
     """
     if isinstance(left, str):
         return _compare_text(left, right)

@@ -32,11 +32,12 @@ from raymq.records.format.layout import (
 from raymq.records.format.walk import walk_records
 
 _CHECKED: Final = struct.Struct(">iii24xi44xi")
-"""Struct of the checked header fields: total_size, magic, body_crc, sys_flag and, with IPv4 hosts, body_size."""
+"""Struct of the header fields that are checked: total_size, magic, body_crc, sys_flag and, with IPv4 hosts,
+body_size."""
 
 
 class RecordCheck(NamedTuple):
-    """Result of parsing a record at a position: its `size` in bytes and whether it is `ok`.
+    """Result of parsing a record at a position: its `size` in bytes, and `ok` (True if it is intact).
 
     The pair is (the record's size, True) for a record, (0, True) for a BLANK, (-1, False) if no record exists at the
     position, and (size, False) for a record whose length fields disagree with its size.
@@ -47,7 +48,7 @@ class RecordCheck(NamedTuple):
 
     @property
     def is_blank(self) -> bool:
-        """True if the BLANK that ends a file is at the position."""
+        """True if the position has the BLANK record that ends a file."""
         return self.ok and self.size == 0
 
 
@@ -62,9 +63,9 @@ def check_record(
 ) -> RecordCheck:
     """Parse the record at `position` of `buffer`, whose end is the end of the file (spec/storage.md §5).
 
-    `check_crc` compares the body's CRC, and the property CRC if the record has one. `check_property_crc` compares only
-    the property CRC, and a record without a property CRC fails. Never raises, whatever the buffer contains. A record
-    whose fields would lie outside the buffer counts as no record.
+    `check_crc`: compare the body's CRC, and the property CRC if the record has one. `check_property_crc`: compare only
+    the property CRC; a record without a property CRC fails. Never raises, whatever the buffer contains. A record whose
+    fields would be outside the buffer counts as no record.
     """
     limit = len(buffer)
     if not 0 <= position <= limit - MIN_RECORD_SIZE:
@@ -107,8 +108,8 @@ def check_record(
 
 
 def _check_tail(buffer: Buffer, position: int) -> RecordCheck:
-    """Check a position that is followed by fewer bytes than a record needs. Returns the result for a BLANK, or for no
-    record."""
+    """Check a position that is too close to the end of the buffer for a record. Returns the result for a BLANK, or the
+    result for no record."""
     remaining = len(buffer) - position
     if position < 0 or remaining < BLANK_LENGTH:
         return _NO_RECORD
@@ -121,8 +122,8 @@ def _property_crc_holds(record: Buffer, properties_size: int) -> bool:
 
 
 def record_starts(buffer: Buffer) -> NDArray[np.int64]:
-    """Return the positions of the back-to-back records that fill `buffer`, from the records' size fields alone. Raises
-    RecordError if the last record does not end exactly at the buffer's end."""
+    """Return the positions of the records that fill `buffer` one after another. Reads only the records' size fields.
+    Raises RecordError if the last record does not end exactly at the buffer's end."""
     starts, position = walk_records(buffer, any_magic=True)
     limit = len(buffer)
     if position <= limit - MIN_RECORD_SIZE:
@@ -138,9 +139,9 @@ def record_starts(buffer: Buffer) -> NDArray[np.int64]:
 def find_starts(buffer: Buffer) -> NDArray[np.int64]:
     """Return the positions of the records that fill `buffer`, even if records are damaged. The first position is 0.
 
-    Returns the result of `record_starts` if the size fields add up to the buffer's length. Otherwise the search
-    continues after a damaged record at the next record whose fields fit. So several adjacent damaged records count as
-    one.
+    Returns the result of `record_starts` if the size fields add up to the buffer's length. Otherwise, after a damaged
+    record, the search continues at the next record whose length fields fit. So several adjacent damaged records count
+    as one record.
     """
     try:
         return record_starts(buffer)
@@ -162,8 +163,8 @@ def _end_of(data: bytes, position: int) -> int:
 def _next_start(data: bytes, position: int) -> int:
     """Return the start of the record after the damaged record at `position`.
 
-    The start is the end of the damaged record according to its size field, if a record or the end of the data is at
-    that position. Otherwise the start is the next position with an intact record, or the end of the data.
+    The start is the end of the damaged record according to its size field, if a record or the end of the data follows
+    there. Otherwise the start is the next position with an intact record, or the end of the data.
     """
     if position + MIN_RECORD_SIZE <= len(data):
         size: int = INT.unpack_from(data, position)[0]

@@ -9,9 +9,9 @@ ignore bytes after a zlib stream, and join several LZ4 or Zstandard frames; no R
 
 A store accepts bodies of up to its `max_message_size_bytes`, so a reader decompresses bodies of up to this size. A
 reader needs the limit because the sender of a body determines the decompressed size. A reader may read from several
-stores, and their settings may change. Therefore a process has one limit (`body_max_bytes`), which never decreases: the
-largest setting of all stores that the process has opened or called, and at least the setting's default. A process that
-decodes records which another process fetched receives the limit with the records
+stores, and their settings may change. Therefore a process has one limit (`body_max_bytes`), which never decreases. The
+limit is the largest setting of all stores that the process has opened or called, and at least the setting's default. A
+process may decode records that another process fetched. It receives the limit together with these records
 (raymq/common/protocol/consume_result.py, raymq/client/predicates/frames.py).
 """
 
@@ -37,7 +37,7 @@ BytesT = TypeVar("BytesT", bound=bytes | memoryview)
 DECOMPRESSED_MAX_BYTES: Final = 64 * 1024 * 1024
 """Maximum total size, in bytes, of the decompressed bodies in one table or page: 16 bodies of 4 MiB, or 8 times the
 stored bytes of a fetch from another node. A table is copied up to twice during its creation, so a reader uses at most
-three times this size. Messages over the limit go into the next table."""
+three times this size. Messages that exceed the limit become part of the next table."""
 INNER_BATCH_MAX_BYTES: Final = 64 * 1024 * 1024
 """Maximum size, in bytes, of the decompressed items of one inner batch, which has up to 32,767 messages."""
 PIECE_BYTES: Final = 256 * 1024
@@ -49,7 +49,8 @@ _CHECKSUM_BYTES: Final = 4
 
 
 class _Bound:
-    """This process's maximum size of a decompressed body, in bytes, and the lock that guards updates."""
+    """This process's limit for the size of a decompressed body, in bytes, and the lock that guards changes of the
+    limit."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -65,15 +66,15 @@ def body_max_bytes() -> int:
 
 
 def admit_bodies_of(max_message_size_bytes: int) -> None:
-    """Raise this process's maximum size of a decompressed body to a store's setting, if the setting is larger.
-    Thread-safe."""
+    """Increase this process's limit for the size of a decompressed body to a store's `max_message_size_bytes`, if this
+    setting is larger. Thread-safe."""
     with _bound.lock:
         _bound.most_bytes = max(_bound.most_bytes, max_message_size_bytes)
 
 
 class CompressionType(IntEnum):
-    """The format of a compressed body. The value is the compression bits of the sys flag, unshifted; NONE sets
-    no bit."""
+    """The format of a compressed body. The value is the compression bits of the sys flag, at their place in the flag;
+    NONE sets no bit."""
 
     NONE = 0
     LZ4 = 0x100
@@ -92,9 +93,9 @@ _LEVELS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """A producer's compression settings: bodies of at least `threshold_bytes` are compressed with `type` at `level`.
-    `level` None is the type's default; ZLIB's default is RocketMQ's 5. Raises InvalidArgumentError if the type does not
-    have this level."""
+    """A producer's compression settings: bodies of at least `threshold_bytes` are compressed with `type` at `level`. If
+    `level` is None, the type's default level is used; for ZLIB it is RocketMQ's 5. Raises InvalidArgumentError if the
+    type does not have this level."""
 
     type: CompressionType = CompressionType.NONE
     threshold_bytes: int = 4096
@@ -111,7 +112,7 @@ class Compression:
 
     def compress_body(self, body: BytesT) -> tuple[bytes | BytesT, int]:
         """Return the bytes to store for `body`, and the sys-flag bits of their compression. A body that is below the
-        threshold, or that compression does not shrink, is returned unchanged with no bits set."""
+        threshold, or that compression does not shrink, is returned unchanged, with no bits set."""
         if self.type is CompressionType.NONE or len(body) < self.threshold_bytes:
             return body, 0
         compressed = compress(body, self.type, self.level)
@@ -121,7 +122,7 @@ class Compression:
 
 
 class _Contexts(threading.local):
-    """One thread's Zstandard contexts. Creating a context is expensive, and two threads must not share one
+    """The Zstandard contexts of one thread. Creating a context is expensive, and two threads must not share one
     context."""
 
     def __init__(self) -> None:
@@ -133,7 +134,7 @@ _contexts: Final = _Contexts()
 
 
 def compress(data: bytes | memoryview, type: CompressionType, level: int | None = None) -> bytes:
-    """Compress `data` with `type`. If `level` is None, the type's default level is used."""
+    """Return `data`, compressed with `type`. If `level` is None, the type's default level is used."""
     if level is None:
         level = _LEVELS[type][1]
     if type is CompressionType.ZLIB:
@@ -150,8 +151,8 @@ def compress(data: bytes | memoryview, type: CompressionType, level: int | None 
 
 
 def decompress(data: bytes | memoryview, sys_flag: int, *, max_bytes: int | None = None) -> bytes:
-    """Return the body that is stored as `data`, decompressed if the record's `sys_flag` says so. `max_bytes` is by
-    default this process's limit (`body_max_bytes`).
+    """Return the body that is stored as `data`. It is decompressed if the record's `sys_flag` has the compression bit.
+    `max_bytes`: by default this process's limit (`body_max_bytes`).
 
     Raises RecordError if the data is damaged or incomplete, continues after the end of the frame, has an unknown
     compression type, or would become larger than `max_bytes`. The decompressed data in memory never exceeds
@@ -190,23 +191,23 @@ def _check_end(size: int, complete: bool, rest: bytes | None, max_bytes: int) ->
 
 def _decompress_zstd(data: bytes, max_bytes: int) -> bytes:
     """Decompress a Zstandard frame. If the frame states its content's size, a buffer of exactly this size is allocated.
-    Java's streams write frames without this size: for them a buffer of `max_bytes` is allocated, and the system only
-    backs the pages that are written."""
+    Java's streams write frames without this size. For such a frame a buffer of `max_bytes` is allocated, and the system
+    allocates memory only for the pages that are written."""
     frame = zstandard.get_frame_parameters(data)
     size, is_known = frame.content_size, frame.content_size != zstandard.CONTENTSIZE_UNKNOWN
     _check_end(size if is_known else 0, True, None, max_bytes)
     most = size if is_known else max_bytes
     body = _contexts.decompressor.decompress(data, max_output_size=most, allow_extra_data=False)
-    if not is_known or not size:  # for a frame without a size or with size 0, the library ignores bytes after the end
+    if not is_known or not size:  # without a size, the library ignores bytes after the frame's end
         _check_end(len(body), True, data[_frame_end(data, has_checksum=frame.has_checksum) :], max_bytes)
     return body
 
 
 def check_compressed(data: bytes | memoryview, sys_flag: int, *, max_bytes: int) -> None:
-    """Check that `decompress` succeeds for this data with `max_bytes`. Raises RecordError otherwise.
+    """Check that `decompress` succeeds for this data with `max_bytes`. Raises RecordError if it does not.
 
-    The body is decompressed in steps of PIECE_BYTES, and each result is dropped at once, so memory does not grow with
-    the body.
+    The body is decompressed in steps of PIECE_BYTES, and the output of each step is dropped at once. So the memory does
+    not grow with the body.
     """
     size = 0
     for piece in _pieces(data, sys_flag):
@@ -215,8 +216,8 @@ def check_compressed(data: bytes | memoryview, sys_flag: int, *, max_bytes: int)
 
 
 def decompress_prefix(data: bytes | memoryview, sys_flag: int, *, max_bytes: int) -> bytes:
-    """Return the first `max_bytes` bytes of a body, or the whole body if it is shorter. Raises RecordError if these
-    bytes are damaged.
+    """Return the first `max_bytes` bytes of a decompressed body, or the whole body if it is shorter. Raises RecordError
+    if this part of the body is damaged.
 
     Bytes after the prefix are neither decompressed nor checked, so damage or excess size after the prefix is not
     detected. At most `max_bytes` + PIECE_BYTES of the body are in memory.
@@ -233,7 +234,7 @@ def decompress_prefix(data: bytes | memoryview, sys_flag: int, *, max_bytes: int
 
 
 def _pieces(data: bytes | memoryview, sys_flag: int) -> Iterator[bytes]:
-    """Yield the decompressed body in pieces of at most PIECE_BYTES. Raises RecordError if the data is damaged or has an
+    """Yield a decompressed body in pieces of at most PIECE_BYTES. Raises RecordError if the data is damaged or has an
     unknown compression type."""
     bits = sys_flag & SYS_FLAG_COMPRESSION_TYPE_MASK
     try:
@@ -272,13 +273,14 @@ def _pieces_of_lz4(data: bytes | memoryview) -> Iterator[bytes]:
 
 
 def _pieces_of_zstd(data: bytes) -> Iterator[bytes]:
-    """Yield the content of a Zstandard frame: as a whole if the frame states a size of at most PIECE_BYTES, else block
-    by block, each up to 128 KiB."""
+    """Yield the decompressed content of a Zstandard frame. The content is one piece if the frame states a size of at
+    most PIECE_BYTES. Otherwise each block, of up to 128 KiB, is a piece."""
     content_bytes = zstandard.get_frame_parameters(data).content_size
     if content_bytes != zstandard.CONTENTSIZE_UNKNOWN and content_bytes <= PIECE_BYTES:
         yield _decompress_zstd(data, PIECE_BYTES)
         return
-    # Use a separate decompressor: this thread's shared decompressor may decompress another body between two pieces.
+    # Use a separate decompressor, because this thread's shared decompressor may decompress another body between two
+    # pieces.
     frame = zstandard.ZstdDecompressor().decompressobj()
     position, end = 0, zstandard.frame_header_size(data)
     while not frame.eof and position < len(data):
@@ -293,7 +295,7 @@ def _frame_end(data: bytes, *, has_checksum: bool) -> int:
     while not is_last and position < len(data):
         is_last = data[position] & 1
         position = _block_end(data, position)
-    # `_block_end` always includes the bytes of a checksum after the last block.
+    # `_block_end` always includes the bytes of a checksum after the last block, even if the frame has none.
     return position - (0 if has_checksum else _CHECKSUM_BYTES)
 
 

@@ -1,8 +1,8 @@
 """The two checksums of a record (spec/storage.md §1, "CRC").
 
 Both are zlib's CRC-32 with the top bit cleared, so that Java stores them in a positive int. The body's CRC is a header
-field. The property CRC, an option of the store, covers the whole record except the CRC's own 20 bytes at the end of the
-record: `__CRC32#` 0x01, ten decimal digits with the least significant first, 0x02.
+field. The property CRC, an option of the store, covers the whole record except the 20 bytes of the property CRC itself.
+These bytes are at the end of the record: `__CRC32#` 0x01, ten decimal digits with the least significant first, 0x02.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _MARK: Final = np.frombuffer(PROPERTY_CRC_PREFIX + b"\x02", np.uint8)
 _MARK_COLUMNS: Final = np.array([*range(len(PROPERTY_CRC_PREFIX)), PROPERTY_CRC_LENGTH - 1])
 """Positions of the constant bytes in the 20 bytes of a property CRC: the prefix and the final byte."""
 _MARK_LEAST: Final = len(_MARK) - 2
-"""Minimum number of matching constant bytes for a record to count as one with a property CRC. Up to two bytes may
-differ, because a disk error may have changed them."""
+"""Minimum number of matching constant bytes for which a record counts as a record with a property CRC. Up to two bytes
+may differ, because a disk error may have changed them."""
 _POWERS: Final = 10 ** np.arange(10, dtype=np.int64)
 
 
 def body_crc(data: bytes | bytearray | memoryview) -> int:
-    """Return the CRC-32 of `data` with the top bit cleared, 0 to 2**31 - 1; 0 for empty data."""
+    """Return the CRC-32 of `data` with the top bit cleared, from 0 to 2**31 - 1. Returns 0 for empty data."""
     return crc32(data) & 0x7FFFFFFF
 
 
 def body_crcs(
     data: bytes | bytearray | memoryview, at: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Compute `body_crc` of each range of `data` from byte `at[i]` up to `ends[i]`. The result has shape (n,) and the
+    """Compute `body_crc` of each range of `data`, from byte `at[i]` up to `ends[i]`. The result has shape (n,) and the
     integer type of the header field.
 
-    The ranges may overlap, in any order. A range beyond the end of `data` is truncated, like a slice.
+    The ranges may overlap and may be in any order. A range beyond the end of `data` is truncated, like a slice.
     """
     view = memoryview(data)
     found = np.array([crc32(view[start:end]) for start, end in zip(at.tolist(), ends.tolist(), strict=True)], np.uint32)
@@ -49,20 +49,20 @@ def body_crcs(
 
 
 def property_crc_digits(crc: int) -> bytes:
-    """Return `crc` as ten decimal digits, the least significant first."""
+    """Return `crc` as ten decimal digits, with the least significant digit first."""
     return (b"%010d" % crc)[::-1]
 
 
 def property_crc(record: bytes | bytearray | memoryview) -> bytes:
-    """Return the 20 bytes of the property CRC at the end of `record`. The record must have space for them: its last 20
-    bytes are ignored."""
+    """Return the 20 bytes of the property CRC for the end of `record`. The record must have space for them: the last 20
+    bytes of `record` are ignored."""
     digits = property_crc_digits(body_crc(memoryview(record)[:-PROPERTY_CRC_LENGTH]))
     return PROPERTY_CRC_PREFIX + digits + b"\x02"
 
 
 def is_sealed(data: bytes | bytearray | memoryview) -> bool:
-    """True if the last record in `data` has a property CRC. In a batch, either all records have a property CRC or none
-    has."""
+    """True if the last record in `data` has a property CRC. In a batch, either all records have a property CRC or no
+    record has one."""
     tail = data[-PROPERTY_CRC_LENGTH:]
     return tail[: len(PROPERTY_CRC_PREFIX)] == PROPERTY_CRC_PREFIX
 
@@ -72,7 +72,7 @@ def seal_holds(record: bytes | bytearray | memoryview) -> bool:
     bytes."""
     seal = bytes(record[-PROPERTY_CRC_LENGTH:])
     if seal[:2] != PROPERTY_CRC_PREFIX[:2] and seal[2:4] != PROPERTY_CRC_PREFIX[2:4]:
-        return True  # Fast path: most records without a property CRC already differ in these bytes.
+        return True  # Fast path: most records without a property CRC already differ from its constant bytes here.
     same = sum(seal[column] == byte for column, byte in zip(_MARK_COLUMNS.tolist(), _MARK.tolist(), strict=True))
     return same < _MARK_LEAST or seal == property_crc(record)
 

@@ -1,9 +1,9 @@
 """Decodes commit-log records into messages (spec/storage.md §1).
 
-All readers treat damage in the same way: they always deliver intact records, and deliver a damaged record as a message
-whose `body` raises BodyUnreadableError. The reader's offset continues after that message. `read_record` does so for one
-record, and `raymq.records.kernels.messages` and `raymq.records.kernels.columns` for many. `decode_record` raises an
-error for damage instead.
+All readers treat damage in the same way. They always deliver intact records, and deliver a damaged record as a message
+whose `body` raises BodyUnreadableError. The reader's offset continues after that message. `read_record` decodes one
+record in this way, and `raymq.records.kernels.messages` and `raymq.records.kernels.columns` decode many. In contrast,
+`decode_record` raises an error for a damaged record.
 
 Encoding is in `raymq.records.format.encode`, the layout in `raymq.records.format.layout`, recovery's parser in
 `raymq.records.format.check`. No function reads outside of its buffer, whatever bytes a record has.
@@ -42,7 +42,7 @@ CRC_WRONG: Final = "its body's CRC is wrong"
 
 
 def read_record(buffer: Buffer, position: int, place: RecordPlace, *, check_crc: bool = True) -> MessageExt:
-    """Return the message of the record at `position` of `buffer`, whatever bytes the record has.
+    """Return the message of the record at `position` of `buffer`. Never raises an error for damaged bytes.
 
     If the body is unreadable, the message's `body_error` has the reason and all other fields are as stored. If the
     record is damaged or does not agree with its `place`, the message only has the fields of `place`.
@@ -91,7 +91,7 @@ def _whole_record(buffer: Buffer, position: int) -> tuple[HeaderFields, tuple[in
 def decode_record(buffer: Buffer, position: int = 0, *, broker_name: str = "", check_crc: bool = True) -> MessageExt:
     """Return the message of the record at `position` of `buffer`, with its body decompressed. Raises RecordError if the
     record is damaged."""
-    # Check the sections before copying the record: a damaged size may include the rest of a mapped file.
+    # Check the sections before copying the record, because a damaged size field may include the rest of a mapped file.
     header, sections = _whole_record(buffer, position)
     if not isinstance(buffer, bytes):
         buffer, sections = bytes(buffer[position : sections[-1]]), tuple([at - position for at in sections])
@@ -102,7 +102,7 @@ def decode_record(buffer: Buffer, position: int = 0, *, broker_name: str = "", c
 
 
 def decode_records(buffer: Buffer, *, broker_name: str = "", check_crc: bool = True) -> list[MessageExt]:
-    """Return the messages of the back-to-back records that fill `buffer`. Raises RecordError if a record is
+    """Return the messages of the records that fill `buffer` one after another. Raises RecordError if a record is
     damaged."""
     data = bytes(buffer)
     messages = []
@@ -130,7 +130,7 @@ def _message(
     data: bytes, header: HeaderFields, sections: tuple[int, ...], broker_name: str, body: bytes | BodyUnreadableError
 ) -> MessageExt:
     """Create a record's message from its header, sections and body."""
-    # Unpack into one name per field: unused names cost less than slices of the tuple.
+    # Unpack the header into one name per field, because unused names cost less than slices of the tuple.
     (
         _,
         _,
@@ -178,7 +178,7 @@ def _message(
 
 
 def split_properties(data: bytes) -> tuple[dict[str, str], dict[str, str]]:
-    """Return two maps from the properties in `data`: the user's properties and the reserved properties. The rules are
+    """Decode the properties in `data` into two maps: the user's properties and the reserved properties. The rules are
     the same as in `decode_properties` of raymq.records.format.layout."""
     user: dict[str, str] = {}
     system: dict[str, str] = {}
@@ -193,7 +193,7 @@ def split_properties(data: bytes) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def split_keys(keys: str | None) -> tuple[str, ...]:
-    """Split the text of the property KEYS into keys."""
+    """Split the text of the property KEYS into separate keys."""
     if keys is None:
         return ()
     return (keys,) if " " not in keys else tuple(filter(None, keys.split(" ")))
@@ -201,7 +201,7 @@ def split_keys(keys: str | None) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def topic_text(data: bytes) -> str:
-    """Decode a topic's bytes in a record. Results are cached, because few topics occur in many records."""
+    """Decode the bytes of a record's topic. Results are cached, because few topics occur in many records."""
     return decode_utf8(data)
 
 

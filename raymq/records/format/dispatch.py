@@ -1,7 +1,7 @@
-"""The fields of a record that dispatch uses: its consume-queue unit, its index keys, and its producer's sequence
-number.
+"""The fields of a record that dispatch uses: the fields of its consume-queue unit (entry), its index keys, and its
+producer's sequence number.
 
-Dispatch does not read the body.
+Dispatch does not read the record's body.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from raymq.records.format.layout import Buffer, RecordError, decode_properties, 
 class DispatchView(NamedTuple):
     """The fields of one record that dispatch uses.
 
-    `tags_code` is the field of the consume-queue unit; for a delayed message it is the delivery time (spec/storage.md
-    §2). `properties` includes reserved properties. The body is not read.
+    `tags_code`: the tag code in the consume-queue unit (entry); for a delayed message the delivery time
+    (spec/storage.md §2). `properties`: includes reserved properties. The body is not read.
     """
 
     size: int
@@ -49,15 +49,15 @@ class DispatchView(NamedTuple):
 
     @property
     def keys(self) -> list[str]:
-        """The index keys in order: the unique id, then each business key."""
+        """The index keys of the record, in order: the unique id, then each business key."""
         keys = [key for key in self.properties.get(PROPERTY_KEYS, "").split(" ") if key]
         message_id = self.message_id
         return [message_id, *keys] if message_id else keys
 
     @property
     def producer(self) -> ProducerSequence | None:
-        """The producer's sequence for deduplication. None if one of its properties is missing or not a number, as in a
-        record that other software wrote."""
+        """The sequence that the record's producer set for deduplication. None if one of the sequence's properties is
+        missing or not a number, as in a record that other software wrote."""
         properties = self.properties
         producer_id = properties.get(PROPERTY_PRODUCER_ID)
         if producer_id is None:
@@ -72,16 +72,16 @@ class DispatchView(NamedTuple):
 def dispatch_view(
     buffer: Buffer, position: int = 0, *, delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
 ) -> DispatchView:
-    """Return the DispatchView of the record at `position`. Raises RecordError if the record's length fields do not fit;
-    no CRC is checked.
+    """Return the DispatchView of the record at `position`. Raises RecordError if the record's length fields do not fit.
+    No CRC is checked.
 
     `delay_levels_ms`: the store's delay levels, from which the `tags_code` of a delayed message is computed.
     """
     if position < 0:
         raise RecordError(f"no record at byte {position}")
     header = unpack_header(buffer, position)
-    # Unpack into one name per field, which is faster than a RecordHeader: a replica does this for every record that it
-    # copies.
+    # Unpack the header into one name per field, which is faster than a RecordHeader. A replica does this for every
+    # record that it copies.
     (
         size,
         _,

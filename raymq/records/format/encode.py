@@ -1,7 +1,8 @@
-"""Encodes a batch: messages of one queue as record bytes that the store appends unchanged except for four fields.
+"""Encodes a batch: messages of one queue as record bytes. The store appends these bytes unchanged except for four
+fields.
 
 The producer encodes a batch once, into the bytes that are stored on disk. Four fields are unknown to the producer and
-zero: queue offset, physical offset, store timestamp and store host. The store's `stamp` fills them in place, for all
+zero: queue offset, physical offset, store timestamp and store host. The store's `stamp` sets them in place, for all
 records of the batch, while it holds the append lock. The layout is in `raymq.records.format.layout`.
 """
 
@@ -48,12 +49,12 @@ from raymq.records.format.message_id import IdRange
 _NO_COMPRESSION: Final = Compression()
 
 
-# ProducerSequence and EncodedBatch are created for each append, and creating a frozen dataclass takes four times as
-# long. Do not modify instances.
+# ProducerSequence and EncodedBatch are created for each append. They are not frozen, because creating a frozen
+# dataclass takes four times as long. Do not modify instances.
 @dataclass(slots=True, unsafe_hash=True)
 class ProducerSequence:
-    """The identity of a batch for deduplication. Message i of the batch has the sequence number `first_sequence
-    + i`."""
+    """The producer's identity and sequence of a batch, for deduplication. Message i of the batch has the sequence
+    number `first_sequence + i`."""
 
     producer_id: str
     epoch: int
@@ -62,13 +63,14 @@ class ProducerSequence:
 
 @dataclass(slots=True, eq=False)
 class EncodedBatch:
-    """Messages of one queue as encoded records, back to back.
+    """Messages of one queue as encoded records, one after another.
 
-    `sizes`: the records' lengths in bytes. `tag_codes`: the third fields of the records' consume-queue units; in a
-    topic of delayed messages, the messages' `deliver_at_ms`, from which the store computes the third field.
-    `message_ids`: the messages' unique ids, a tuple or an IdRange. Without `producer` the store does not deduplicate
-    the batch. `wait_store_msg_ok`: the append returns when the batch is as durable as the settings require, not as soon
-    as the batch is written (spec/storage.md §6, §11.1).
+    `sizes`: the records' lengths in bytes. `tag_codes`: the third fields of the records' consume-queue units (entries).
+    In a topic of delayed messages they are the messages' `deliver_at_ms`, from which the store computes the third
+    field. `message_ids`: the messages' unique ids, a tuple or an IdRange. `producer`: the sequence for deduplication;
+    if None, the store does not deduplicate the batch. `wait_store_msg_ok`: if True, the append returns when the batch
+    is as durable as the settings require. If False, the append returns as soon as the batch is written (spec/storage.md
+    §6, §11.1).
     """
 
     topic: str
@@ -84,8 +86,8 @@ class EncodedBatch:
         return len(self.sizes)
 
     def without_ids(self) -> EncodedBatch:
-        """Return a copy of this batch without its message ids, for the transfer to the store. The store reads ids from
-        the records if it needs them."""
+        """Return a copy of this batch without its message ids, for the transfer to the store. The store reads the ids
+        from the records if it needs them."""
         return replace(self, message_ids=())
 
     def __reduce__(self) -> tuple[type[EncodedBatch], tuple[Any, ...]]:
@@ -95,7 +97,8 @@ class EncodedBatch:
 
 
 class LoneRecord(Struct, frozen=True, gc=False):
-    """One message for queue `queue_id` of `topic`, as the fields of an EncodedBatch that is created only if needed.
+    """One message for queue `queue_id` of `topic`. Its fields are the fields of an EncodedBatch that is created only if
+    needed.
 
     A send of one message needs the EncodedBatch only if something fails (`StorageClient.append_one`). `parts`: the
     record's bytes, `size` bytes in total. The unique id is `stem` followed by the four hex digits of `counter`.
@@ -128,7 +131,7 @@ class LoneRecord(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class WaitingBatch:
-    """The targets of a batch whose messages wait in internal topic `topic` (raymq.common.delay) for their delivery
+    """The destination of a batch whose messages wait in internal topic `topic` (raymq.common.delay) for their delivery
     time, or for the end of their transaction. Message i is for queue `real_queue_ids[i]` of the message's own topic."""
 
     topic: str
@@ -153,12 +156,12 @@ def encode_batch(
     """Encode `messages`, all of one topic, as records of the topic's queue `queue_id`.
 
     Each record has the user's properties, TAGS, KEYS, `extra_properties` (reserved names, equal for all records) and
-    UNIQ_KEY from `message_ids` (none if the id is empty). If `producer` is given, a record also has RMQ_PID, RMQ_EPOCH
-    and RMQ_SEQ. With `append_prop_crc` a record has space for the property CRC, which `stamp` fills in.
+    UNIQ_KEY from `message_ids` (no UNIQ_KEY if the id is empty). If `producer` is given, a record also has RMQ_PID,
+    RMQ_EPOCH and RMQ_SEQ. With `append_prop_crc` a record has space for the property CRC, which `stamp` sets.
 
-    With `waiting`, the records belong to queue `queue_id` of topic `waiting.topic`, each message keeps the delay that
+    With `waiting`, the records belong to queue `queue_id` of topic `waiting.topic`. Each message keeps the delay that
     it requests, and the messages' own topics may differ. Without `waiting`, a message's delay is ignored. All messages
-    must have the same `wait_store_msg_ok`. `born_host`: an IP address and a port. `store_host_ipv6` reserves 20 bytes
+    must have the same `wait_store_msg_ok`. `born_host`: an IP address and a port. `store_host_ipv6`: reserve 20 bytes
     for the store host.
 
     Raises MessageIllegalError if the batch is empty, mixes topics or `wait_store_msg_ok`, or has a message whose
@@ -209,8 +212,8 @@ def encode_batch(
 
 
 def _require_alike(messages: Iterable[Message], topic: str | None, waits: bool) -> None:
-    """Raise MessageIllegalError unless all messages belong to `topic` (None: any topic) and their `wait_store_msg_ok`
-    equals `waits`."""
+    """Raise MessageIllegalError unless all messages belong to `topic` (None: any topic) and have `waits` as their
+    `wait_store_msg_ok`."""
     for message in messages:
         if topic is not None and message.topic != topic:
             raise MessageIllegalError(f"a batch has one topic: found {message.topic!r} beside {topic!r}")
@@ -219,8 +222,8 @@ def _require_alike(messages: Iterable[Message], topic: str | None, waits: bool) 
 
 
 def _host_fields(born_host: bytes, store_host_ipv6: bool) -> tuple[int, struct.Struct, bytes]:
-    """Return the sys flag's host bits, the header struct for records with these bits, and the zero bytes that stand for
-    the store host until the store fills it in."""
+    """Return the sys flag's host bits, the header struct for records with these bits, and zero bytes for the store
+    host. The store later replaces these zero bytes with its address."""
     born_bit = layout.SYS_FLAG_BORN_HOST_IPV6 if len(born_host) == 20 else 0
     bits = born_bit | (layout.SYS_FLAG_STORE_HOST_IPV6 if store_host_ipv6 else 0)
     return bits, layout.header_struct(bits), bytes(20 if store_host_ipv6 else 8)
@@ -228,7 +231,7 @@ def _host_fields(born_host: bytes, store_host_ipv6: bool) -> tuple[int, struct.S
 
 @lru_cache(maxsize=1024)
 def topic_part(topic: str) -> tuple[int, bytes]:
-    """Return the magic of `topic`'s records, and the topic's length and text as bytes of a record."""
+    """Return the magic number of `topic`'s records, and the topic's length and text as bytes of a record."""
     data = check_topic(topic).encode()
     if len(data) > layout.V1_TOPIC_SIZE_MAX:
         return layout.MAGIC_V2, len(data).to_bytes(2) + data
@@ -236,8 +239,8 @@ def topic_part(topic: str) -> tuple[int, bytes]:
 
 
 def own_properties(message: Message) -> str:
-    """Return the message's own properties as text on disk: the user's properties, TAGS, KEYS and the names of its light
-    queues."""
+    """Return a message's own properties, encoded as text in a record's property string: the user's properties, TAGS,
+    KEYS and the names of its light queues."""
     text = (
         "".join([f"{name}\x01{value}\x02" for name, value in message.properties.items()]) if message.properties else ""
     )
@@ -251,14 +254,15 @@ def own_properties(message: Message) -> str:
 
 
 def _user_text(message: Message) -> str:
-    """Return the message's own properties, and WAIT if `wait_store_msg_ok` is False, as text on disk."""
+    """Return a message's own properties, and WAIT if `wait_store_msg_ok` is False, as text in a record's property
+    string."""
     text = own_properties(message)
     return text if message.wait_store_msg_ok else f"{text}{PROPERTY_WAIT}\x01false\x02"
 
 
 def _target_text(message: Message, queue_id: int, message_id: str) -> str:
-    """Return the properties that name a message's target queue (spec/storage.md §1), after a property with the delay or
-    delivery time of a delayed message, or with the transaction id of a half message."""
+    """Return the properties that name a message's target queue (spec/storage.md §1). Before them is a property with the
+    delay or delivery time of a delayed message, or with the transaction id of a half message."""
     if PROPERTY_TRANSACTION_PREPARED in message.properties:
         when = f"{PROPERTY_TRANSACTION_ID}\x01{message_id}"
     elif message.deliver_at_ms is None:
@@ -269,8 +273,8 @@ def _target_text(message: Message, queue_id: int, message_id: str) -> str:
 
 
 def _sequence_text(producer: ProducerSequence | None) -> tuple[str, Iterator[str]]:
-    """Return the deduplication properties that all messages of a batch share, and an iterator over the remaining text
-    of each message, its sequence number."""
+    """Return the deduplication properties that all messages of a batch share. Also returns an iterator over the rest of
+    each message's text, which is its sequence number."""
     if producer is None:
         return "", repeat("")
     identity = {PROPERTY_PRODUCER_ID: producer.producer_id, PROPERTY_PRODUCER_EPOCH: str(producer.epoch)}

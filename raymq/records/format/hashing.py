@@ -1,7 +1,7 @@
 """Java's `String.hashCode`, the basis of RocketMQ's tag filter and index file (spec/storage.md §2, §3).
 
-The hash is `sum(unit[i] * 31**(n-1-i))` over UTF-16 code units, wrapped to signed 32 bits: a character outside the
-basic plane counts as its two surrogates. The hash of a text must never change, because hashes are on disk.
+The hash is `sum(unit[i] * 31**(n-1-i))` over UTF-16 code units, wrapped to signed 32 bits. A character outside the
+basic plane counts as its two surrogates. The hash function must never change, because hashes are on disk.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _cached_java_hash = lru_cache(maxsize=4096)(java_hash)
 
 
 def tags_code(tags: str | None) -> int:
-    """Return the tag code of a consume-queue unit: the hash of the whole TAGS text, 0 if the text is absent or
-    empty."""
+    """Return the tag code of a message for its consume-queue unit (entry): the hash of the whole TAGS text, or 0 if the
+    text is absent or empty."""
     return _cached_java_hash(tags) if tags else 0
 
 
@@ -62,12 +62,13 @@ def index_key_hash(topic: str, key: str) -> int:
 
 
 def index_key_hashes(topic: str, keys: Sequence[str]) -> NDArray[np.int32]:
-    """Return `index_key_hash(topic, key)` of each key, in order, with one vectorized computation."""
+    """Return `index_key_hash(topic, key)` for each key, in order. All hashes are computed together with vectorized
+    operations."""
     lengths = np.fromiter(map(len, keys), dtype=np.int64, count=len(keys))
     if not len(keys) or not lengths.all():
         return np.array([index_key_hash(topic, key) for key in keys], dtype=np.int32)
     units = np.frombuffer("".join(keys).encode("utf-16-be", "surrogatepass"), dtype=">u2").astype(np.uint32)
-    if len(units) != lengths.sum():  # a text with surrogate pairs has more UTF-16 code units than characters
+    if len(units) != lengths.sum():  # A text with surrogate pairs has more UTF-16 code units than characters.
         return np.array([index_key_hash(topic, key) for key in keys], dtype=np.int32)
     powers = _powers(int(lengths.max()) + 1)
     ends = np.cumsum(lengths)

@@ -1,9 +1,9 @@
-"""Inner batches: RocketMQ's records that hold many messages each (spec/storage.md §1 "Batches").
+"""Inner batches: RocketMQ's records that contain many messages each (spec/storage.md §1 "Batches").
 
 An inner-batch record has the sys flags 0x40 and 0x80. Its body, which may be compressed, is a sequence of items
-(spec/storage.md §1). The properties INNER_NUM and INNER_BASE have the number of items and the queue offset of the first
-item. raymq.records.format.inner_batch_encode writes inner batches. A reader of a queue with inner batches receives a
-separate record for each message.
+(spec/storage.md §1). The properties INNER_NUM and INNER_BASE contain the number of items and the queue offset of the
+first item. raymq.records.format.inner_batch_encode writes inner batches. A reader of a queue with inner batches
+receives a separate record for each message.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class InnerBatch(NamedTuple):
 
 def inner_batch(view: DispatchView) -> InnerBatch:
     """Return the queue offsets of an inner-batch record. Raises RecordError if the record's properties do not contain
-    them."""
+    these offsets."""
     try:
         found = InnerBatch(int(view.properties[PROPERTY_INNER_BASE]), int(view.properties[PROPERTY_INNER_NUM]))
     except (KeyError, ValueError):
@@ -62,8 +62,8 @@ def split_inner_batch(record: Buffer) -> list[bytes]:
     """Split an inner-batch record into one record per message, in order. Raises RecordError if the record is damaged or
     is not an inner batch.
 
-    Each new record has its item's flag, body and properties, its own queue offset, and all other fields of the inner
-    batch, including the physical offset.
+    Each new record has the flag, body and properties of one message, and its own queue offset. All other fields,
+    including the physical offset, are copied from the inner batch.
     """
     data = bytes(record)
     if check_record(data) != (len(data), True):
@@ -75,7 +75,7 @@ def split_inner_batch(record: Buffer) -> list[bytes]:
     items = _items_of(data, header)
     if len(items) != count:
         raise RecordError(f"the inner batch at {view.physical_offset} holds {len(items)} messages, not {count}")
-    # The topic's length and text, equal in the records of all messages.
+    # The bytes of the topic's length and text, which are equal in the records of all messages.
     topic = data[body_end : properties_at - 2]
     header = header._replace(sys_flag=header.sys_flag & ~_OF_THE_BATCH)
     return [_record_of(item, header, base_offset + index, topic) for index, item in enumerate(items)]
@@ -92,15 +92,15 @@ def inner_keys(record: Buffer) -> list[str]:
 
 
 def _items_of(record: bytes, header: RecordHeader) -> list[BatchItem]:
-    """Return the messages in the body of an inner batch, which may be compressed."""
+    """Return the messages (items) in the body of an inner batch. The body may be compressed."""
     body_at, body_end, _, _, _ = find_sections(record, 0, header)
     body = record[body_at:body_end]
     return decode_batch_items(decompress(body, header.sys_flag, max_bytes=INNER_BATCH_MAX_BYTES))
 
 
 def _record_of(item: BatchItem, batch: RecordHeader, queue_offset: int, topic: bytes) -> bytes:
-    """Return the record of one message. `batch`: the header of the inner batch. `topic`: the topic's length and text,
-    as in a record."""
+    """Return the separate record of one message of an inner batch. `batch`: the header of the inner batch. `topic`: the
+    topic's length and text, as in a record."""
     properties = encode_properties(item.properties)
     header = batch._replace(
         total_size=header_size(batch.sys_flag) + len(item.body) + len(topic) + _SHORT.size + len(properties),
@@ -128,7 +128,8 @@ class BatchItem:
 
 
 def encode_batch_item(item: BatchItem) -> bytes:
-    """Encode `item` as in a batch. Raises MessageIllegalError if the item's properties cannot be encoded."""
+    """Encode one message as an item of an inner batch. Raises MessageIllegalError if the item's properties cannot be
+    encoded."""
     properties = encode_properties(item.properties)
     size = _HEAD.size + len(item.body) + _SHORT.size + len(properties)
     head = _HEAD.pack(size, 0, 0, item.flag, len(item.body))
@@ -136,8 +137,8 @@ def encode_batch_item(item: BatchItem) -> bytes:
 
 
 def count_items(data: bytes) -> int:
-    """Return the number of items that fill `data`, from the items' sizes. Raises RecordError like
-    `decode_batch_items`."""
+    """Return the number of inner-batch items that fill `data`, from the items' sizes. Raises RecordError if `data` is
+    truncated or an item's length fields do not add up."""
     count, position = 0, 0
     while position < len(data):
         position = _item_at(data, position)[-1]
@@ -146,8 +147,8 @@ def count_items(data: bytes) -> int:
 
 
 def _item_at(data: bytes, position: int) -> tuple[int, int, int, int]:
-    """Parse the item at `position`. Returns the item's flag, the start of its body, the start of its properties, and
-    its end. Raises RecordError if the item is truncated or its length fields do not add up."""
+    """Parse the inner-batch item at `position`. Returns the item's flag, the start of its body, the start of its
+    properties, and its end. Raises RecordError if the item is truncated or its length fields do not add up."""
     try:
         total, _, _, flag, body_size = _HEAD.unpack_from(data, position)
         body_at = position + _HEAD.size
@@ -162,8 +163,8 @@ def _item_at(data: bytes, position: int) -> tuple[int, int, int, int]:
 
 
 def decode_batch_items(data: bytes) -> list[BatchItem]:
-    """Return the items that fill `data`. Raises RecordError if `data` is truncated or an item's length fields do not
-    add up."""
+    """Return the inner-batch items that fill `data`. Raises RecordError if `data` is truncated or an item's length
+    fields do not add up."""
     items = []
     position = 0
     while position < len(data):

@@ -1,9 +1,9 @@
 """Writes inner batches: many messages of one queue as one record, for topics with the queue type "batch".
 
 A producer encodes inner batches (raymq.client.producer.encoder), as RocketMQ 5 does for a topic with
-`queue.type=BatchCQ`; raymq.records.format.inner_batch describes the record. Two fields hold the queue offset of the
-first message: a header field, and the text of property INNER_BASE. The offset is unknown to the producer, which writes
-nineteen zeros into INNER_BASE at the end of the properties. The store overwrites them with the offset and leading
+`queue.type=BatchCQ`; raymq.records.format.inner_batch describes the record. Two fields contain the queue offset of the
+first message: a header field, and the text of property INNER_BASE. The producer does not have this offset, so it writes
+nineteen zeros into INNER_BASE at the end of the properties. The store overwrites the zeros with the offset and leading
 zeros, which RocketMQ parses like other numbers. So the record's size does not depend on the offset.
 """
 
@@ -41,14 +41,15 @@ from raymq.records.format.layout import (
 )
 
 INNER_MESSAGES_MAX: Final = 2**15 - 1
-"""Maximum number of messages in an inner batch: a batch queue unit has a signed two-byte field for this number."""
+"""Maximum number of messages in an inner batch. The entry (unit) of a batch consume queue has a signed two-byte field
+for this number."""
 
 _ITEM_HEAD: Final = struct.Struct(">iiiii")
 _ITEM_FIXED_BYTES: Final = _ITEM_HEAD.size + layout.SHORT.size
 _BASE_DIGITS: Final = 19
 _BASE: Final = f"{PROPERTY_INNER_BASE}\x01".encode() + b"0" * _BASE_DIGITS + b"\x02"
-"""The property INNER_BASE with zeros in place of the offset, which the store fills in. It is the last property of an
-inner batch."""
+"""The property INNER_BASE with zeros that the store replaces with the queue offset. It is the last property of an inner
+batch."""
 
 
 def encode_inner_batch(
@@ -63,9 +64,9 @@ def encode_inner_batch(
 ) -> EncodedBatch:
     """Encode `messages`, all of one topic, as one inner-batch record of the topic's queue `queue_id`.
 
-    Each message is an item of the body, with its flag, its own properties and its unique id; the body is compressed as
-    a whole. The record has the first message's id and sequence number, which represent all messages. The returned batch
-    has one size, and one id per message. `born_host`: an IP address and a port.
+    Each message is an item of the record's body, with its flag, its own properties and its unique id; the body is
+    compressed as a whole. The record has the first message's id and sequence number, which represent all messages. The
+    returned batch has one size, and one id per message. `born_host`: an IP address and a port.
 
     Raises MessageIllegalError if there are no messages or too many, or if a message's properties are too long.
     """
@@ -91,31 +92,30 @@ def encode_inner_batch(
 
 
 def is_inner_batch(records: Buffer) -> bool:
-    """True if the first of these records is an inner batch, according to its sys flag alone."""
+    """True if the first record in `records` is an inner batch. Reads only the record's sys flag."""
     return len(records) > SYS_FLAG_OFFSET + 3 and bool(records[SYS_FLAG_OFFSET + 3] & SYS_FLAG_INNER_BATCH)
 
 
 def count_messages(properties: bytes) -> int:
     """Return the number of messages in an inner batch with these properties, as `encode_inner_batch` writes them.
-    Returns 0 if the properties do not contain this number, or have no space for the queue offset of the first message.
-    """
+    Returns 0 if the properties do not contain this number, or have no space for the queue offset of the batch's first
+    message."""
     text = decode_properties(properties).get(PROPERTY_INNER_NUM, "")
     messages = int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else 0
     return messages if messages <= INNER_MESSAGES_MAX and base_position(properties) else 0
 
 
 def base_position(record: Buffer) -> int:
-    """Return the position of the digits of INNER_BASE in a record from `encode_inner_batch`, which may end with a
-    property CRC. The position is negative, counted from the record's end; 0 if the record does not end with INNER_BASE.
-    """
+    """Return the position of the digits of INNER_BASE in an inner-batch record, which may end with a property CRC. The
+    position is negative, counted from the record's end. It is 0 if the record does not end with INNER_BASE."""
     tail = bytes(record[-len(_BASE) - PROPERTY_CRC_LENGTH :])
     behind = PROPERTY_CRC_LENGTH if tail[-PROPERTY_CRC_LENGTH:].startswith(PROPERTY_CRC_PREFIX) else 0
     return -behind - _BASE_DIGITS - 1 if tail[: len(tail) - behind].endswith(_BASE) else 0
 
 
 def put_base(record: bytearray | memoryview, position: int, base_offset: int) -> None:
-    """Write the queue offset of an inner batch's first message over the zeros at `position`, which is `base_position`
-    of the record and counts from the record's end."""
+    """Write the queue offset of an inner batch's first message over the zeros at `position`. `position` is the result
+    of `base_position` for the record, and counts from the record's end."""
     at = len(record) + position
     record[at : at + _BASE_DIGITS] = b"%0*d" % (_BASE_DIGITS, base_offset)
 
@@ -138,7 +138,7 @@ def _item(message: Message, message_id: str) -> tuple[bytes, bytes, bytes, bytes
 
 
 def _properties(count: int, message_id: str, first: Message, producer: ProducerSequence) -> dict[str, str]:
-    """Return the properties of an inner-batch record of `count` messages, without INNER_BASE."""
+    """Return the properties of an inner-batch record of `count` messages, except INNER_BASE."""
     return {
         PROPERTY_UNIQ_KEY: message_id,
         **({} if first.wait_store_msg_ok else {PROPERTY_WAIT: "false"}),

@@ -1,7 +1,7 @@
 """The layout of a commit-log record: the offset of each field, functions that read the header, and the encodings of
 hosts and properties (spec/storage.md §1).
 
-A record is big-endian. The offsets below hold for IPv4 hosts; an IPv6 host is 12 bytes longer and shifts all later
+A record is big-endian. The following offsets are for IPv4 hosts. An IPv6 host is 12 bytes longer and shifts all later
 fields:
 
     | total_size 4 | magic 4 | body_crc 4 | queue_id 4 | flag 4 | queue_offset 8 | physical_offset 8 | sys_flag 4 |
@@ -33,13 +33,13 @@ from raymq.common.message import MAX_PROPERTIES_BYTES
 
 Buffer = bytes | bytearray | memoryview
 
-# Magic numbers: a record whose topic length has one byte (V1) or two (V2), and a BLANK.
+# Magic numbers of records and of a BLANK. The topic length of a record has one byte (V1) or two bytes (V2).
 MAGIC_V1: Final = -626843481
 MAGIC_V2: Final = -626843477
 BLANK_MAGIC: Final = -875286124
 BLANK_LENGTH: Final = 8
 
-# Positions of the fields, in bytes from the start of a record with IPv4 hosts.
+# Positions of a record's fields, in bytes from the start of a record with IPv4 hosts.
 TOTAL_SIZE_OFFSET: Final = 0
 MAGIC_OFFSET: Final = 4
 BODY_CRC_OFFSET: Final = 8
@@ -56,12 +56,12 @@ RECONSUME_TIMES_OFFSET: Final = 72
 BODY_SIZE_OFFSET: Final = 84
 BODY_OFFSET: Final = 88
 IPV6_EXTRA: Final = 12
-"""Number of bytes by which an IPv6 host shifts later fields."""
+"""Number of bytes by which an IPv6 host in a record's header shifts the later fields."""
 IPV6_HOST_BYTES: Final = 20
 MIN_RECORD_SIZE: Final = 91
 """Minimum size of a record in bytes: IPv4 hosts, an empty body, an empty topic and no properties."""
 
-# The bits of sys_flag.
+# The bits of a record's sys flag.
 SYS_FLAG_COMPRESSED: Final = 0x1
 SYS_FLAG_TRANSACTION_MASK: Final = 0xC
 SYS_FLAG_TRANSACTION_PREPARED: Final = 0x4
@@ -76,11 +76,11 @@ SYS_FLAG_COMPRESSION_TYPE_MASK: Final = 0x700
 
 V1_TOPIC_SIZE_MAX: Final = 127
 TOPIC_SIZE_MAX: Final = (0, V1_TOPIC_SIZE_MAX, 32767)
-"""Maximum length of a topic in bytes, indexed by the width of the record's topic-length field. The field is signed in
-Java."""
+"""Maximum length of a topic in bytes, indexed by the width of the record's topic-length field (1 or 2 bytes). The field
+is signed in Java."""
 
 UNIT_DTYPE: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-"""numpy type of a consume-queue unit, 20 bytes (spec/storage.md §2)."""
+"""numpy type of a consume-queue unit (entry), 20 bytes (spec/storage.md §2)."""
 BATCH_UNIT_DTYPE: Final = np.dtype(
     [
         ("physical_offset", ">i8"),
@@ -93,8 +93,8 @@ BATCH_UNIT_DTYPE: Final = np.dtype(
         ("reserved", ">i4"),
     ]
 )
-"""numpy type of a batch consume-queue unit, 46 bytes. The unit's record holds `count` messages from queue offset
-`base_offset` on."""
+"""numpy type of a batch consume-queue unit (entry), 46 bytes. The unit's record contains `count` messages from queue
+offset `base_offset` on."""
 HEAD_FIELDS: Final = (
     ("total_size", ">i4"),
     ("magic", ">i4"),
@@ -105,14 +105,14 @@ HEAD_FIELDS: Final = (
     ("physical_offset", ">i8"),
     ("sys_flag", ">i4"),
 )
-"""The header fields that have the same offset in every record, with their numpy types, for reading many records at a
-time."""
+"""The header fields that have the same offset in every record, with their numpy types. They are used to read many
+records at a time."""
 
 HEADERS: Final = tuple(
     struct.Struct(f">iiiiiqqiq{born}sq{store}siqi") for born, store in ((8, 8), (20, 8), (8, 20), (20, 20))
 )
-"""Structs of the header fields up to body_size. The index is the sum of the sys flag's host bits: 1 for an IPv6 born
-host, 2 for an IPv6 store host."""
+"""Structs of a record's header fields, from the first field to body_size. The index is the sum of the sys flag's host
+bits: 1 for an IPv6 born host, 2 for an IPv6 store host."""
 _IPV4_HEADER: Final = HEADERS[0]
 _HOSTS_SHIFT: Final = 4
 _BLANK: Final = struct.Struct(">ii")
@@ -123,8 +123,8 @@ SHORT: Final = struct.Struct(">h")
 
 
 class RecordError(RaymqError):
-    """Bytes that are not a complete, intact record. Most readers convert this error into BodyUnreadableError. The class
-    derives from RaymqError, so that a command reports the error without a traceback.
+    """Raised for bytes that are not a complete, intact record. Most readers convert this error into
+    BodyUnreadableError. The class derives from RaymqError, so that a command reports the error without a traceback.
 
     `reason`: the damage, without a position; readers add the queue and offset.
     """
@@ -138,7 +138,7 @@ HeaderFields = tuple[int, int, int, int, int, int, int, int, int, bytes, int, by
 
 
 class RecordHeader(NamedTuple):
-    """A record's header fields, in their order on disk; spec/storage.md §1 explains each.
+    """A record's header fields, in their order on disk; spec/storage.md §1 explains each field.
 
     Times are in milliseconds. Hosts have the form of `encode_host`'s result. `body_size` is in bytes, as stored.
     """
@@ -160,25 +160,25 @@ class RecordHeader(NamedTuple):
     body_size: int
 
     def encode(self) -> bytes:
-        """Return the header's bytes as in a record. The sys flag determines the length of the hosts."""
+        """Return the header's bytes as in a record. The sys flag determines the length of the host fields."""
         return header_struct(self.sys_flag).pack(*self)
 
 
 def header_struct(sys_flag: int) -> struct.Struct:
-    """Return the struct of a RecordHeader's fields, for the host families in `sys_flag`. Encoders use the struct for
-    many records."""
+    """Return the struct of a record header's fields, for the host families (IPv4 or IPv6) in `sys_flag`. Encoders use
+    the struct for many records."""
     return HEADERS[(sys_flag & SYS_FLAG_HOSTS_MASK) >> _HOSTS_SHIFT]
 
 
 def header_size(sys_flag: int) -> int:
-    """Return the number of bytes before the body of a record, for the host families in `sys_flag`. The low byte of the
-    sys flag is enough."""
+    """Return the number of bytes before the body of a record, for the host families (IPv4 or IPv6) in `sys_flag`.
+    `sys_flag` may be only the low byte of the flag."""
     return HEADERS[(sys_flag & SYS_FLAG_HOSTS_MASK) >> _HOSTS_SHIFT].size
 
 
 def header_size_at(buffer: Buffer, position: int = 0) -> int:
-    """Return the `header_size` of the record at `position` of `buffer`. Raises IndexError if `buffer` ends before the
-    record's sys flag."""
+    """Return the number of bytes before the body of the record at `position` of `buffer`. Raises IndexError if `buffer`
+    ends before the record's sys flag."""
     return header_size(buffer[position + SYS_FLAG_OFFSET + 3])
 
 
@@ -189,11 +189,11 @@ def read_header(buffer: Buffer, position: int = 0) -> RecordHeader:
 
 
 def unpack_header(buffer: Buffer, position: int) -> HeaderFields:
-    """Return the header as a plain tuple, otherwise like `read_header`. A plain tuple is faster for readers that read
-    every record of a fetch."""
+    """Return the record header at `position` as a plain tuple; otherwise the same as `read_header`. A plain tuple is
+    faster for readers that read every record of a fetch."""
     try:
         fields = _IPV4_HEADER.unpack_from(buffer, position)
-        if fields[7] & SYS_FLAG_HOSTS_MASK:  # field 7 is sys_flag
+        if fields[7] & SYS_FLAG_HOSTS_MASK:  # field 7 of the header is sys_flag
             return header_struct(fields[7]).unpack_from(buffer, position)
         return fields
     except struct.error:
@@ -238,8 +238,8 @@ def find_sections(buffer: Buffer, position: int, header: HeaderFields) -> tuple[
 
 
 def encode_blank(remaining: int) -> bytes:
-    """Return the 8 bytes of a BLANK, which ends a commit-log file. `remaining`: the number of bytes left in the file,
-    including these 8."""
+    """Return the 8 bytes of a BLANK, which ends a commit-log file. `remaining`: the number of unused bytes in the file,
+    including these 8 bytes."""
     return _BLANK.pack(remaining, BLANK_MAGIC)
 
 
@@ -258,7 +258,7 @@ def encode_host(ip: str, port: int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def decode_host(host: bytes) -> str:
-    """Return the text of an encoded host: `192.168.1.2:10911` or `[::1]:10911`."""
+    """Return an encoded host as text: `192.168.1.2:10911` or `[::1]:10911`."""
     (port,) = _PORT.unpack_from(host, len(host) - 4)
     if len(host) == 8:
         return f"{socket.inet_ntop(socket.AF_INET, host[:4])}:{port}"
@@ -270,7 +270,7 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     escapes.
 
     Raises MessageIllegalError if a name or a value is empty or contains a separator, because no reader could decode the
-    property, or if the result exceeds 32767 bytes.
+    property. Raises MessageIllegalError also if the result exceeds 32767 bytes.
     """
     pieces = []
     for name, value in properties.items():
@@ -302,20 +302,20 @@ def decode_properties(data: bytes) -> dict[str, str]:
 
 
 def record_ends(sizes: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return the end position of each record, if records of these sizes (in bytes) lie back to back from
-    position 0 on."""
+    """Return the end position of each record in a sequence of records. `sizes`: the records' sizes in bytes. The first
+    record starts at position 0."""
     ends = sizes.astype(np.int64)
     return ends.cumsum() if len(ends) > 1 else ends
 
 
 def windows(data: bytes | bytearray | memoryview | NDArray[np.uint8], width: int) -> NDArray[np.void]:
-    """Return all `width`-byte windows of `data` without a copy; element i starts at byte i. Indexing the result with an
-    array of positions reads or writes one field of many records at a time. A position less than `width` bytes before
-    the end raises IndexError."""
+    """Return all windows of `width` bytes in `data` without a copy; element i starts at byte i. Indexing the result
+    with an array of positions reads or writes one field of many records at a time. A position less than `width` bytes
+    before the end raises IndexError."""
     return np.ndarray((max(len(data) - width + 1, 0),), void_dtype(width), data, 0, (1,))
 
 
 @lru_cache(maxsize=1024)
 def void_dtype(width: int) -> np.dtype[np.void]:
-    """Return the numpy type of `width` opaque bytes."""
+    """Return the numpy type for values of `width` bytes that numpy does not interpret."""
     return np.dtype(f"V{width}")

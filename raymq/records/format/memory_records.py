@@ -1,6 +1,6 @@
 """Records of one queue in memory, which are sliced and joined without decoding.
 
-Consumers keep fetched records in this form. So a limit on bytes bounds the memory, and records can be sent back, or
+Consumers keep fetched records in this form. So a limit on bytes bounds the memory. Records can be sent back, or
 converted into a table, without an object per message.
 """
 
@@ -18,16 +18,16 @@ from raymq.records.format.crc import PROPERTY_CRC_LENGTH, is_sealed, property_cr
 from raymq.records.format.layout import MIN_RECORD_SIZE, QUEUE_OFFSET_OFFSET, RecordError, header_size_at, windows
 
 _RECONSUME_TIMES_FROM_END_OF_HEADER: Final = 16
-"""Distance in bytes of the reconsume times from the end of the header. The last 16 bytes of a header are the reconsume
-times (4 bytes), the prepared transaction's offset (8) and the body's size (4)."""
+"""Distance in bytes of the reconsume times from the end of a record's header. The last 16 bytes of a header are the
+reconsume times (4 bytes), the prepared transaction's offset (8 bytes) and the body's size (4 bytes)."""
 
 
 class LocatedRecords(NamedTuple):
     """Records of one queue, in ascending order of their queue offsets."""
 
     data: memoryview | bytes
-    """The buffer that contains the records. If `data` is a mapped file, records of other queues may lie between
-    them."""
+    """The buffer that contains the records. If the buffer is a mapped file, records of other queues may lie between
+    these records."""
     starts: NDArray[np.int64]
     """The position of each record in `data`, shape (n,)."""
     sizes: NDArray[np.int64]
@@ -43,16 +43,16 @@ class LocatedRecords(NamedTuple):
         return None if self.position < 0 else self.starts + self.position
 
     def part(self, first: int, last: int) -> LocatedRecords:
-        """Return records `first` to `last - 1`."""
+        """Return the records with the indices `first` to `last - 1`."""
         rows = slice(first, last)
         return LocatedRecords(self.data, self.starts[rows], self.sizes[rows], self.offsets[rows], self.position)
 
     def pick(self, rows: NDArray[np.int64]) -> LocatedRecords:
-        """Return the records at these ascending indices."""
+        """Return the records at the given ascending indices."""
         return LocatedRecords(self.data, self.starts[rows], self.sizes[rows], self.offsets[rows], self.position)
 
     def joined(self) -> bytes:
-        """Return the records' bytes, back to back."""
+        """Return the bytes of all records, one record after another."""
         view = memoryview(self.data)
         spans = zip(self.starts.tolist(), self.sizes.tolist(), strict=True)
         return b"".join([view[start : start + size] for start, size in spans])
@@ -60,7 +60,7 @@ class LocatedRecords(NamedTuple):
     @classmethod
     def read(cls, data: bytes) -> LocatedRecords:
         """Return the records that fill `data`. Raises RecordError if the records' sizes do not add up to the length of
-        `data`; nothing else is checked."""
+        `data`. Checks nothing else."""
         starts = record_starts(data)
         offsets = windows(data, 8)[starts + QUEUE_OFFSET_OFFSET].view(">i8").astype(np.int64)
         return cls(data, starts, np.diff(starts, append=len(data)), offsets)
@@ -68,7 +68,7 @@ class LocatedRecords(NamedTuple):
     @classmethod
     def of_fetch(cls, data: bytes, count: int, first_offset: int, next_offset: int) -> LocatedRecords:
         """Return the `count` records that a fetch returned for the queue offsets from `first_offset` up to
-        `next_offset`, whatever bytes the records have.
+        `next_offset`. The records may be damaged.
 
         A record with a damaged size ends where the next intact record begins. If the fetch returned every message of
         the offset range, a damaged record gets the offset that is missing between its neighbours. If the fetch skipped
@@ -83,12 +83,12 @@ class LocatedRecords(NamedTuple):
             ):
                 return found
         except RecordError:
-            pass  # damaged data: `_of_damaged` checks each record separately
+            pass  # the data is damaged: `_of_damaged` checks each record separately
         return cls._of_damaged(data, count, first_offset, next_offset)
 
     @classmethod
     def _of_damaged(cls, data: bytes, count: int, first_offset: int, next_offset: int) -> LocatedRecords:
-        """Return the result of `of_fetch` if some records are damaged."""
+        """Return the records of a fetch, as `of_fetch` does, if some of the records are damaged."""
         all_wanted, starts = count == next_offset - first_offset, find_starts(data)
         sizes = np.diff(starts, append=len(data))
         if all_wanted and len(starts) == count:
@@ -97,7 +97,8 @@ class LocatedRecords(NamedTuple):
         damaged: list[tuple[int, int]] = []
 
         def fill(end_offset: int, position: int) -> None:
-            """Assign the offsets before `end_offset` to the damaged records before `position`."""
+            """Assign queue offsets to the damaged records before record `position`; the offsets end before
+            `end_offset`."""
             start = rows[-1][2] + 1 if rows else first_offset
             places = [*damaged, *[(position, 0)] * (end_offset - start if all_wanted else 0)]
             rows.extend((*place, offset) for place, offset in zip(places, range(start, end_offset), strict=False))
@@ -117,24 +118,25 @@ class LocatedRecords(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MemoryRecords:
-    """Whole records of one queue, back to back, in ascending order of their queue offsets."""
+    """Whole records of one queue, one after another, in ascending order of their queue offsets."""
 
     data: bytes
     """The records' bytes. Record i is `data[starts[i]:starts[i + 1]]`."""
     starts: Sequence[int]
-    """The position of each record in `data`, followed by the length of `data`."""
+    """The position of each record in `data`. The last item is the length of `data`."""
     offsets: Sequence[int]
-    """The queue offset of each record."""
+    """The queue offset of each record; item i belongs to record i."""
 
     @classmethod
     def read(cls, data: bytes) -> MemoryRecords:
         """Return the records that fill `data`. Raises RecordError if the records' sizes do not add up to the length of
-        `data`; nothing else is checked."""
+        `data`. Checks nothing else."""
         return cls.of(LocatedRecords.read(data))
 
     @classmethod
     def of(cls, located: LocatedRecords) -> MemoryRecords:
-        """Return `located` as MemoryRecords. Its records must lie back to back and fill its bytes."""
+        """Return `located` as MemoryRecords. Its records must follow one another without gaps and fill its
+        bytes."""
         data = bytes(located.data)
         return cls(data, [*located.starts.tolist(), len(data)], located.offsets.tolist())
 
@@ -147,15 +149,16 @@ class MemoryRecords:
         return len(self.data)
 
     def size_of(self, indices: Iterable[int]) -> int:
-        """Return the total length in bytes of the records at these indices."""
+        """Return the total length in bytes of the records at the given indices."""
         return sum(self.starts[index + 1] - self.starts[index] for index in indices)
 
     def in_memory(self) -> MemoryRecords:
-        """Return this object, because its records are already in memory."""
+        """Return this object itself, because its records are already in memory."""
         return self
 
     def part(self, first: int, last: int) -> MemoryRecords:
-        """Return records `first` to `last - 1`. Returns this object itself if the range covers all records."""
+        """Return the records with the indices `first` to `last - 1`. Returns this object itself if the range covers all
+        records."""
         if first == 0 and last == len(self):
             return self
         base = self.starts[first]
@@ -163,7 +166,7 @@ class MemoryRecords:
         return MemoryRecords(self.data[base : self.starts[last]], starts, self.offsets[first:last])
 
     def pick(self, indices: Iterable[int]) -> MemoryRecords:
-        """Return the records at these indices, at least one, in ascending order. Returns this object itself if the
+        """Return the records at the given indices, which are ascending and not empty. Returns this object itself if the
         indices cover all records."""
         wanted = sorted(indices)
         if len(wanted) == len(self):
@@ -171,14 +174,14 @@ class MemoryRecords:
         return join_records([self.part(index, index + 1) for index in wanted])
 
     def reconsume_times(self, index: int) -> int:
-        """Return the reconsume times of record `index` from its header: how often consumers have sent the
-        message back."""
+        """Return the reconsume times of record `index`, from its header. This number counts how often consumers have
+        sent the message back."""
         position = self._reconsume_times_at(index)
         return 0 if position is None else int.from_bytes(self.data[position : position + 4])
 
     def failed_once_more(self, indices: Iterable[int]) -> MemoryRecords:
-        """Return a copy of the records in which the reconsume times of the records at `indices` are higher by one. If
-        such a record has a correct property CRC, the CRC is recomputed."""
+        """Return a copy of all records, in which the reconsume times of the records at `indices` are higher by one. If
+        such a record has a correct property CRC, the property CRC is recomputed."""
         data = bytearray(self.data)
         for index in indices:
             position = self._reconsume_times_at(index)
@@ -205,8 +208,8 @@ def queue_offset_at(data: bytes, start: int) -> int:
 
 
 def join_records(parts: Sequence[MemoryRecords]) -> MemoryRecords:
-    """Join the records of all `parts`, in order. There must be at least one part; a single part is returned unchanged,
-    without a copy."""
+    """Join the records of all `parts`, in order. There must be at least one part. If there is only one part, it is
+    returned without a copy."""
     if len(parts) == 1:
         return parts[0]
     starts, offsets = [0], list[int]()

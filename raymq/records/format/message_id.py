@@ -1,10 +1,11 @@
 """Message ids (spec/storage.md §1 "Ids").
 
-There are two kinds, both upper-case hex. The *unique id* (property UNIQ_KEY) is created once per message by the
-producer, and retries do not change it. It has an IP address of 4 or 16 bytes, a process id of 2, a random number of 4
-(in Java the class loader's hash), the milliseconds since local midnight of the first of the month in 4, and a counter
-of 2. The *offset message id* identifies a record on disk. It has the store's IP address of 4 or 16 bytes, a port of 4,
-and a physical offset of 8. Each id has 32 digits with an IPv4 address and 56 with an IPv6 address.
+There are two kinds of ids, both upper-case hex. The *unique id* (property UNIQ_KEY) is created once per message by the
+producer, and retries do not change it. It begins with an IP address of 4 or 16 bytes, a process id of 2 bytes, and a
+random number of 4 bytes (in Java the class loader's hash). The milliseconds since local midnight of the first of the
+month (4 bytes) and a counter of 2 bytes follow. The *offset message id* identifies a record on disk. It consists of the
+store's IP address of 4 or 16 bytes, a port of 4 bytes, and a physical offset of 8 bytes. Each id has 32 digits with an
+IPv4 address and 56 digits with an IPv6 address.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from raymq.common.errors import InvalidArgumentError
 from raymq.records.format.layout import encode_host
 
 IDS_PER_MS: Final = 1 << 16
-"""Maximum number of unique ids per millisecond: the counter has two bytes, and further ids of the same millisecond
-would repeat earlier ids."""
+"""Maximum number of unique ids per millisecond. The counter has two bytes, so more ids of the same millisecond would
+repeat earlier ids."""
 
 
 def _wall_clock_ms() -> int:
@@ -31,11 +32,11 @@ def _wall_clock_ms() -> int:
 
 
 class IdRange(Sequence[str]):
-    """A range of consecutive unique ids; each id's text is created when it is read. Id i is `stem` followed by the four
-    upper-case hex digits of `(first + i) & 0xffff`. `len` returns the number of ids.
+    """A range of consecutive unique ids. The text of an id is created when it is read. Id i is `stem` followed by the
+    four upper-case hex digits of `(first + i) & 0xffff`. `len` returns the number of ids.
 
-    A range equals another range, or a tuple, with the same ids. Immutable. Raises InvalidArgumentError unless `first`
-    is in 0 to 65535 and `count` in 0 to 65536, so that all ids differ.
+    A range equals another range or a tuple if both have the same ids. Immutable. Raises InvalidArgumentError unless
+    `first` is in 0 to 65535 and `count` in 0 to 65536, so that all ids differ.
     """
 
     __slots__ = ("_count", "first", "stem")
@@ -57,7 +58,7 @@ class IdRange(Sequence[str]):
     def __getitem__(self, index: slice) -> Sequence[str]: ...
 
     def __getitem__(self, index: int | slice) -> str | Sequence[str]:
-        """Return the id at `index`. A slice with step 1 returns an IdRange, any other slice a tuple."""
+        """Return the id at `index`. A slice with step 1 returns an IdRange; any other slice returns a tuple."""
         numbers = range(self._count)[index]
         if isinstance(numbers, int):
             return self._id(numbers)
@@ -94,7 +95,7 @@ class UniqueIdGenerator:
 
     Time never runs backwards inside a generator. If the clock is set back, the generator keeps its last used
     millisecond. If more than 65536 ids are requested in one millisecond, the generator continues with the next
-    millisecond and may run ahead of the clock. The state is lost when the process ends: the next process draws a new
+    millisecond, so it may be ahead of the clock. The state is lost when the process ends; the next process uses a new
     random number.
     """
 
@@ -139,9 +140,10 @@ class UniqueIdGenerator:
         return ids
 
     def next_range(self, count: int) -> IdRange:
-        """Return `count` unique ids that share one millisecond. Raises InvalidArgumentError for more than 65536.
+        """Return `count` unique ids that share one millisecond. Raises InvalidArgumentError if `count` is more than
+        65536.
 
-        If the current millisecond has fewer ids left, all of these ids belong to the next millisecond.
+        If the current millisecond has fewer than `count` ids left, all of these ids belong to the next millisecond.
         """
         if not 0 <= count <= IDS_PER_MS:
             raise InvalidArgumentError(f"{count} ids do not fit in one millisecond, which has {IDS_PER_MS}")
@@ -149,19 +151,19 @@ class UniqueIdGenerator:
             return self._ids_of_one_ms(count, all_of_them=True)
 
     def next_parts(self) -> tuple[str, int]:
-        """Return one unique id as a pair: its `stem` and its counter, which are the `stem` and `first` of an
-        IdRange."""
+        """Return one unique id as a pair: its stem and its counter. They are the `stem` and `first` of an IdRange with
+        this id."""
         with self._lock:
             return self._take(1, all_of_them=True)[:2]
 
     def _ids_of_one_ms(self, wanted: int, *, all_of_them: bool = False) -> IdRange:
-        """Return up to `wanted` ids that share one millisecond. With `all_of_them`, returns exactly `wanted` ids;
-        `wanted` must not exceed the ids of one millisecond."""
+        """Return up to `wanted` unique ids that share one millisecond. With `all_of_them`, returns exactly `wanted`
+        ids. `wanted` must not exceed the number of ids of one millisecond."""
         return IdRange(*self._take(wanted, all_of_them=all_of_them))
 
     def _take(self, wanted: int, *, all_of_them: bool) -> tuple[str, int, int]:
-        """Reserve ids of one millisecond for `_ids_of_one_ms`. Returns their stem, the first counter value, and their
-        number."""
+        """Reserve unique ids of one millisecond for `_ids_of_one_ms`. Returns the common stem of the ids, the first
+        counter value, and the number of ids."""
         if os.getpid() != self._process_id:
             self._start_process()
         now_ms = self._clock_ms()
@@ -179,13 +181,14 @@ class UniqueIdGenerator:
         if now_ms >= self._next_month_ms:
             self._month_start_ms, self._next_month_ms = _month_bounds_ms(now_ms)
         stem = f"{self._prefix}{max(now_ms - self._month_start_ms, 0) & 0xFFFFFFFF:08X}"
-        # One statement, so that no signal handler runs between the assignments and sees a mixed state.
+        # Use one assignment statement, so that no signal handler runs between the assignments and finds an inconsistent
+        # state.
         self._stem, self._now_ms, self._made_in_ms = stem, now_ms, 0
 
 
 def _month_bounds_ms(now_ms: int) -> tuple[int, int]:
-    """Return two times in ms: local midnight of the first day of the month of `now_ms`, and of the first day of the
-    next month."""
+    """Return two times in ms since 1970: local midnight of the first day of the month that contains `now_ms`, and local
+    midnight of the first day of the next month."""
     first = datetime.fromtimestamp(now_ms / 1000).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     following = first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
     return int(first.timestamp() * 1000), int(following.timestamp() * 1000)
@@ -200,8 +203,9 @@ class OffsetMessageId(NamedTuple):
 
 
 def offset_message_id(host: str, port: int, physical_offset: int) -> str:
-    """Return the offset message id, 32 or 56 hex digits, of the record at byte `physical_offset` of the store at IP
-    address `host`. Raises InvalidArgumentError if `host` is not an IP address or a number is out of range."""
+    """Return the offset message id, 32 or 56 hex digits, of a record. `host`: the store's IP address.
+    `physical_offset`: the record's position in the store's log. Raises InvalidArgumentError if `host` is not an IP
+    address or a number is out of range."""
     if not 0 <= physical_offset < 1 << 63:
         raise InvalidArgumentError(f"a physical offset of {physical_offset} is out of range")
     return f"{encode_host(host, port).hex().upper()}{physical_offset:016X}"

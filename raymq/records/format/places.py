@@ -1,7 +1,7 @@
-"""The expected places of records according to their consume queue: queue offset, position in the log, and size.
+"""The expected places of records, according to their consume queue: queue offset, position in the log, and size.
 
 A reader compares each record with its place. So an error can name a damaged record ("offset 7 of orders@broker-a:0"),
-and the reader detects a queue unit that points to another record.
+and the reader detects a queue unit (entry) that points to another record.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from raymq.records.format.memory_records import LocatedRecords
 
 
 class RecordPlace(NamedTuple):
-    """The expected place of one record. Unknown offsets and sizes (in bytes) are -1."""
+    """The expected place of one record: its queue, its offsets and its size in bytes. Unknown numbers are -1."""
 
     queue: MessageQueue
     queue_offset: int = -1
@@ -43,11 +43,11 @@ class RecordPlace(NamedTuple):
             raise RecordError(reason)
 
     def error(self, reason: str, *, record_damaged: bool = True) -> BodyUnreadableError:
-        """Return the error that the body of the message at this place raises."""
+        """Return the BodyUnreadableError that reading the body of the message at this place raises."""
         return BodyUnreadableError(str(self.queue), self.queue_offset, self.physical_offset, reason, record_damaged)
 
     def damaged(self, reason: str) -> MessageExt:
-        """Return the message that represents a damaged record."""
+        """Return the message that represents a damaged record at this place. `reason`: the damage."""
         return MessageExt.damaged(self.error(reason), self.queue)
 
 
@@ -62,7 +62,7 @@ class RecordPlaces(NamedTuple):
 
     @classmethod
     def of(cls, queue: MessageQueue, records: LocatedRecords) -> RecordPlaces:
-        """Return the places of these records of `queue`."""
+        """Return the places of the given records of `queue`."""
         return cls(queue, records.offsets, records.physical_offsets, records.sizes)
 
     @classmethod
@@ -71,7 +71,7 @@ class RecordPlaces(NamedTuple):
         return cls(MessageQueue("", broker_name, -1))
 
     def place(self, row: int) -> RecordPlace:
-        """Return the place of the record at index `row`."""
+        """Return the expected place of the record at index `row`."""
         return RecordPlace(
             self.queue,
             -1 if self.offsets is None else int(self.offsets[row]),
@@ -80,7 +80,7 @@ class RecordPlaces(NamedTuple):
         )
 
     def pick(self, rows: NDArray[np.int64] | slice) -> RecordPlaces:
-        """Return the places of the records at these indices."""
+        """Return the expected places of the records at the indices `rows`."""
         return RecordPlaces(
             self.queue,
             None if self.offsets is None else self.offsets[rows],

@@ -8,8 +8,8 @@ the properties, including DELAY, REAL_TOPIC and REAL_QID, as RocketMQ does (spec
 properties are replaced: they identify the producer of the new record.
 
 A new record always has a correct CRC of its body, so that recovery and replicas treat the record as complete. If the
-old record's body does not match its CRC, the new record's flags name a compression type that does not exist, so that
-readers get an error for this body.
+old record's body does not match its CRC, the new record's sys flag names a compression type that does not exist. So
+readers of this body get an error.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ EXCHANGED_NAMES: Final = tuple(
         PROPERTY_SEQUENCE,
     )
 )
-"""The beginnings (name and separator) of properties that a new record does not inherit. The new record has its own
-producer (`producer_text`), and the store assigns its offsets in light queues."""
+"""The beginnings (name and separator) of the properties that a new record does not inherit. The new record has
+properties for its own producer (`producer_text`), and the store assigns its offsets in light queues."""
 
 
 _REAL_NAMES: Final = (f"{PROPERTY_REAL_TOPIC}\x01".encode(), f"{PROPERTY_REAL_QUEUE_ID}\x01".encode())
@@ -66,8 +66,8 @@ _REAL_NAMES: Final = (f"{PROPERTY_REAL_TOPIC}\x01".encode(), f"{PROPERTY_REAL_QU
 
 @dataclass(frozen=True, slots=True)
 class RecordParts:
-    """The decoded fields of a record. `properties`: as on disk, without the property CRC. `sealed`: the record had a
-    property CRC."""
+    """The decoded fields of a record. `properties`: as on disk, without the property CRC. `sealed`: True if the record
+    had a property CRC."""
 
     header: RecordHeader
     body: bytes
@@ -77,7 +77,7 @@ class RecordParts:
 
     @property
     def body_is_intact(self) -> bool:
-        """True if the body matches the CRC in the header."""
+        """True if the record's body matches the CRC in the header."""
         return not self.body or body_crc(self.body) == self.header.body_crc
 
 
@@ -94,8 +94,8 @@ class WaitingRecord:
 
 
 def split_record(record: bytes | memoryview) -> RecordParts:
-    """Split one whole record into its fields. Raises RecordError if the length fields do not add up; the CRCs are not
-    checked."""
+    """Split one whole record into its fields. Does not check the CRCs. Raises RecordError if the length fields do not
+    add up."""
     data = bytes(record)
     header = read_header(data)
     body_at, body_end, topic_at, properties_at, end = find_sections(data, 0, header)
@@ -113,8 +113,8 @@ def split_record(record: bytes | memoryview) -> RecordParts:
 
 
 def read_waiting(record: bytes | memoryview) -> WaitingRecord:
-    """Split one whole record of a delayed message. Raises RecordError if the record is damaged, or does not name its
-    target queue."""
+    """Split one whole record of a delayed message into its fields and its target queue. Raises RecordError if the
+    record is damaged, or does not name its target queue."""
     parts = split_record(record)
     table = decode_properties(parts.properties)
     deliver_at = table.get(PROPERTY_TIMER_DELIVER_MS)
@@ -135,7 +135,7 @@ def read_waiting(record: bytes | memoryview) -> WaitingRecord:
 def move_record(
     record: WaitingRecord, topic: str, queue_id: int, *, producer: ProducerSequence, store_host_ipv6: bool
 ) -> bytearray:
-    """Return the bytes of a new record of `topic`:`queue_id`, ready for `stamp_one`.
+    """Return the bytes of a new record for queue `queue_id` of `topic`, ready for `stamp_one`.
 
     Raises MessageIllegalError if the message's properties are too long, and IllegalNameError if `topic` is not a legal
     name.
@@ -165,12 +165,12 @@ def build_record(
     transaction_bits: int = 0,
     prepared_transaction_offset: int = 0,
 ) -> bytes:
-    """Return the bytes of a new record of `topic`:`queue_id`. The properties in `exchanged` replace the record's own
-    properties of the same names; an empty value removes the property. The new record does not inherit the old record's
-    transaction fields.
+    """Return the bytes of a new record for queue `queue_id` of `topic`. The properties in `exchanged` replace the
+    record's own properties of the same names; an empty value removes the property. The new record does not inherit the
+    old record's transaction fields.
 
-    Without `producer` no store detects duplicates of the record. The fields that the store fills in are zero. A body
-    that does not match its CRC is marked as unreadable (see the module's docstring). Raises MessageIllegalError if the
+    Without `producer` no store detects duplicates of the record. The fields that the store sets are zero. A body that
+    does not match its CRC is marked as unreadable (see the module's docstring). Raises MessageIllegalError if the
     properties exceed 32767 bytes, and IllegalNameError if `topic` is not a legal name.
     """
     magic, topic_text = topic_part(topic)
@@ -205,12 +205,12 @@ def build_record(
 
 
 def light_record(record: bytes | memoryview, topic: str, queue_offset: int) -> bytes:
-    """Return a stored record as a reader of light queue `topic` receives it: with the light queue's topic and the queue
-    offset from which the record was read.
+    """Return a stored record as a reader of light queue `topic` receives it. The returned record has the light queue's
+    topic, and the queue offset from which it was read.
 
     All other fields are unchanged, so the record still has its position in the log. REAL_TOPIC and REAL_QID name the
     record's original queue. A property CRC is removed, because it would be wrong. Raises RecordError if the record is
-    damaged, or its properties do not name this offset of the light queue.
+    damaged, or if its properties do not name this offset of the light queue.
     """
     parts = split_record(record)
     table = decode_properties(parts.properties)
@@ -233,7 +233,7 @@ def light_record(record: bytes | memoryview, topic: str, queue_offset: int) -> b
 
 
 def producer_text(producer: ProducerSequence) -> bytes:
-    """Return the properties that identify a new record's producer, as bytes on disk."""
+    """Return the properties that identify a new record's producer, as bytes for a record."""
     return (
         f"{PROPERTY_PRODUCER_ID}\x01{producer.producer_id}\x02{PROPERTY_PRODUCER_EPOCH}\x01{producer.epoch}\x02"
         f"{PROPERTY_SEQUENCE}\x01{producer.first_sequence}\x02"

@@ -1,9 +1,9 @@
-"""Finds the starts of back-to-back records from the sizes in their headers.
+"""Finds the starts of records that follow one another, from the sizes in their headers.
 
 A record's start is only known after the previous record's size was read, so a scan steps from header to header, in
-Python. But most sizes are equal, or repeat: messages of one producer, with alternating tags. The scan predicts a run of
-repeating sizes from the sizes of its first records, and compares all predicted headers at once. Each header confirms
-the next start, so a prediction whose headers all match is as reliable as single steps.
+Python. But most sizes are equal, or repeat: for example messages of one producer, with alternating tags. The scan
+predicts repeating sizes from the sizes of the first records, and compares all predicted headers at once. Each header
+confirms the next start, so a prediction whose headers all match is as reliable as single steps.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from raymq.records.format.layout import BLANK_LENGTH, BLANK_MAGIC, MAGIC_V1, MAG
 _INTS: Final = struct.Struct(">ii")
 _MAGICS: Final = (MAGIC_V1, MAGIC_V2)
 _HEAD_BYTES: Final = 8
-"""Number of bytes that are read from the beginning of a header: the record's size and magic, 4 bytes each."""
+"""Number of bytes that a scan reads from the beginning of a header: the record's size and magic number, 4 bytes
+each."""
 _SAMPLE: Final = 32
-"""Number of single steps before the scan looks for repeating sizes. After a failed prediction the number is
-doubled."""
+"""Number of records that a scan reads one by one before it looks for repeating sizes. After a failed prediction the
+number is doubled."""
 _SAMPLE_MAX: Final = 4096
 _PERIOD_MAX: Final = 8
-"""Maximum length, in records, of a repeating sequence of sizes that is detected."""
+"""Maximum length, in records, of a repeating sequence of record sizes that a scan detects."""
 _GUESS_MIN: Final = 128
 _GUESS_MAX: Final = 16384
 
@@ -37,16 +38,16 @@ class Walked(NamedTuple):
     starts: NDArray[np.int64]
     """The position of each record, ascending; shape (n,)."""
     end: int
-    """The end of the last record; the scan's first position if no record was found."""
+    """The end of the last record that the scan found; the scan's first position if it found no record."""
 
 
 def walk_records(data: Buffer, position: int = 0, limit: int | None = None, *, any_magic: bool = False) -> Walked:
-    """Find the records that lie back to back in `data` from `position` on and start before `limit` (None: the end of
+    """Find the records that follow one another in `data` from `position` on and start before `limit` (None: the end of
     `data`).
 
     The scan ends earlier at a position without a record: too few bytes, a size that is below the minimum or reaches
-    beyond the end of `data`, or an unknown magic. The scan reads only sizes and magics; with `any_magic` it ignores the
-    magics.
+    beyond the end of `data`, or an unknown magic number. The scan reads only sizes and magic numbers; with `any_magic`
+    it ignores the magic numbers.
     """
     limit = len(data) if limit is None else min(limit, len(data))
     pieces: list[NDArray[np.int64]] = []
@@ -62,7 +63,7 @@ def walk_records(data: Buffer, position: int = 0, limit: int | None = None, *, a
             for piece in _guess(data, hops[-period:], position, limit):
                 pieces.append(piece.starts)
                 position, guessed = piece.end, guessed + len(piece.starts)
-        # After failed predictions, the scan takes more single steps before each new prediction.
+        # After a failed prediction, the scan reads more records one by one before the next prediction.
         sample = _SAMPLE if guessed >= _GUESS_MIN else min(sample * 2, _SAMPLE_MAX)
     return Walked(np.concatenate(pieces) if len(pieces) > 1 else pieces[0], position)
 
@@ -73,8 +74,8 @@ def is_blank(data: Buffer, position: int) -> bool:
 
 
 def _hop(data: Buffer, position: int, limit: int, count: int, *, any_magic: bool) -> tuple[list[int], int]:
-    """Find up to `count` records from `position` on, in single steps. Returns their starts, and the end of the last
-    record."""
+    """Find up to `count` records from `position` on, one record at a time. Returns the starts of the records, and the
+    end of the last record."""
     starts: list[int] = []
     end, unpack_from = len(data), _INTS.unpack_from
     while position < limit and position <= end - MIN_RECORD_SIZE and len(starts) < count:
@@ -87,8 +88,8 @@ def _hop(data: Buffer, position: int, limit: int, count: int, *, any_magic: bool
 
 
 def _period(hops: list[int], end: int) -> int:
-    """Return the number of records after which the last sizes repeat; 0 if the sizes do not repeat. `hops`: starts of
-    consecutive records; the last one ends at `end`."""
+    """Return the number of records after which the sizes of the last records repeat; 0 if the sizes do not repeat.
+    `hops`: starts of consecutive records; the last record ends at `end`."""
     last = [*hops[-_SAMPLE:], end]
     sizes = [other - one for one, other in pairwise(last)]
     for period in range(1, _PERIOD_MAX + 1):
@@ -98,14 +99,15 @@ def _period(hops: list[int], end: int) -> int:
 
 
 def _guess(data: Buffer, model: list[int], position: int, limit: int) -> list[Walked]:
-    """Find records from `position` on that repeat the sizes and magics of the records at `model`. The last record of
-    `model` ends at `position`.
+    """Find records from `position` on that repeat the sizes and magic numbers of the records at the positions `model`.
+    The last record of `model` ends at `position`.
 
     Returns the records in several pieces.
     """
     heads = windows(data, _HEAD_BYTES)
     model_heads = heads[np.array(model)].view(np.int64)
-    # `steps`: starts of the records of one period, relative to its first record. `stride`: length of a period in bytes.
+    # `steps`: starts of the records of one period, relative to the period's first record. `stride`: length of a period
+    # in bytes.
     steps, stride = np.array(model) - model[0], position - model[0]
     pieces: list[Walked] = []
     count = _GUESS_MIN

@@ -1,4 +1,4 @@
-"""Byte strings of many rows, stored as one buffer and offsets, and Arrow arrays over the same memory.
+"""Byte strings of many rows, stored as one buffer and the strings' offsets, and Arrow arrays over the same memory.
 
 Arrow's own conversions from Python values (`pa.array`, `pa.scalar`) import pandas if it is installed, and this import
 alone can take more than a second. The functions of this module do not import pandas.
@@ -22,22 +22,23 @@ from raymq.records.kernels.fields import Bytes, Ints
 
 _INT32_MAX: Final = 2**31 - 1
 _NO_BYTES: Final = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(np.zeros(2, np.int32)), pa.py_buffer(b"")])
-"""A column of one empty string."""
+"""An Arrow array with one row, an empty byte string."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByteColumn:
-    """A column of n byte strings, back to back: string i is `data[offsets[i]:offsets[i + 1]]`."""
+    """A column of n byte strings, stored one after another: string i is `data[offsets[i]:offsets[i + 1]]`."""
 
     data: Bytes
     offsets: Ints
-    """The start of each string in `data`, followed by the end of the last string; ascending, shape (n + 1,)."""
+    """The start of each string in `data`, in ascending order; the last item is the end of the last string. Shape (n +
+    1,)."""
     values: Sequence[bytes] | None = None
-    """The strings as Python objects, if the column was created from objects; otherwise None."""
+    """The byte strings as Python objects, if the column was created from objects; otherwise None."""
 
     @classmethod
     def of(cls, values: pa.Array | Sequence[bytes] | ByteColumn) -> ByteColumn:
-        """Create a column from an Arrow column of bytes or text, or from a list, without nulls.
+        """Create a column from a list, or from an Arrow column of bytes or text. There must be no nulls.
 
         Arrow's buffers are used without a copy, except buffers of view types, which are copied into one buffer. Raises
         InvalidArgumentError if `values` has another type or contains nulls.
@@ -65,7 +66,7 @@ class ByteColumn:
 
     @classmethod
     def of_buffers(cls, values: Sequence[bytes | memoryview]) -> ByteColumn:
-        """Create a column from a list of strings, which are copied into one buffer."""
+        """Create a column from a list of byte strings, which are copied into one buffer."""
         data = np.frombuffer(b"".join(values), np.uint8)
         return cls(data, _bounds(np.fromiter(map(len, values), np.int64, len(values))))
 
@@ -103,13 +104,13 @@ class ByteColumn:
 
     @classmethod
     def chained(cls, columns: Sequence[ByteColumn]) -> ByteColumn:
-        """Concatenate columns vertically: return the rows of the first column, then the rows of the next column, and so
+        """Return a column with the rows of the first column, followed by the rows of the next column, and so
         on."""
         if len(columns) == 1:
             return columns[0]
         sizes = np.concatenate([column.sizes for column in columns])
         bounds = _bounds(sizes)
-        # Arrow's allocator reuses memory, so that the pages are not faulted in again
+        # use Arrow's allocator, which reuses memory and so avoids new page faults
         buffer = pa.allocate_buffer(int(bounds[-1]))
         data, at = np.frombuffer(buffer, np.uint8), 0
         for column in columns:
@@ -135,15 +136,15 @@ class ByteColumn:
         return self.offsets[1:] - self.offsets[:-1]
 
     def slice(self, first: int, end: int) -> ByteColumn:
-        """Return the strings from row `first` up to `end`, without a copy."""
+        """Return a column with the strings from row `first` up to `end`, without a copy."""
         return ByteColumn(self.data, self.offsets[first : end + 1], self.values[first:end] if self.values else None)
 
     def take(self, rows: Ints) -> ByteColumn:
-        """Return a copy of the strings at `rows`."""
+        """Return a column with a copy of the strings in the rows `rows`."""
         return ByteColumn.of(self.array().take(int_array(rows)))
 
     def tolist(self) -> Sequence[bytes]:
-        """Return the strings as Python objects."""
+        """Return the strings of the column as Python objects."""
         if self.values is not None:
             return self.values
         bounds = self.offsets.tolist()
@@ -151,8 +152,8 @@ class ByteColumn:
         return [data[start - bounds[0] : end - bounds[0]] for start, end in pairwise(bounds)]
 
     def views(self) -> Sequence[bytes | memoryview]:
-        """Return the strings without a copy: the existing Python objects if the column has them, otherwise views of its
-        memory."""
+        """Return the strings of the column without a copy: the existing Python objects if the column has them,
+        otherwise views of its memory."""
         if self.values is not None:
             return self.values
         data = self.data.data
@@ -184,12 +185,13 @@ def _is_view(kind: pa.DataType) -> bool:
 
 
 def _without_views(values: pa.Array) -> pa.Array:
-    """Return the column itself, or a copy as large_binary if it has an Arrow view type."""
+    """Return an Arrow column itself, or a copy as large_binary if its type is a view type."""
     return values.cast(pa.large_binary()) if _is_view(values.type) else values
 
 
 def int_array(numbers: NDArray[np.signedinteger[Any]], absent: NDArray[np.bool_] | None = None) -> pa.Array:
-    """Return integers of 32 or 64 bits as an Arrow array over the same memory, null where `absent` is True."""
+    """Return integers of 32 or 64 bits as an Arrow array over the same memory. A value is null if `absent` is True for
+    it."""
     numbers = np.ascontiguousarray(numbers)
     kind = pa.int64() if numbers.dtype.itemsize == 8 else pa.int32()
     return pa.Array.from_buffers(kind, len(numbers), [_validity(absent), pa.py_buffer(numbers)])
@@ -210,8 +212,8 @@ def text_scalar(text: str) -> pa.Scalar:
 
 
 def numbers_of(column: pa.Array, kind: type[np.signedinteger[Any]]) -> NDArray[Any]:
-    """Return the values of an Arrow column of integers of type `kind` as an array of shape (n,), without a copy. The
-    column must not contain nulls."""
+    """Return the values of an Arrow column of integers of type `kind`, without a copy. The result is an array of shape
+    (n,). The column must not contain nulls."""
     return np.frombuffer(column.buffers()[1], kind)[column.offset : column.offset + len(column)]
 
 

@@ -1,4 +1,4 @@
-"""Checks batches from producers before a store accepts them, all records of a batch at a time.
+"""Checks batches from producers before a store accepts them. All records of a batch are checked at a time.
 
 `validate_batch` raises MessageIllegalError unless a batch has the form that `encode_batch` produces.
 raymq.records.format.check parses single records that are already on disk.
@@ -22,12 +22,12 @@ _BIG_ENDIAN_SHORT: Final = np.dtype(">i2")
 _BIG_ENDIAN_INT: Final = np.dtype(">i4")
 _MAGIC_AND_QUEUE_ID: Final = struct.Struct(">ii")
 _ONE_HEAD: Final = struct.Struct(">ii4xi20xi44xi")
-"""Struct of the checked header fields of one record: total_size, magic, queue_id, sys_flag and, with IPv4 hosts,
-body_size."""
+"""Struct of the header fields of one record that are checked: total_size, magic, queue_id, sys_flag and, with IPv4
+hosts, body_size."""
 
 
 class BatchFacts(NamedTuple):
-    """Properties of a batch that decide whether a store accepts it. Lengths are in bytes."""
+    """Facts about a batch of records that decide whether a store accepts the batch. Lengths are in bytes."""
 
     messages: int
     """Number of records in the batch."""
@@ -35,20 +35,20 @@ class BatchFacts(NamedTuple):
     longest_body: int
     longest_properties: int
     sys_flags: int
-    """The sys flags of all records, or'ed together."""
+    """The sys flags of all records of a batch, combined with bitwise OR."""
     first_properties: bytes
     """The first record's properties, as bytes. All records of a batch have the same reserved property names."""
     stride: int = 0
-    """Size of every record in bytes, if all records are known to have the same size; else 0."""
+    """Size in bytes of each record of a batch, if all records are known to have the same size; else 0."""
 
 
 def validate_batch(batch: EncodedBatch, ends: NDArray[np.int64] | None = None) -> BatchFacts:
     """Check that `batch` has the form of `encode_batch`, so that its records can be stamped and stored.
 
-    The sizes must add up, each record's length fields must agree with its size, magic and topic must match
+    The sizes must add up, and each record's length fields must agree with its size. Magic number and topic must match
     `batch.topic`, queue ids must equal `batch.queue_id`, and all hosts must have the same families (IPv4 or IPv6).
-    Raises MessageIllegalError otherwise. Bodies and properties are not read. Returns facts for further checks. `ends`:
-    `record_ends` of the sizes, if the caller has them.
+    Raises MessageIllegalError if a condition is not met. Bodies and properties are not read. Returns facts for further
+    checks. `ends`: `record_ends` of the sizes, if the caller has already computed them.
     """
     sizes, records = batch.sizes, batch.records
     count = len(sizes)
@@ -75,7 +75,7 @@ def validate_batch(batch: EncodedBatch, ends: NDArray[np.int64] | None = None) -
 
 def _facts_of_alike(batch: EncodedBatch, topic_text: bytes) -> BatchFacts | None:
     """Check a batch whose records all have equal lengths, as the columns of a table over the same memory. Returns None
-    if the first record is not legal, or another record has other lengths."""
+    if the first record is not legal, or if another record has other lengths."""
     sizes, data = batch.sizes, batch.records
     count, size = len(sizes), sizes.item(0)
     if size * count != len(data) or sizes.tobytes() != sizes[:1].tobytes() * count:
@@ -85,8 +85,8 @@ def _facts_of_alike(batch: EncodedBatch, topic_text: bytes) -> BatchFacts | None
         return None
     fixed_size = layout.header_size(first.sys_flags)
     head = np.ndarray((count, fixed_size // 4), _BIG_ENDIAN_INT, data, 0, (size, 4))
-    # Compare four ranges of header columns: total size and magic, queue id, sys flag, body size. The other header
-    # columns may differ.
+    # Compare four ranges of columns in the headers: total size and magic number, queue id, sys flag, body size. The
+    # other columns may differ.
     for columns in (slice(0, 2), slice(3, 4), slice(9, 10), slice(-1, None)):
         if head[:, columns].tobytes() != head[0, columns].tobytes() * count:
             return None
@@ -98,7 +98,8 @@ def _facts_of_alike(batch: EncodedBatch, topic_text: bytes) -> BatchFacts | None
 
 
 def _facts_of_many(batch: EncodedBatch, ends: NDArray[np.int64], magic: int, topic_text: bytes) -> BatchFacts:
-    """Check records of any lengths with two gathers: the headers, and the bytes between body and properties.
+    """Check the records of a batch, which may have any lengths. Reads the headers of all records at once, and then the
+    bytes between bodies and properties of all records at once.
 
     Columns with known values are compared as bytes. Raises IndexError if a position lies outside the batch.
     """
@@ -106,8 +107,8 @@ def _facts_of_many(batch: EncodedBatch, ends: NDArray[np.int64], magic: int, top
     if int(ends[-1]) != len(data):
         raise MessageIllegalError(f"the records' sizes do not add up to the batch's {len(data)} bytes")
     fixed_size = layout.header_size_at(data)
-    # The headers as a table of ints, shape (count, fixed_size / 4). Each 4-byte field is one column; an 8-byte field is
-    # two columns.
+    # `head`: the headers as a table of ints, shape (count, fixed_size / 4). Each 4-byte field is one column; an 8-byte
+    # field is two columns.
     body_starts = ends - sizes
     head = windows(data, fixed_size)[body_starts].view(_BIG_ENDIAN_INT).reshape(count, fixed_size // 4)
     same = _MAGIC_AND_QUEUE_ID.pack(magic, batch.queue_id)
@@ -116,7 +117,8 @@ def _facts_of_many(batch: EncodedBatch, ends: NDArray[np.int64], magic: int, top
     if head[:, 1:4:2].tobytes() != same * count:
         raise MessageIllegalError(f"a record is not one of topic {batch.topic!r}, queue id {batch.queue_id}")
     sys_flags = _common_flags(head[:, layout.SYS_FLAG_OFFSET // 4])
-    # The last column is the body's size. A negative size becomes a huge unsigned number, which the next check rejects.
+    # The last column of the headers is the body's size. A negative size becomes a huge unsigned number, which the next
+    # check rejects.
     bodies = head[:, -1].astype(np.uint32).astype(np.int64)
     properties = sizes - bodies
     properties -= fixed_size + width + 2
@@ -125,7 +127,8 @@ def _facts_of_many(batch: EncodedBatch, ends: NDArray[np.int64], magic: int, top
         raise MessageIllegalError(
             f"a record's body size leaves too few bytes for the properties, or more than {MAX_PROPERTIES_BYTES}"
         )
-    # The topic's length and text, and the properties' length, as a table of bytes, shape (count, width + 2).
+    # Read the topic's length and text, and the properties' length, of each record as a table of bytes, shape (count,
+    # width + 2).
     body_starts += bodies
     body_starts += fixed_size
     middle = windows(data, width + 2)[body_starts].view(np.uint8).reshape(count, width + 2)
@@ -145,8 +148,8 @@ def _facts_of_many(batch: EncodedBatch, ends: NDArray[np.int64], magic: int, top
 
 
 def _common_flags(column: NDArray[np.int32]) -> int:
-    """Return the sys flags of all records, or'ed together. Raises MessageIllegalError unless all records have the same
-    host families (IPv4 or IPv6)."""
+    """Return the sys flags of all records, combined with bitwise OR. Raises MessageIllegalError unless all records have
+    the same host families (IPv4 or IPv6)."""
     first = int(column[0])
     if column.tobytes() == first.to_bytes(4, signed=True) * len(column):
         return first
@@ -157,8 +160,8 @@ def _common_flags(column: NDArray[np.int32]) -> int:
 
 
 def _facts_of_one(record: layout.Buffer, queue_id: int, topic: str) -> BatchFacts | None:
-    """Check a single record. Returns None if the record is not legal; the caller then runs the checks for many records,
-    which raise an error with the reason."""
+    """Check a batch of a single record. Returns None if the record is not legal. The caller then runs the checks for
+    many records, which raise an error with the reason."""
     found = split_record(record, queue_id, topic)
     if found is None:
         return None
@@ -167,8 +170,9 @@ def _facts_of_one(record: layout.Buffer, queue_id: int, topic: str) -> BatchFact
 
 
 def split_record(record: layout.Buffer, queue_id: int, topic: str) -> tuple[int, int, bytes] | None:
-    """Return the sys flags, the body's size and the properties of a record, if `validate_batch` accepts the record as
-    the only record of a batch with this queue id and topic; else None. The function avoids numpy's overhead."""
+    """Return the sys flags, the body's size and the properties of a record. Returns None unless `validate_batch`
+    accepts the record as the only record of a batch with this queue id and topic. The function does not use numpy,
+    whose overhead is large for one record."""
     size = len(record)
     if size < MIN_RECORD_SIZE:
         return None
@@ -183,7 +187,7 @@ def split_record(record: layout.Buffer, queue_id: int, topic: str) -> tuple[int,
         body_size = int.from_bytes(record[fixed_size - 4 : fixed_size], signed=True)
     if total != size or found_magic != magic or found_queue_id != queue_id or body_size < 0:
         return None
-    # `rest` is the topic's length and text, the properties' length, and the properties.
+    # `rest`: the end of the record: the topic's length and text, the properties' length, and the properties.
     rest, width = bytes(record[fixed_size + body_size :]), len(topic_text)
     properties_size = len(rest) - width - 2
     if not 0 <= properties_size <= MAX_PROPERTIES_BYTES or not rest.startswith(topic_text):

@@ -1,8 +1,8 @@
 """The body columns of a batch: the readable bodies, their Arrow column, and rows for damaged records.
 
 An uncompressed body is not copied. Compressed bodies are decompressed in the order of their rows until the decompressed
-bytes reach the caller's limit. The column value of a body is null if the body's CRC is wrong, or if the body cannot be
-decompressed within the maximum body size.
+bytes reach the caller's limit. A body is null in the column if its CRC is wrong, or if it cannot be decompressed within
+the maximum body size.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Bodies:
 
     rows: int
     errors: dict[int, str]
-    """The reason for each unreadable body, by row. If bodies are not decompressed, only wrong CRCs are
+    """The reason why each unreadable body is unreadable, by row. If bodies are not decompressed, only wrong CRCs are
     detected."""
     _data: Bytes
     _at: Ints
@@ -54,8 +54,7 @@ class Bodies:
     """The decompressed bodies of the rows in `_compressed`; empty if the caller does not keep them."""
 
     def makers(self, body_type: BodyType) -> dict[str, Callable[[], pa.Array]]:
-        """Return a function for each column that is computed from the bodies, by column name. The function creates the
-        column."""
+        """Return the functions that create the columns computed from the bodies, by column name."""
         return {"body": lambda: self._column(body_type), "body_size": self._sizes, "error": self._reasons}
 
     @property
@@ -79,23 +78,23 @@ class Bodies:
         return int_array(sizes, self._absent)
 
     def _column(self, body_type: BodyType) -> pa.Array:
-        """Return the body column. With type "binary_view", the values refer to the given data, and decompressed bodies
-        have separate buffers. Other types are one copy."""
+        """Return the body column. With type "binary_view", the values refer to the bytes from which they were read, and
+        decompressed bodies have separate buffers. With other types, the column is one copy."""
         data, body_at, body_size = self._data, self._at, self._size
         absent, validity = self._absent, None
         if absent is not None:
             body_size = np.where(absent, 0, body_size)
             validity = pa.py_buffer(np.packbits(~absent, bitorder="little"))
         views = views_of(data, body_at, body_size)
-        # Limit the buffer to the bytes of these records: pickling a table copies everything in the buffers of its
-        # views.
+        # Limit the Arrow buffer to the bytes of these records, because pickling a table copies everything in the
+        # buffers of its views.
         first, end = (int(body_at.min()), int((body_at + body_size).max())) if len(views) else (0, 0)
         views[body_size > INLINE_MAX, 3] -= first
         buffers = [validity, pa.py_buffer(views), pa.py_buffer(data[first:end])]
         compressed, plain = self._compressed, self._plain
         if len(compressed):
             sizes = np.array(self._sizes_of, np.int64)
-            # Positions in a buffer have 32 bits, so several buffers may be needed.
+            # Positions in an Arrow buffer have 32 bits, so the bodies may need several buffers.
             groups = (np.cumsum(sizes) // _OWN_BUFFER_BYTES).tolist()
             done = 0
             for _, group in groupby(groups):
@@ -105,8 +104,8 @@ class Bodies:
                 starts = np.cumsum(sizes[done : done + count]) - sizes[done : done + count]
                 rows = compressed[done : done + count]
                 views[rows] = views_of(own, starts, sizes[done : done + count])
-                # An Arrow view counts buffers from the third: buffers 0 and 1 of the array are the validity and the
-                # views.
+                # The views of an Arrow array count its buffers from the third buffer: buffers 0 and 1 are the validity
+                # and the views themselves.
                 views[rows[sizes[done : done + count] > INLINE_MAX], 2] = len(buffers) - 2
                 buffers.append(pa.py_buffer(own))
                 done += count
@@ -128,8 +127,8 @@ def read_bodies(
     """Return the bodies at positions `at` of `data`, of `size` bytes each; all arrays have shape (n,).
 
     `crc`: the expected CRC of each body; None skips the comparison. Without `decompresses`, compressed bodies stay
-    compressed. Without `keeps`, compressed bodies are decompressed only as a check. The result has all n rows, or fewer
-    if the decompressed bodies would exceed `max_bytes`, but at least one row.
+    compressed. Without `keeps`, compressed bodies are decompressed only as a check. The result has all n rows. If the
+    decompressed bodies would exceed `max_bytes`, it has fewer rows, but at least one.
     """
     errors: dict[int, str] = {}
     if crc is not None:
@@ -165,14 +164,15 @@ def read_bodies(
 
 
 def views_of(data: Bytes, at: Ints, size: Ints) -> NDArray[np.int32]:
-    """Return Arrow's 16-byte views of the values at positions `at`. A view is the size, followed by the value itself if
-    it is short, or else by its first four bytes, the buffer's number (0) and the position in the buffer."""
+    """Return Arrow's 16-byte views of the values at positions `at`. A view begins with the value's size. If the value
+    is short, it follows in the view itself. Otherwise its first four bytes, the buffer's number (0) and the position in
+    the buffer follow."""
     views = np.zeros((len(at), 4), dtype=np.int32)
     views[:, 0] = size
     if not len(at):
         return views
-    # The view of a long value is its size, its first four bytes, its buffer's number (0) and its position in the
-    # buffer.
+    # The Arrow view of a long value is the value's size, its first four bytes, its buffer's number (0) and its position
+    # in the buffer.
     long = size > INLINE_MAX
     if long.all():
         views[:, 1] = windows(data, 4)[at].view(np.int32)
@@ -181,15 +181,15 @@ def views_of(data: Bytes, at: Ints, size: Ints) -> NDArray[np.int32]:
     if long.any():
         views[long, 1] = windows(data, 4)[at[long]].view(np.int32)
         views[long, 3] = at[long]
-    # A short value is stored in its view.
+    # A short value is stored in its Arrow view itself.
     short = np.flatnonzero(~long)
     views[short, 1:] = _inline(data, at[short], size[short])
     return views
 
 
 def _inline(data: Bytes, at: Ints, size: Ints) -> NDArray[np.int32]:
-    """Return values of at most 12 bytes, padded with zeros. If the 12-byte window of a value would reach beyond the end
-    of `data`, the window starts earlier and its content is shifted back."""
+    """Return the bytes of short values (at most 12 bytes each), padded with zeros. If the 12-byte window of a value
+    would reach beyond the end of `data`, the window starts earlier and its content is shifted back."""
     safe = np.minimum(at, len(data) - INLINE_MAX)
     values = windows(data, INLINE_MAX)[safe].view(np.uint8).reshape(-1, INLINE_MAX)
     for row in np.flatnonzero(safe != at):
@@ -208,8 +208,8 @@ def spread(
     batch: pa.RecordBatch, rows: Ints, count: int, damaged: dict[int, str], places: RecordPlaces
 ) -> pa.RecordBatch:
     """Insert rows for damaged records into `batch`, for a total of `count` rows. Row `rows[i]` of the result is row i
-    of `batch`. Each other row is a damaged record, with its reason in `damaged`. Such a row has only the values of its
-    place; all other columns are null."""
+    of `batch`. Each other row is a damaged record, with its reason in `damaged`. Such a row has only the queue and
+    offsets of the record's place; all other columns are null."""
     indices, absent = np.zeros(count, np.int64), np.ones(count, np.bool_)
     indices[rows], absent[rows] = np.arange(len(rows)), False
     chosen = int_array(indices, absent)
@@ -231,8 +231,8 @@ def spread(
 
 
 def _with_places(name: str, column: pa.Array, rows: Ints, places: RecordPlaces) -> pa.Array:
-    """Return the column `name` with the values of these rows replaced by the values of their places, if a place has
-    them."""
+    """Return the column `name` in which the values of the given rows are replaced by the values of the rows' places, if
+    a place has such a value."""
     queue = places.queue
     known: dict[int, Any] = {}
     if name == "topic" and queue.topic:
@@ -253,8 +253,8 @@ def _with_places(name: str, column: pa.Array, rows: Ints, places: RecordPlaces) 
 
 
 def _spread_views(column: pa.Array, rows: Ints, absent: NDArray[np.bool_]) -> pa.Array:
-    """Return a binary_view column with additional rows that are null, where `absent` is True. `rows`: the new row
-    numbers of the old rows. Arrow itself cannot take rows of view types."""
+    """Return a binary_view column with additional null rows: a row is null if `absent` is True for it. `rows`: the new
+    row numbers of the old rows. Arrow's `take` does not support view types."""
     validity, lines, *data = column.buffers()
     views = np.zeros((len(absent), 4), np.int32)
     views[rows] = np.frombuffer(lines, np.int32).reshape(-1, 4)[column.offset :][: len(column)]

@@ -2,11 +2,12 @@
 
 `decode_columns` reads the same bytes as `raymq.records.format.decode.read_record` and returns the same values, one
 column at a time. numpy finds the offsets of each record's fields, and Arrow copies the small fields. Bodies are not
-copied (a `binary_view` over the buffer, which may be a mapped file). A damaged message also has a row, with a null body
-and the reason in column `error` (raymq.records.kernels.column_bodies).
+copied: their column is a `binary_view` over the buffer, which may be a mapped file. A damaged message also has a row,
+with a null body and the reason in column `error` (raymq.records.kernels.column_bodies).
 
-Properties are split for all rows at once. If a row has text that is not UTF-8, a property without a value or a repeated
-name, which only other writers produce, the whole call uses `_decode_rows`. It is slower and returns the same values.
+Properties are split for all rows at once. A row may have text that is not UTF-8, a property without a value or a
+repeated name; only software other than raymq writes such rows. In this case the whole call uses `_decode_rows`, which
+is slower and returns the same values.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ SCHEMA: Final = pa.schema(
         pa.field("message_id", pa.string()),
     ]
 )
-"""The columns of a topic's messages, with bodies as views. `properties` has only the user's properties, as in
+"""The columns of a batch of messages. Bodies have a view type. `properties` has only the user's properties, as in
 `MessageExt`. `tags` may be null."""
 MORE_COLUMNS: Final = [
     pa.field("reconsume_times", pa.int32()),
@@ -72,15 +73,15 @@ MORE_COLUMNS: Final = [
 `body_size`: the length of the body in bytes, for callers that do not need the body. `error`: the reason why a message
 is unreadable; null for readable messages."""
 _NEED_BODIES: Final = frozenset(("body", "body_size", "error"))
-"""Columns that require decompressing the compressed bodies."""
+"""Columns for which compressed bodies must be decompressed."""
 _BODY_INDEX: Final = SCHEMA.get_field_index("body")
 _SCHEMAS: Final = {name: SCHEMA.set(_BODY_INDEX, pa.field("body", kind)) for name, kind in BODY_TYPES.items()}
 _NO_TEXT: Final = text_scalar("")
 
 
 def shown_batch(batch: pa.RecordBatch, names: Namespace) -> pa.RecordBatch:
-    """Return a batch whose topic column has the names as seen inside a namespace; the batch itself if it has no topic
-    column."""
+    """Return a batch whose topic column has the names that users of a namespace see. Returns the batch itself if it has
+    no topic column."""
     index = batch.schema.get_field_index("topic")
     if not names or index < 0 or not batch.num_rows:
         return batch
@@ -112,8 +113,8 @@ def decode_columns(
     bodies are decompressed if `body_size` or `error` is requested.
 
     With `body_type` "binary_view" the body column refers to `buffer` and keeps it alive, so `buffer` must not change;
-    only compressed bodies get new memory. `check_crc` also compares each body's CRC, and the property CRC of a record
-    that has one. `places`: the expected places of the records, with the same indices as `starts`; a record that does
+    only compressed bodies get new memory. `check_crc`: also compare each body's CRC, and the property CRC of a record
+    that has one. `places`: the expected places of the records, with the same indices as `starts`. A record that does
     not agree with its place counts as damaged.
 
     The batch has a row for each start. An unreadable body is null. In the row of a damaged record, everything is null
@@ -149,7 +150,7 @@ class _Order:
     limit: int | None
 
     def bodies(self, data: Bytes, at: Ints, size: Ints, sys_flag: Ints, crc: NDArray[Any]) -> Bodies:
-        """Read the records' bodies; decompress and keep them only if the requested columns need that."""
+        """Read the records' bodies. They are decompressed and kept only if the requested columns need this."""
         names = self.schema.names
         decompresses = self.raises or not _NEED_BODIES.isdisjoint(names)
         expected = crc if self.check_crc else None
@@ -158,7 +159,8 @@ class _Order:
         )
 
     def check(self, bodies: Bodies, data: Bytes, starts: Ints, places: RecordPlaces | None) -> None:
-        """Raise BodyUnreadableError for the first unreadable body, if the call has `unreadable` "raise"."""
+        """Raise BodyUnreadableError for the first unreadable body, if `decode_columns` was called with `unreadable`
+        "raise"."""
         if self.raises and bodies.errors:
             row = min(bodies.errors)
             known = RecordPlaces.unknown(self.broker_name) if places is None else places
@@ -216,20 +218,19 @@ def _decode_intact(
 def _decode_first(
     data: Bytes, starts: Ints, order: _Order, places: RecordPlaces | None, bodies: Bodies
 ) -> pa.RecordBatch:
-    """Decode only the first records, as many as `bodies` has rows, because the decompressed bodies reached the size
-    limit."""
+    """Decode only as many records as `bodies` has rows, because the decompressed bodies reached the size limit."""
     some = None if places is None else places.pick(slice(bodies.rows))
     return _decode_intact(data, starts[: bodies.rows], order, some, bodies)
 
 
 def _decode_damaged(data: Bytes, starts: Ints, order: _Order, places: RecordPlaces | None) -> pa.RecordBatch:
-    """Decode a batch in which some records are damaged."""
+    """Decode records into a batch if some of the records are damaged."""
     _, rows, damaged = find_intact(data, starts, places, check_crc=order.check_crc)
     known = RecordPlaces.unknown(order.broker_name) if places is None else places
     if order.raises:
         first = min(damaged)
-        # Decode the records before the first damaged record: one of their bodies may be unreadable, and is then
-        # reported first. The batch may also end before the damaged record.
+        # Decode the records before the first damaged record, because an unreadable body among them must be reported
+        # first. The batch may also end before the damaged record.
         batch = _decode_intact(data, starts[:first], order, known.pick(slice(first))) if first else None
         if batch is None or batch.num_rows == first:
             raise known.place(first).error(damaged[first])
@@ -240,15 +241,15 @@ def _decode_damaged(data: Bytes, starts: Ints, order: _Order, places: RecordPlac
 
 
 def check_unreadable(unreadable: Unreadable) -> None:
-    """Raise InvalidArgumentError unless the value is one of Unreadable."""
+    """Raise InvalidArgumentError unless `unreadable` is "null" or "raise"."""
     if unreadable not in ("null", "raise"):
         raise InvalidArgumentError(f'unreadable={unreadable!r} must be "null" or "raise"')
 
 
 def schema_with(body_type: BodyType, columns: Sequence[str] | None = None) -> pa.Schema:
-    """Return SCHEMA, or only these `columns` of SCHEMA and MORE_COLUMNS, in this order, with bodies of type
-    `body_type`. Raises InvalidArgumentError if `body_type` is invalid, or if `columns` is empty or has unknown or
-    repeated names."""
+    """Return the schema of a batch: all columns of SCHEMA, or only the given `columns` of SCHEMA and MORE_COLUMNS, in
+    this order. Bodies have the type `body_type`. Raises InvalidArgumentError if `body_type` is invalid, or if `columns`
+    is empty or has unknown or repeated names."""
     if body_type not in _SCHEMAS:
         raise InvalidArgumentError(f"{body_type!r} is no type of bodies: use one of {', '.join(_SCHEMAS)}")
     schema = _SCHEMAS[body_type]
@@ -271,7 +272,7 @@ def _decode_by_templates(
     data: Bytes, starts: Ints, order: _Order, places: RecordPlaces | None, bodies: Bodies | None
 ) -> pa.RecordBatch | None:
     """Decode records that mostly share a template (raymq.records.kernels.templates), like `_decode_intact`. Returns
-    None if too few records share one, or if these records need the slower decoding."""
+    None if too few records share a template, or if the records need the slower decoding."""
     records = find_templates(data, starts)
     if records is None:
         return None
@@ -311,7 +312,7 @@ def _decode_by_templates(
 
 
 def _reconsume_times(data: Bytes, body_at: Ints) -> pa.Array:
-    # The reconsume times have a fixed distance from the body, whatever the size of the hosts.
+    # The reconsume times have a fixed distance from the body, for every length of the hosts.
     at = body_at - (layout.BODY_OFFSET - layout.RECONSUME_TIMES_OFFSET)
     return int_array(windows(data, 4)[at].view(">i4").astype(np.int32))
 
@@ -321,7 +322,8 @@ def _timestamps(milliseconds: NDArray[Any]) -> pa.Array:
 
 
 def _topics(data: Bytes, fields: FieldOffsets) -> pa.Array | None:
-    """Return the topic column; None if a topic is not UTF-8. In most calls all rows have the same topic."""
+    """Return the topic column. Returns None if a topic is not UTF-8. In most calls all rows have the same
+    topic."""
     at, size = fields.topic_at, fields.topic_size
     try:
         if len(at) and size[0] and (size == size[0]).all():
@@ -334,7 +336,8 @@ def _topics(data: Bytes, fields: FieldOffsets) -> pa.Array | None:
 
 
 def _offset_ids(data: Bytes, fields: FieldOffsets, missing: pa.BooleanArray) -> pa.Array:
-    """Return the offset message ids of the rows where `missing` is True, and null in the other rows."""
+    """Return a column with the offset message id in the rows where `missing` is True, and null in the other
+    rows."""
     ids: list[str | None] = [None] * len(missing)
     for row in np.flatnonzero(mask_of(missing)).tolist():
         at = int(fields.store_host_at[row])
@@ -346,24 +349,27 @@ def _offset_ids(data: Bytes, fields: FieldOffsets, missing: pa.BooleanArray) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Properties:
-    """The properties of all rows as a flat list with one entry per property, in the order of the rows."""
+    """The properties of all rows of a batch, as a flat list with one entry per property, in the order of the
+    rows."""
 
     row_count: int
     rows: Ints
-    """The row of each property entry, ascending."""
+    """The row number of each property entry, in ascending order."""
     codes: NDArray[np.int32]
-    """The name of each property entry, as an index into `names`."""
+    """The name code of each property entry: the index of its name in `names`."""
     names: list[str]
     segments: pa.Array
-    """The text of all property entries, four segments per entry (name, 0x01, value, 0x02): the name of entry i is
-    segment 4i, the value is segment 4i + 2."""
+    """The text of all property entries, with four segments per entry: name, 0x01, value, 0x02. The name of entry i is
+    segment 4i, and the value is segment 4i + 2."""
 
     def column(self, name: str) -> pa.Array:
-        """Return the value of property `name` in each row, null if the row does not have the property."""
+        """Return the value of property `name` in each row. The value is null if the row does not have the
+        property."""
         if name not in self.names:
             return pa.nulls(self.row_count, pa.string())
         pieces = np.flatnonzero(self.codes == self.names.index(name))
-        # No row has a name twice. So if there are as many entries as rows, each row has exactly one entry.
+        # No row has a property name twice. So if there are as many entries of this name as rows, each row has exactly
+        # one entry.
         if len(pieces) == self.row_count:
             return self.segments.take(int_array(4 * pieces + 2))
         indices = np.zeros(self.row_count, dtype=np.int64)
@@ -390,14 +396,14 @@ def _offsets(counts: NDArray[np.int64]) -> pa.Array:
 
 
 def _split_properties(column: pa.Array) -> _Properties | None:
-    """Split each row's property bytes. Returns None if a row has malformed or repeated properties, for which the rules
-    of `decode_properties` are needed."""
+    """Split the property bytes of each row. Returns None if a row has malformed or repeated properties, for which the
+    rules of `decode_properties` are needed."""
     rows = len(column)
     try:
-        column.cast(pa.string())  # raises if a text is not UTF-8; the result is not needed
+        column.cast(pa.string())  # cast only to raise an error if a text is not UTF-8; the result is not needed
     except pa.ArrowInvalid:
         return None
-    # Read Arrow's buffers of the column directly: row i is text[bounds[i]:bounds[i + 1]].
+    # Read the Arrow buffers of the property column directly: row i is text[bounds[i]:bounds[i + 1]].
     _, offsets_buffer, text_buffer = column.buffers()
     bounds = np.frombuffer(offsets_buffer, dtype=np.int32)[: rows + 1].astype(np.int64)
     text = np.frombuffer(text_buffer, dtype=np.uint8)[: bounds[-1]] if bounds[-1] else np.zeros(0, dtype=np.uint8)
@@ -407,7 +413,7 @@ def _split_properties(column: pa.Array) -> _Properties | None:
     nexts = ends + 1
     filled = row_ends[row_ends > bounds[:-1]]
     unterminated = filled[text[filled - 1] != 2]
-    if len(unterminated):  # the 0x02 at the end of a row may be missing
+    if len(unterminated):  # the last property of a row may lack its final 0x02
         ends = np.sort(np.concatenate([ends, unterminated]))
         nexts = np.minimum(ends + 1, row_ends[np.searchsorted(row_ends, ends)])
     # `marks`: the position of the 0x01 of each property. Each property has exactly one 0x01, after a name and before a
@@ -424,7 +430,7 @@ def _split_properties(column: pa.Array) -> _Properties | None:
     segments = pa.Array.from_buffers(pa.string(), 4 * len(marks), buffers)
     names = segments.take(int_array(np.arange(0, 4 * len(marks), 4))).dictionary_encode()
     codes = numbers_of(names.indices, np.int32)
-    # Compute the row of each property from the number of properties that end before the end of each row.
+    # Compute the row number of each property from the number of properties that end before the end of each row.
     pieces_up_to = np.searchsorted(nexts, row_ends, side="right")
     piece_rows = np.repeat(np.arange(rows), np.diff(pieces_up_to, prepend=0))
     if _has_repeated_names(piece_rows, codes):
@@ -433,18 +439,21 @@ def _split_properties(column: pa.Array) -> _Properties | None:
 
 
 def _has_repeated_names(rows: Ints, codes: NDArray[np.int32]) -> bool:
-    """True if a row has a property name twice. `rows` and `codes`: the row and the name of each property."""
-    # Fast path: in most batches all rows have the same names in the same order, so the codes ascend within each row.
+    """True if a row has a property name twice. `rows` and `codes`: the row number and the name code of each
+    property."""
+    # Fast path: in most batches all rows have the same property names in the same order, so the codes of the names
+    # ascend within each row.
     if ((codes[1:] > codes[:-1]) | (rows[1:] != rows[:-1])).all():
         return False
-    # After sorting by name, and by row within a name, repeated names of a row are adjacent.
+    # After sorting by name, and by row within each name, repeated names of a row are adjacent.
     order = np.argsort(codes, kind="stable")
     codes, rows = codes[order], rows[order]
     return bool(((codes[1:] == codes[:-1]) & (rows[1:] == rows[:-1])).any())
 
 
 def _split_keys(column: pa.Array) -> pa.Array:
-    """Split KEYS values into lists at spaces. Empty keys are dropped, and a missing value gives an empty list."""
+    """Split each row's KEYS value into a list of keys at spaces. Empty keys are dropped, and a missing value gives an
+    empty list."""
     if column.null_count == len(column):
         return pa.ListArray.from_arrays(_offsets(np.zeros(len(column), np.int64)), text_array([]))
     tokens = pc.split_pattern(column.drop_null(), " ")
@@ -460,7 +469,7 @@ def _split_keys(column: pa.Array) -> pa.Array:
 
 
 def _decode_rows(data: Bytes, starts: Ints, order: _Order, bodies: Bodies) -> pa.RecordBatch:
-    """Decode records by creating a message for each, for cases that the faster functions do not support."""
+    """Decode records by creating a message for each record, in cases that the faster functions do not support."""
     messages = read_messages(data.data, starts, broker_name=order.broker_name, check_crc=False)
     keys, pairs = [message.keys for message in messages], [message.properties for message in messages]
     makers: dict[str, Callable[[], pa.Array]] = {

@@ -38,8 +38,8 @@ from raymq.records.kernels.fields import Bytes, Ints
 _NO_COMPRESSION: Final = Compression()
 _WAIT: Final = f"{PROPERTY_WAIT}\x01false\x02".encode()
 _DIGITS: Final = 4
-"""Number of digits in a table of all four-digit numbers, which provides the digits of counters and the last digits of
-sequence numbers."""
+"""Number of digits per row in a table of all four-digit numbers. The encoder copies the digits of counters and the last
+digits of sequence numbers from this table."""
 _INT32_MAX: Final = 2**31 - 1
 
 
@@ -66,11 +66,11 @@ def encode_columns(
     messages.
 
     `bodies` and `properties` have a byte string per row, as Arrow columns of bytes or text (of any kind) or as lists;
-    Arrow's buffers are read without a copy. `properties`: the row's own properties as on disk (name 0x01 value 0x02),
-    which the caller has checked: the user's, TAGS, KEYS in this order; None if no row has properties. `tag_codes`: the
-    hashes of the rows' TAGS, shape (n,); None if no row has tags. `flags`: one number for all rows, or one per row. If
-    `wait_store_msg_ok` is False, each record has the property WAIT after its own properties. `message_ids` are fastest
-    as an IdRange. Other arguments are as in `encode_batch`.
+    Arrow's buffers are read without a copy. `properties`: the row's own properties as on disk (name 0x01 value 0x02):
+    the user's properties, TAGS, KEYS in this order. The caller has checked them. None if no row has properties.
+    `tag_codes`: the hashes of the rows' TAGS, shape (n,); None if no row has tags. `flags`: one number for all rows, or
+    one per row. If `wait_store_msg_ok` is False, each record has the property WAIT after its own properties.
+    `message_ids`: encoding is fastest with an IdRange. Other arguments are as in `encode_batch`.
 
     The call needs several times the memory of the records, which must be less than 2 GiB: pass long columns in slices.
     Raises MessageIllegalError if the batch is empty, the number of ids differs from the number of rows, or a row's
@@ -113,8 +113,8 @@ def encode_columns(
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """The headers of n records: the bytes that all headers share (`text`), and the fields that differ, each of shape
-    (n,) or one number for all."""
+    """The headers of n records. `text`: the bytes that all headers share. The other fields are the header fields that
+    differ, each of shape (n,), or one number for all records."""
 
     text: bytes
     sizes: Ints
@@ -124,7 +124,8 @@ class _Head:
     sys_flags: int | NDArray[np.int32]
 
     def write(self, target: Bytes) -> None:
-        """Write the headers into `target`, which has shape (n, len(text)) and may be a slice of a wider matrix."""
+        """Write the headers of the records into `target`, which has shape (n, len(text)) and may be a slice of a wider
+        matrix."""
         target[:] = np.frombuffer(self.text, np.uint8)
         _put_ints(target, layout.TOTAL_SIZE_OFFSET, self.sizes)
         _put_ints(target, layout.BODY_CRC_OFFSET, self.crcs)
@@ -142,8 +143,8 @@ def _put_ints(target: Bytes, column: int, values: int | NDArray[np.signedinteger
 
 @dataclass(frozen=True, slots=True)
 class _UniqueIds:
-    """The property UNIQ_KEY of n records: `text` is the property of one record, and `digits` are the bytes that differ,
-    from column `at` on."""
+    """The property UNIQ_KEY of n records. `text`: the property of one record. `digits`: the bytes that differ between
+    the records, from column `at` on."""
 
     text: bytes
     at: int
@@ -155,7 +156,7 @@ def _no_columns(rows: int) -> Bytes:
 
 
 def _unique_ids(ids: Sequence[str]) -> _UniqueIds | None:
-    """Return the ids as columns of bytes; None if the ids have different lengths."""
+    """Return the unique ids as columns of bytes; None if the ids have different lengths."""
     name = f"{PROPERTY_UNIQ_KEY}\x01".encode()
     if isinstance(ids, IdRange):
         stem = ids.stem.encode()
@@ -175,8 +176,8 @@ def _unique_ids(ids: Sequence[str]) -> _UniqueIds | None:
 
 
 def _with_ids(own: ByteColumn | None, rows: int, shared: bytes, ids: Sequence[str]) -> ByteColumn:
-    """Return the rows' own properties, each followed by the `shared` properties and the row's id, whose length may
-    vary. An empty id adds no property."""
+    """Return the own properties of each row, followed by the `shared` properties and the row's id. The lengths of the
+    ids may differ. An empty id adds no property."""
     texts = [f"{PROPERTY_UNIQ_KEY}\x01{id}\x02".encode() if id else b"" for id in ids]
     before = [b""] * rows if own is None else own.tolist()
     return ByteColumn.of([first + shared + text for first, text in zip(before, texts, strict=True)])
@@ -184,8 +185,8 @@ def _with_ids(own: ByteColumn | None, rows: int, shared: bytes, ids: Sequence[st
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """The final properties of `count` consecutive records with endings of one length. `text` is the ending of one
-    record; the columns that differ are digits of unique ids and of sequence numbers."""
+    """The final properties (ending) of `count` consecutive records whose endings have equal length. `text`: the ending
+    of one record. The columns that differ are digits of unique ids and of sequence numbers."""
 
     count: int
     text: bytes
@@ -196,8 +197,8 @@ class _Ending:
     first_sequence: int
 
     def write(self, target: Bytes) -> None:
-        """Write the endings into `target`, which has shape (count, len(text)) and may be a slice of a wider
-        matrix."""
+        """Write the final properties of the records into `target`, which has shape (count, len(text)) and may be a
+        slice of a wider matrix."""
         target[:] = np.frombuffer(self.text, np.uint8)
         target[:, self.ids_at : self.ids_at + self.id_digits.shape[1]] = self.id_digits
         if self.sequence_digits:
@@ -207,8 +208,8 @@ class _Ending:
 def _endings(
     rows: int, shared: bytes, unique: _UniqueIds, producer: ProducerSequence | None, seal: bytes
 ) -> list[_Ending]:
-    """Return the final properties of the rows, grouped into runs of equal length. A new run starts where the sequence
-    number gets another digit."""
+    """Return the final properties of the rows, grouped into runs of equal length. A new run starts at the row whose
+    sequence number has one more digit."""
     before = shared + unique.text
     ids_at = len(shared) + unique.at
     if producer is None:
@@ -230,8 +231,8 @@ def _endings(
 
 @lru_cache(maxsize=2)
 def _number_table(kind: str) -> Bytes:
-    """Return a table with the four digits of every hexadecimal ("X") or decimal ("d") number below 16**4 or 10**4, with
-    leading zeros; shape (n, 4)."""
+    """Return a table with the digits of all four-digit numbers with leading zeros, shape (n, 4). `kind`: hexadecimal
+    ("X", numbers below 16**4) or decimal ("d", numbers below 10**4)."""
     base = 16 if kind == "X" else 10
     symbols = np.frombuffer(b"0123456789ABCDEF", np.uint8)[:base]
     powers = base ** np.arange(_DIGITS - 1, -1, -1)
@@ -245,7 +246,8 @@ def _put_decimals(target: Bytes, first: int) -> None:
     rows, width = target.shape
     table = _number_table("d")
     done = 0
-    # Copy the last four digits from the table. The digits before them are equal for up to 10,000 rows.
+    # Copy the last four digits from the table of digits. The digits before the last four are equal for up to 10,000
+    # rows.
     while done < rows:
         upper, lower = divmod(first + done, len(table))
         count = min(rows - done, len(table) - lower)
@@ -259,8 +261,8 @@ def _put_decimals(target: Bytes, first: int) -> None:
 def _compress(
     bodies: ByteColumn, compression: Compression, sys_flag: int
 ) -> tuple[ByteColumn, int | NDArray[np.int32]]:
-    """Compress the bodies. Returns the bodies as they are stored, and the records' sys flags: one number for all rows,
-    or one per row."""
+    """Compress the bodies. Returns the bodies as they will be stored, and the records' sys flags: one number for all
+    rows, or one per row."""
     if compression.type is CompressionType.NONE or not (bodies.sizes >= compression.threshold_bytes).any():
         return bodies, sys_flag
     stored = [compression.compress_body(body) for body in bodies.views()]
@@ -287,7 +289,7 @@ def _check_properties(sizes: Ints) -> None:
 def _assemble_matrix(head: _Head, bodies: ByteColumn, topic_text: bytes, ending: _Ending) -> memoryview:
     """Assemble records of equal length as the rows of one matrix."""
     rows, size, body_size = len(bodies), int(head.sizes[0]), int(head.body_sizes[0])
-    # Arrow's allocator reuses memory, so that the pages are not faulted in again
+    # use Arrow's allocator, which reuses memory and so avoids new page faults
     buffer = pa.allocate_buffer(rows * size)
     matrix = np.frombuffer(buffer, np.uint8).reshape(rows, size)
     body_at = len(head.text)
@@ -297,7 +299,7 @@ def _assemble_matrix(head: _Head, bodies: ByteColumn, topic_text: bytes, ending:
     matrix[:, body_at:middle_at] = bodies.data[bodies.offsets[0] : bodies.offsets[-1]].reshape(rows, body_size)
     matrix[:, middle_at:ending_at] = np.frombuffer(topic_text + len(ending.text).to_bytes(2), np.uint8)
     ending.write(matrix[:, ending_at:])
-    return memoryview(buffer).cast("B")  # an Arrow buffer has signed bytes, unlike other memoryviews
+    return memoryview(buffer).cast("B")  # make the bytes of the Arrow buffer unsigned, as in other memoryviews
 
 
 def _join(
@@ -322,7 +324,8 @@ def _join(
 
 
 def _ending_sizes(endings: Sequence[_Ending]) -> Ints:
-    """Return the length of each row's final properties, shape (n,), or (1,) if all lengths are equal."""
+    """Return the length of each row's final properties. The result has shape (n,), or shape (1,) if all lengths are
+    equal."""
     if len(endings) == 1:
         return np.array([len(endings[0].text)])
     return np.repeat([len(ending.text) for ending in endings], [ending.count for ending in endings])

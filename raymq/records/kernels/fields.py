@@ -1,6 +1,6 @@
 """Finds the offsets of the fields of many records at once.
 
-The module is for readers that need some fields of each record: the columns (raymq.records.kernels.columns) and the
+This module serves readers that need some fields of each record: the columns (raymq.records.kernels.columns) and the
 index.
 """
 
@@ -23,8 +23,8 @@ Bytes = NDArray[np.uint8]
 
 
 class DamagedRowsError(RecordError):
-    """Some records of a batch fail a check. `rows`: the indices of these records, ascending. `reason`: the failed
-    check."""
+    """Raised if some records of a batch fail a check. `rows`: the indices of these records, ascending. `reason`: the
+    failed check."""
 
     def __init__(self, text: str, reason: str, rows: Ints) -> None:
         super().__init__(text, reason)
@@ -36,12 +36,13 @@ _HEAD: Final = np.dtype([*HEAD_FIELDS, ("born_timestamp", ">i8")])
 
 @dataclass(frozen=True, slots=True)
 class FieldOffsets:
-    """Positions in the buffer and sizes, in bytes, of the fields of n records. Each array has shape (n,)."""
+    """The fields of n records: their positions in the buffer, and their sizes in bytes. Each array has shape
+    (n,)."""
 
     starts: Ints
     """The position of the first byte of each record."""
     head: NDArray[np.void]
-    """The header fields of HEAD_FIELDS and the born timestamp, as a structured array."""
+    """The header fields that HEAD_FIELDS lists, and the born timestamp, as a structured array."""
     sys_flag: Ints
     store_timestamp: NDArray[np.int64]
     """The store timestamp of each record, in milliseconds since 1970."""
@@ -49,40 +50,41 @@ class FieldOffsets:
     body_at: Ints
     body_size: Ints
     topic_at: Ints
-    """The position of each topic's text, after the topic's length."""
+    """The position of each record's topic text, which follows the topic's length."""
     topic_size: Ints
     properties_at: Ints
     properties_size: Ints
 
 
 def find_fields(data: Bytes, starts: Ints) -> FieldOffsets:
-    """Return the checked fields of the records at positions `starts`. Raises DamagedRowsError, with all records that
-    fail the first failing check, unless every field of each record fits exactly."""
+    """Return the checked fields of the records at positions `starts`. Raises DamagedRowsError if a field of a record
+    does not fit exactly. The error names all records that fail the first failing check."""
     _require((starts >= 0) & (starts <= len(data) - layout.MIN_RECORD_SIZE), starts, "lies outside the buffer")
-    # Gather the fields whose offset does not depend on the hosts into one structured array.
+    # Gather the header fields whose offset does not depend on the length of the hosts into one structured array.
     head = windows(data, _HEAD.itemsize)[starts].view(_HEAD)
     ends = starts + head["total_size"]
     sys_flag = head["sys_flag"].astype(np.int64)
-    # An IPv6 host is 12 bytes longer and shifts all later fields.
+    # An IPv6 host in a record's header is 12 bytes longer than an IPv4 host and shifts all later fields.
     born_extra = np.where(sys_flag & layout.SYS_FLAG_BORN_HOST_IPV6, layout.IPV6_EXTRA, 0)
     extra = born_extra + np.where(sys_flag & layout.SYS_FLAG_STORE_HOST_IPV6, layout.IPV6_EXTRA, 0)
     v1 = head["magic"] == layout.MAGIC_V1
     _require(v1 | (head["magic"] == layout.MAGIC_V2), starts, "has no record's magic")
     body_at = starts + extra + layout.BODY_OFFSET
     _require((ends <= len(data)) & (body_at + 3 <= ends), starts, "is cut or claims a wrong size")
-    # The body's size is the last field of the header. Each gather reads only positions that the previous check has
+    # The body's size is the last field of the header. Each read uses only positions that the previous check has
     # accepted.
     body_size = windows(data, 4)[body_at - 4].view(">i4").astype(np.int64)
     length_at = body_at + body_size
     _require((body_size >= 0) & (length_at + 3 <= ends), starts, "has a body that does not fit in it")
-    # The topic's length has one byte in V1 and two in V2. Read both forms and select the right one for each record.
+    # The topic's length has one byte in V1 records and two bytes in V2 records. Read both forms and select the right
+    # one for each record.
     long_size = windows(data, 2)[length_at].view(">i2").astype(np.int64)
     topic_size = np.where(v1, data[length_at], long_size)
     topic_at = length_at + np.where(v1, 1, 2)
     properties_at = topic_at + topic_size + 2
     legal = (topic_size >= 0) & (properties_at <= ends) & (~v1 | (topic_size <= layout.V1_TOPIC_SIZE_MAX))
     _require(legal, starts, "has a topic that does not fit in it")
-    # The properties must end where the record ends.
+    # The properties must end at the end of the record.
     properties_size = windows(data, 2)[properties_at - 2].view(">i2").astype(np.int64)
     _require(properties_at + properties_size == ends, starts, "has length fields that do not add up to its size")
     return FieldOffsets(
@@ -103,14 +105,14 @@ def find_fields(data: Bytes, starts: Ints) -> FieldOffsets:
 def find_intact(
     data: Bytes, starts: Ints, places: RecordPlaces | None = None, *, check_crc: bool = False
 ) -> tuple[FieldOffsets, Ints, dict[int, str]]:
-    """Find the intact records among the records at positions `starts`. Returns their fields, their indices (ascending),
-    and the reason for each damaged record, by index.
+    """Find the intact records among the records at positions `starts`. Returns the fields of the intact records, their
+    indices (ascending), and the reason for each damaged record, by index.
 
     With `places`, a record that does not agree with its place counts as damaged. With `check_crc`, a record also counts
     as damaged if its property CRC is wrong although its body matches the body's CRC.
     """
     rows, damaged = np.arange(len(starts)), dict[int, str]()
-    while True:  # each check fails at most once, so the loop ends
+    while True:  # each check fails at most once, so this loop ends
         try:
             fields = find_fields(data, starts[rows])
             if places is not None:
@@ -125,12 +127,13 @@ def find_intact(
 
 
 _PLACED: Final = np.dtype([("queue_id", ">i4"), ("flag", ">i4"), ("queue_offset", ">i8"), ("physical_offset", ">i8")])
-"""numpy type of the header fields, from QUEUE_ID_OFFSET on, that are compared with a record's place."""
+"""numpy type of the header fields, from QUEUE_ID_OFFSET on, that are compared with the expected place of a
+record."""
 
 
 def check_places(data: Bytes, starts: Ints, places: RecordPlaces) -> None:
-    """Raise DamagedRowsError unless the headers at positions `starts` agree with their places. The headers must lie
-    inside `data`."""
+    """Raise DamagedRowsError unless the record headers at positions `starts` agree with the records' expected places.
+    The headers must lie inside `data`."""
     if places.sizes is not None:
         sizes = windows(data, 4)[starts].view(">i4")
         _require(sizes == places.sizes, starts, "has another size than its queue says")
@@ -147,8 +150,8 @@ def check_places(data: Bytes, starts: Ints, places: RecordPlaces) -> None:
 
 
 def check_topics(data: Bytes, fields: FieldOffsets, topic: str) -> None:
-    """Raise DamagedRowsError unless all records belong to `topic`. An empty `topic` is unknown, and nothing is
-    checked."""
+    """Raise DamagedRowsError unless all records belong to `topic`. An empty `topic` means that the topic is unknown:
+    nothing is checked."""
     if not topic or not len(fields.starts):
         return
     text, at = np.frombuffer(topic.encode(errors="surrogatepass"), np.uint8), fields.topic_at
@@ -161,7 +164,7 @@ def check_topics(data: Bytes, fields: FieldOffsets, topic: str) -> None:
 
 
 def check_seals(data: Bytes, starts: Ints, head: Mapping[str, Ints] | NDArray[np.void], at: Ints, size: Ints) -> None:
-    """Raise DamagedRowsError if a record has a wrong property CRC but its body matches the body's CRC. `head`: the
+    """Raise DamagedRowsError if a record has a wrong property CRC although its body matches the body's CRC. `head`: the
     records' sizes and body CRCs, by the names of HEAD_FIELDS. `at` and `size`: positions and sizes of the bodies."""
     rows = wrong_seals(data, starts, starts + head["total_size"])
     if not len(rows):

@@ -1,7 +1,7 @@
-"""Index hashes of consecutive unique ids, and the check that records have these ids.
+"""Computes the index hashes of consecutive unique ids, and checks that records have these ids.
 
 For the ids of a range, the hash of `TOPIC#ID` (raymq.records.format.hashing.index_key_hash) is the sum of two numbers:
-one for the topic and the stem, and one from a table for the four digits of the counter.
+one for the topic and the ids' stem, and one from a table for the four digits of the counter.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _FLAGS_THAT_MATTER: Final = layout.SYS_FLAG_TRANSACTION_MASK | layout.SYS_FLAG_H
 
 
 def _counter_digits() -> NDArray[np.uint8]:
-    """Return the four upper-case hexadecimal digits of each counter value; shape (65536, 4)."""
+    """Return the four upper-case hexadecimal digits of each possible counter value; shape (65536, 4)."""
     symbols = np.frombuffer(b"0123456789ABCDEF", np.uint8)
     shifts = np.arange(_DIGITS - 1, -1, -1) * 4
     return np.ascontiguousarray(symbols[(np.arange(IDS_PER_MS)[:, None] >> shifts) & 15])
 
 
 def _hashes_of(digits: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    """Return Java's hash of each row of `digits`, modulo 2**32."""
+    """Return Java's string hash of each row of `digits`, modulo 2**32."""
     hashes = np.zeros(len(digits), np.uint32)
     for column in digits.T:
         hashes = hashes * np.uint32(31) + column
@@ -49,15 +49,15 @@ _COUNTER_WORDS: Final = _COUNTER_DIGITS.view(np.uint32).ravel()
 
 
 def key_hashes(hashes: NDArray[np.uint32]) -> NDArray[np.int32]:
-    """Convert Java hashes into the key hashes of index entries: the absolute values as signed numbers, and 0 for
-    -2**31, which has no absolute value in 32 bits."""
+    """Convert Java hashes into the key hashes of index entries. A key hash is the absolute value of the hash as a
+    signed number. It is 0 for -2**31, which has no absolute value in 32 bits."""
     absolute = np.abs(hashes.view(np.int32).astype(np.int64))
     absolute[absolute == _SMALLEST] = 0
     return absolute.astype(np.int32)
 
 
 def id_range_hashes(topic: str, ranges: Sequence[IdRange]) -> NDArray[np.int32]:
-    """Return `index_key_hash(topic, id)` of each id in `ranges`, in order; shape (n,) for n ids in total."""
+    """Return `index_key_hash(topic, id)` for each id in `ranges`, in order; shape (n,) for n ids in total."""
     stems = np.array([java_hash(f"{topic}#{ids.stem}") & 0xFFFFFFFF for ids in ranges], np.uint32)
     counters, numbers = _counters_of(ranges)
     return key_hashes(_COUNTER_HASHES[counters] + (stems * _POWER)[numbers])
@@ -68,18 +68,18 @@ def _counters_of(ranges: Sequence[IdRange]) -> tuple[Ints, Ints]:
     (n,) for n ids in total."""
     counts = np.array([len(ids) for ids in ranges])
     numbers = np.repeat(np.arange(len(ranges)), counts)
-    # `moved`: the difference between an id's counter value and its index among all ids, for each range.
+    # `moved`: for each range, the difference between an id's counter value and its index among all ids.
     moved = np.array([ids.first for ids in ranges]) - (np.cumsum(counts) - counts)
     return (np.arange(len(numbers)) + moved[numbers]) & (IDS_PER_MS - 1), numbers
 
 
 def have_only_these_ids(data: Buffer, ends: Ints, topic: str, ranges: Sequence[IdRange]) -> bool:
-    """True if the back-to-back records of `data`, which end at `ends`, have the ids of `ranges`, in order, and no other
-    index key: no record has KEYS or belongs to a rolled-back transaction.
+    """True if the records of `data` have the ids of `ranges`, in order, and no other index key. No record may have KEYS
+    or belong to a rolled-back transaction. The records follow one another; `ends` are their ends.
 
     Each record's fields must fit into the record, and its topic must be `topic`: the store's check of a batch
-    guarantees both. The result is also False for IPv6 hosts, for properties with too many different layouts, and for
-    stems of different lengths.
+    guarantees both conditions. The result is also False for IPv6 hosts, for properties with too many different layouts,
+    and for stems of different lengths.
     """
     stems = [ids.stem.encode() for ids in ranges]
     if sum(map(len, ranges)) != len(ends) or not len(ends) or len(set(map(len, stems))) > 1:
@@ -97,13 +97,13 @@ def have_only_these_ids(data: Buffer, ends: Ints, topic: str, ranges: Sequence[I
 
 
 def _texts_of_table(data: Bytes, ends: Ints, fixed: int) -> Bytes | None:
-    """Return the property texts of records of equal size with bodies of equal size, as a table of shape (n, length of
-    one text). Returns None if sizes differ or a record has one of _FLAGS_THAT_MATTER. `fixed`: the length of a record
-    without body and properties."""
+    """Return the property texts of records as a table of shape (n, length of one text). The records must have equal
+    sizes, and their bodies too. Returns None if sizes differ or a record has one of _FLAGS_THAT_MATTER. `fixed`: the
+    length of a record without body and properties."""
     size = int(ends[0])
     if int(ends[-1]) != len(ends) * size or not (np.diff(ends) == size).all():
         return None
-    # Read the fields and properties as columns of a table over the same memory, without a copy.
+    # Read the records' fields and properties as columns of a table over the same memory, without a copy.
     flags, body_sizes = (
         np.ndarray((len(ends),), ">i4", data, offset, (size,))
         for offset in (layout.SYS_FLAG_OFFSET, layout.BODY_OFFSET - 4)
@@ -115,9 +115,9 @@ def _texts_of_table(data: Bytes, ends: Ints, fixed: int) -> Bytes | None:
 
 
 def _differ_in_numbers_only(texts: Bytes, stem: str, counters: Ints) -> bool:
-    """True if the property texts have ids with this stem and these counter values, shape (n,), have no KEYS, and are
-    otherwise equal except for the digits of the producer's sequence number. Most batches of a producer pass this check,
-    which reads each text only a few times."""
+    """True if the property texts differ only in numbers. Their ids must have this stem and the counter values
+    `counters`, shape (n,), and there must be no KEYS. Otherwise only the digits of the producer's sequence number may
+    differ. Most batches of a producer pass this check, which reads each text only a few times."""
     first = texts[0].tobytes()
     names = [piece.partition(b"\x01")[0] for piece in first.split(b"\x02")]
     found = f"\x02{PROPERTY_UNIQ_KEY}\x01{stem}".encode()
@@ -140,7 +140,7 @@ def _differ_in_numbers_only(texts: Bytes, stem: str, counters: Ints) -> bool:
 
 
 def _have_counters(digits: Bytes, counters: Ints) -> bool:
-    """True if row i of `digits`, shape (m, 4), has the hexadecimal digits of `counters[i]`."""
+    """True if row i of `digits`, shape (m, 4), contains the hexadecimal digits of `counters[i]`."""
     return np.array_equal(np.ascontiguousarray(digits).view(np.uint32).ravel(), _COUNTER_WORDS[counters])
 
 
@@ -158,8 +158,8 @@ def _shapes_of_rows(data: Buffer, ends: Ints, fixed: int) -> list[PropertyShape]
 
 
 def _has_only_ids(shape: PropertyShape, stems: Bytes, counters: Ints) -> bool:
-    """True if the shape's records have no KEYS, and record i has the id that consists of `stems[i]` and the digits of
-    `counters[i]`."""
+    """True if the records of one property shape have no KEYS, and record i has the id that consists of `stems[i]` and
+    the digits of `counters[i]`."""
     found, length = shape.get(PROPERTY_UNIQ_KEY.encode()), stems.shape[1]
     if found is None or PROPERTY_KEYS.encode() in shape.values or found.table.shape[1] != length + _DIGITS:
         return False

@@ -1,7 +1,7 @@
 """Messages of one topic as columns: a sequence that creates a Message only when an item is read.
 
-MessageColumns can replace any sequence of messages, even in a producer's retries, and is encoded without creating a
-Message.
+MessageColumns can replace any sequence of messages, even in a producer's retries. The encoder reads the columns without
+creating a Message.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class MessageColumns(Sequence[Message]):
         return MessageColumns(self.topic, self.bodies.slice(first, end), texts, codes)
 
     def take(self, rows: Ints) -> MessageColumns:
-        """Return a copy of the messages at `rows`, in that order."""
+        """Return a copy of the messages at the indices `rows`, in that order."""
         texts = None if self.properties is None else self.properties.take(rows)
         codes = None if self.tag_codes is None else self.tag_codes[rows]
         return MessageColumns(self.topic, self.bodies.take(rows), texts, codes)
 
     @classmethod
     def chained(cls, parts: Sequence[MessageColumns]) -> MessageColumns:
-        """Concatenate several MessageColumns of one topic, in order."""
+        """Join several MessageColumns of one topic into one, in order."""
         if len(parts) == 1:
             return parts[0]
         counts = [len(part) for part in parts]

@@ -1,4 +1,4 @@
-"""Messages of many records, which are checked in one pass and decoded field by field on access.
+"""The messages of many records. The records are checked in one pass, and each field is decoded when it is read.
 
 `read_messages` returns messages that equal the results of `raymq.records.format.decode.read_record` for each record.
 All records are checked together. A field is decoded each time it is read, and a compressed body is decompressed when it
@@ -33,14 +33,14 @@ from raymq.records.format.places import RecordPlaces
 from raymq.records.kernels.fields import FieldOffsets, find_intact
 
 FEW_RECORDS: Final = 8
-"""Maximum number of records that are decoded one by one. For so few records, this is faster than one numpy
-pass."""
+"""Maximum number of records that are decoded one by one. For so few records, this is faster than one pass with
+numpy."""
 CACHED_BYTES: Final = 8 << 20
 """Maximum size, in bytes, of the decompressed bodies that the messages of one `read_messages` call cache. The cache
 exists because programs often read a body twice."""
 
 OnUnreadable = Callable[[BodyUnreadableError], None]
-"""A function that is called once with the error of each unreadable message."""
+"""A function that receives the error of each unreadable message, once for each message."""
 
 
 def ignore(error: BodyUnreadableError) -> None:
@@ -48,7 +48,8 @@ def ignore(error: BodyUnreadableError) -> None:
 
 
 _CACHE_LOCK: Final = threading.Lock()
-"""Guards the cached bodies of all DoubtfulMessages objects. It is held only for a few statements."""
+"""Guards the cached bodies of all DoubtfulMessages objects. Each thread holds the lock only for a few
+statements."""
 
 
 def read_messages(
@@ -64,14 +65,14 @@ def read_messages(
     """Return the messages of the records at positions `starts` (in any order) of `buffer`. The messages keep `buffer`
     alive, and its bytes must not change.
 
-    Each start has a message, whatever bytes its record has. If the body or the whole record is unreadable
+    Each start has a message, even if its record is damaged. If the body or the whole record is unreadable
     (`raymq.records.format.decode`), the message's `body_error` has the reason. `places`: the expected places of the
-    records, with the same indices as `starts`; a record that does not agree with its place counts as damaged.
+    records, with the same indices as `starts`. A record that does not agree with its place counts as damaged.
     `on_unreadable` is called once for each unreadable message when the damage is detected; for a compressed body, this
     is when the body is read.
 
-    Without `keeps_bodies`, the messages never cache a decompressed body. Programs that keep the messages of many calls
-    use this.
+    Without `keeps_bodies`, the messages never cache a decompressed body. This option is for programs that keep the
+    messages of many calls.
     """
     known = RecordPlaces.unknown(broker_name) if places is None else places
     if len(starts) <= FEW_RECORDS and (keeps_bodies or not len(starts)):
@@ -110,7 +111,7 @@ def read_messages(
 def find_unreadable(messages: Sequence[MessageExt]) -> dict[int, BodyUnreadableError]:
     """Return the errors of unreadable messages, by index, in ascending order.
 
-    Only bodies that may be unreadable are read: compressed bodies are decompressed one after another.
+    Reads only bodies that may be unreadable: compressed bodies are decompressed one after another.
     """
     errors: dict[int, BodyUnreadableError] = {}
     for index, message in enumerate(messages):
@@ -132,8 +133,8 @@ def _wrong_crcs(view: memoryview, fields: FieldOffsets, body_ends: NDArray[np.in
 
 
 class StoredMessages:
-    """Decodes the fields of messages from their records in `view`, whose positions are `fields`. No body is compressed
-    or damaged. MessageExt objects read their fields from this object."""
+    """Decodes the fields of messages from their records in `view`. MessageExt objects read their fields from this
+    object. `fields`: the positions of the records' fields. No body is compressed or damaged."""
 
     __slots__ = ("_body_at", "_body_ends", "_broker_name", "_queue_offsets", "_split", "_starts", "_view")
 
@@ -145,8 +146,8 @@ class StoredMessages:
         self._body_ends: list[int] = body_ends.tolist()
         self._queue_offsets = fields.head["queue_offset"].astype(np.int64)
         self._split: tuple[int, dict[str, str], dict[str, str]] = (-1, {}, {})
-        """The properties that were read last, with the index of their message. Most programs read several fields of one
-        message before the next message."""
+        """The properties that were read last, with the index of their message. They are cached because most programs
+        read several fields of one message before the next message."""
 
     def body(self, index: int) -> bytes:
         return self._view[self._body_at[index] : self._body_ends[index]].tobytes()
@@ -231,8 +232,8 @@ class StoredMessages:
 
 
 class DoubtfulMessages(StoredMessages):
-    """Decodes the fields of messages. Some messages have compressed bodies (`compressed`: their indices), or bodies
-    that are known to be unreadable (`reasons`, by index). Thread-safe."""
+    """Decodes the fields of messages from their records. Some messages have compressed bodies (`compressed`: their
+    indices), or bodies that are known to be unreadable (`reasons`, by index). Thread-safe."""
 
     __slots__ = (
         "_bodies",
@@ -258,12 +259,13 @@ class DoubtfulMessages(StoredMessages):
         super().__init__(view, fields, body_ends, queue.broker_name)
         self._queue = queue
         self._compressed = dict(zip(compressed.tolist(), fields.sys_flag[compressed].tolist(), strict=True))
-        """The sys flag of each message with a compressed body, by index."""
+        """The sys flag of each message with a compressed body, by the message's index."""
         self._reasons = reasons
         self._on_unreadable = on_unreadable
         self._keeps_bodies = keeps_bodies
         self._bodies: dict[int, bytes] = {}
-        """The most recently decompressed bodies, by index: up to CACHED_BYTES in total, or one larger body."""
+        """The most recently decompressed bodies, by message index: up to CACHED_BYTES in total, or one larger
+        body."""
         self._cached_bytes = 0
 
     def note(self, index: int) -> None:
@@ -292,7 +294,7 @@ class DoubtfulMessages(StoredMessages):
         raise self._error(index, reason)
 
     def _read(self, index: int) -> bytes | str:
-        """Return the body of a message, or, as a str, the reason why the body is unreadable."""
+        """Return the body of a message. If the body is unreadable, returns the reason as a str."""
         reason = self._reasons.get(index) if self._reasons else None
         if reason is not None:
             return reason

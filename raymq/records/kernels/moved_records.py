@@ -1,9 +1,9 @@
-"""Moves due records of delayed messages to their target queues, many at a time.
+"""Moves due records of delayed messages to their target queues, many records at a time.
 
-The result equals that of `read_waiting` and `move_record` in raymq.records.format.rewrite for each record. The module
-handles only records that these two functions move without an error: records with IPv4 hosts, common property layouts,
-readable properties, and bodies that match their CRC. The caller passes all other records to these two functions, which
-raise the errors.
+The result equals the result of `read_waiting` and `move_record` in raymq.records.format.rewrite for each record. The
+module handles only records that these two functions move without an error: records with IPv4 hosts, common property
+layouts, readable properties, and bodies that match their CRC. The caller passes all other records to these two
+functions, which raise the errors.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _ONLY_THE_STORE_KNOWS: Final = (
     slice(layout.STORE_TIMESTAMP_OFFSET, layout.STORE_HOST_OFFSET + 8),
     slice(layout.BODY_SIZE_OFFSET - 8, layout.BODY_SIZE_OFFSET),
 )
-"""Header fields that are set to zero: the fields that the store stamps, and the prepared transaction's offset."""
+"""Header fields that are set to zero in a moved record: the fields that the store stamps, and the prepared
+transaction's offset."""
 
 
 class MovedRecord(NamedTuple):
@@ -54,8 +55,8 @@ class MovedRecord(NamedTuple):
 def move_waiting_records(
     records: Sequence[bytes | memoryview], producers: Sequence[ProducerSequence]
 ) -> list[MovedRecord | None]:
-    """Return the record for the target queue of each delayed message. `records`: whole records; `producers`: the new
-    producer sequence of each. None stands for a record that the caller must handle separately."""
+    """Return, for each delayed message, the record for its target queue. The result is None for a record that the
+    caller must handle separately. `records`: whole records. `producers`: the new producer sequence of each record."""
     moved: list[MovedRecord | None] = [None] * len(records)
     data = np.frombuffer(b"".join(records), np.uint8)
     sizes = np.array([len(record) for record in records], np.int64)
@@ -74,8 +75,8 @@ def move_waiting_records(
 def _move_shape(
     data: Bytes, fields: FieldOffsets, shape: PropertyShape, producers: Sequence[ProducerSequence]
 ) -> Iterator[tuple[int, MovedRecord]]:
-    """Yield the moved records of one property shape, each with its row. Records that cannot be moved are
-    skipped."""
+    """Yield the moved record of each record with one property shape, together with its row number. Records that cannot
+    be moved are skipped."""
     real_topic, real_queue_id = shape.get(PROPERTY_REAL_TOPIC.encode()), shape.get(PROPERTY_REAL_QUEUE_ID.encode())
     queue_ids = None if real_queue_id is None else real_queue_id.numbers()
     deliver_at = shape.get(PROPERTY_TIMER_DELIVER_MS.encode())
@@ -108,7 +109,7 @@ def _move_shape(
 
 
 class _RecordTopic(NamedTuple):
-    """A topic's name, the magic of its records, and the topic's length and text as bytes of a record."""
+    """A topic's name, the magic number of its records, and the topic's length and text as bytes of a record."""
 
     name: str
     magic: bytes
@@ -116,7 +117,7 @@ class _RecordTopic(NamedTuple):
 
 
 def _topic(data: bytes) -> _RecordTopic | None:
-    """Return the topic whose name is `data`; None if the name is illegal."""
+    """Return the topic whose name is `data`. Returns None if the name is illegal."""
     name = decode_utf8(data)
     try:
         magic, text = topic_part(name)
@@ -130,8 +131,8 @@ def _tags_codes(tags: Values | None, count: int) -> NDArray[np.int64]:
 
 
 def _kept_text(shape: PropertyShape) -> Bytes:
-    """Return the properties that the new records inherit, each followed by a separator, as a table with one row per
-    record."""
+    """Return the text of the properties that the new records inherit, as a table with one row per record. A separator
+    follows each property."""
     columns: list[int] = []
     at = 0
     for piece in shape.texts[0].tobytes().split(b"\x02"):

@@ -26,13 +26,14 @@ _ABSENT: Final = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueColumn:
-    """The values of one property in n records, as spans of a buffer."""
+    """The values of one property in n records, as positions and sizes in a buffer."""
 
     data: Bytes
     starts: Ints
     """The position of each value in `data`, shape (n,)."""
     sizes: Ints
-    """The length of each value in bytes, shape (n,); -1 if the record does not have the property."""
+    """The length in bytes of each record's value of the property, shape (n,); -1 if the record does not have the
+    property."""
 
     @property
     def present(self) -> NDArray[np.bool_]:
@@ -40,18 +41,18 @@ class ValueColumn:
         return self.sizes >= 0
 
     def table(self, rows: Ints, width: int, skip: Ints | int = 0) -> Bytes:
-        """Return `width` bytes of the value of each of `rows`, from byte `skip` of the value on; shape (m, width).
-        Bytes after the value's end are arbitrary."""
+        """Return `width` bytes of the property's value in each record of `rows`, shape (m, width). The bytes start at
+        byte `skip` of the value. Bytes after the value's end are arbitrary."""
         return _table(self.data, self.starts[rows] + skip, width)
 
     def value(self, row: int) -> bytes:
-        """Return the value of the record at `row`, which must have the property."""
+        """Return the property's value in the record at index `row`. The record must have the property."""
         return self.data[self.starts[row] : self.starts[row] + self.sizes[row]].tobytes()
 
 
 def find_properties(data: Bytes, at: Ints, sizes: Ints, names: Sequence[bytes]) -> list[ValueColumn]:
-    """Return one column of values for each property in `names`. `at` and `sizes`: positions and lengths in bytes of the
-    records' property texts.
+    """Return, for each property in `names`, a column with the property's value in each record. `at` and `sizes` are the
+    positions and lengths, in bytes, of the records' property texts.
 
     A property without a value counts as absent. If a record repeats a property, the last value counts.
     """
@@ -64,8 +65,8 @@ def find_properties(data: Bytes, at: Ints, sizes: Ints, names: Sequence[bytes]) 
         for name, (starts, lengths) in zip(names, found, strict=True):
             here = _behind(texts, begins, b"\x02" + name)
             row, column = np.divmod(here, width)
-            # Ignore matches outside the text: the bytes after a text are arbitrary, and column 0 is the 0x02 that
-            # `_texts` writes.
+            # Ignore matches outside the property text. The bytes after a text are arbitrary, and column 0 is the 0x02
+            # that `_texts` puts before the text.
             inside = (column <= block_sizes[row]) & (column > len(name))
             here, row, column = here[inside], row[inside], column[inside]
             length = ends[np.searchsorted(ends, here)] - here - 1
@@ -77,15 +78,15 @@ def find_properties(data: Bytes, at: Ints, sizes: Ints, names: Sequence[bytes]) 
 
 
 def _blocks(sizes: Ints) -> Iterator[slice | Ints]:
-    """Yield the rows in blocks of about equal size in bytes. If lengths differ widely, long and short texts are in
-    different blocks, so that a table has little unused space."""
+    """Yield the indices of the property texts in blocks of about equal size in bytes. If the lengths differ widely,
+    long and short texts are in different blocks, so that a block's table has little unused space."""
     longest = int(sizes.max(initial=0))
     if len(sizes) * longest <= 2 * int(sizes.sum()) + _BLOCK_BYTES:
         rows = max(_BLOCK_BYTES // (longest + 2), 1)
         for first in range(0, len(sizes), rows):
             yield slice(first, min(first + rows, len(sizes)))
         return
-    classes = np.frexp(sizes)[1]  # group sizes by their number of bits
+    classes = np.frexp(sizes)[1]  # group property texts by the number of bits of their sizes
     for one in np.unique(classes).tolist():
         members = np.flatnonzero(classes == one)
         rows = max(_BLOCK_BYTES >> one, 1)
@@ -94,16 +95,18 @@ def _blocks(sizes: Ints) -> Iterator[slice | Ints]:
 
 
 def _texts(data: Bytes, at: Ints, sizes: Ints, width: int) -> Bytes:
-    """Return the texts as rows of a table with `width` columns: 0x02, the text, 0x02, and then arbitrary bytes."""
-    table = _table(data, at - 1, width)  # start one byte early, in the length field before the text, for the first 0x02
+    """Return the property texts as rows of a table with `width` columns. A row is 0x02, the text, 0x02, and then
+    arbitrary bytes."""
+    # start one byte before the property text, in its length field, to make room for the first 0x02
+    table = _table(data, at - 1, width)
     table[:, 0] = 2
     table[np.arange(len(at)), sizes + 1] = 2
     return table
 
 
 def _table(data: Bytes, starts: Ints, width: int) -> Bytes:
-    """Return a copy of the `width` bytes from each position in `starts` on. Bytes beyond the end of `data` are
-    zero."""
+    """Return a table with one row per position in `starts`: a copy of the `width` bytes of `data` from this position
+    on. Bytes beyond the end of `data` are zero."""
     within = starts + width <= len(data)
     if within.all():
         gathered: Bytes = windows(data, width)[starts].view(np.uint8).reshape(-1, width)
@@ -111,14 +114,15 @@ def _table(data: Bytes, starts: Ints, width: int) -> Bytes:
     table = np.zeros((len(starts), width), np.uint8)
     if within.any():
         table[within] = windows(data, width)[starts[within]].view(np.uint8).reshape(-1, width)
-    for row in np.flatnonzero(~within).tolist():  # rows whose `width` bytes would reach beyond the end of `data`
+    # rows of the table whose `width` bytes would extend beyond the end of `data`
+    for row in np.flatnonzero(~within).tolist():
         part = data[starts[row] : starts[row] + width]
         table[row, : len(part)] = part
     return table
 
 
 def _behind(texts: Bytes, begins: Ints, before: bytes) -> Ints:
-    """Return those positions in `begins` that directly follow the bytes `before` in `texts`."""
+    """Return the positions in `begins` at which the preceding bytes of `texts` are `before`."""
     begins = begins[np.searchsorted(begins, len(before)) :]
     for distance, byte in enumerate(reversed(before), 1):
         begins = begins[texts[begins - distance] == byte]

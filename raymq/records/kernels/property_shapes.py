@@ -1,8 +1,8 @@
-"""The properties of many records, read by the layouts ("shapes") that most records share.
+"""Reads the properties of many records at once, by the layouts ("shapes") that most records share.
 
-Most records of one producer have the same properties, with values of the same few lengths. Texts that differ only in
-such values have one *shape*. A shape is parsed once. After that, a property's values are a few columns of a table of
-bytes, one row per record, and most columns have the same byte in every row.
+Most records of one producer have the same properties, with values of the same few lengths. Property texts that differ
+only in such values have one *shape*. A shape is parsed once. After that, a property's values are a few columns of a
+table of bytes, one row per record. Most columns have the same byte in every row.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ _ASCII_END: Final = 0x80
 _DIGITS_MAX: Final = 18
 _ROWS_PER_SHAPE: Final = 64
 _SHAPES_MIN: Final = 8
-"""Number of shapes that are always accepted. More shapes are accepted only if there are on average at least
-_ROWS_PER_SHAPE records per shape."""
+"""Number of shapes of property texts that are always accepted. More shapes are accepted only if there are on average at
+least _ROWS_PER_SHAPE records per shape."""
 _TEXT_MAX: Final = 2048
-"""Maximum length, in bytes, of a property text that is read by shapes."""
+"""Maximum length in bytes of a record's property text for which shapes (common layouts) are used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """The values of one property in m records. All values have one length."""
+    """The values of one property in m records. All m values have the same length."""
 
     rows: Ints
-    """The indices of the m records, ascending; shape (m,)."""
+    """The indices of the m records that have these values, ascending; shape (m,)."""
     table: Bytes
-    """The bytes of the values, shape (m, length); a view without a copy."""
+    """The bytes of the m property values, shape (m, length of a value); a view without a copy."""
     varies: NDArray[np.bool_]
-    """Mask of the columns in which the values differ, shape (length,)."""
+    """Mask of the byte columns in which the property's values differ, shape (length of a value,)."""
 
     def first(self) -> bytes:
-        """Return the value of the first record."""
+        """Return the property's value in the first record."""
         return bytes(self.table[0])
 
     def part(self, start: int, end: int) -> Values:
-        """Return bytes `start` up to `end` of each value."""
+        """Return bytes `start` up to `end` of each record's value."""
         return Values(self.rows, self.table[:, start:end], self.varies[start:end])
 
     def distinct(self) -> tuple[list[bytes], Ints]:
-        """Return the distinct values, and for each record the index of its value. The call is fast if most adjacent
-        records have equal values."""
+        """Return the distinct values of the property, and for each record the index of its value. The call is fast if
+        most adjacent records have equal values."""
         if not self.varies.any():
             return [self.first()], np.zeros(len(self.table), np.int64)
         columns = self.table[:, self.varies]
@@ -64,12 +64,13 @@ class Values:
         return list(code_of), np.repeat(codes, np.diff(firsts, append=len(self.table)))
 
     def numbers(self) -> Ints | None:
-        """Parse the values as decimal numbers. Returns None if a value contains a character that is not a digit, or if
-        the values have more than 18 digits."""
+        """Parse the property's values as decimal numbers. Returns None if a value contains a character that is not a
+        digit, or if the values have more than 18 digits."""
         first = self.first()
         if not first.isdigit() or len(first) > _DIGITS_MAX:
             return None
-        # Start with the first record's number, and add the difference that each varying digit makes.
+        # Start with the number in the first record. For each digit column that varies, add the difference to the first
+        # record's digit.
         numbers = np.full(len(self.table), int(first), np.int64)
         for column in np.flatnonzero(self.varies).tolist():
             digits = self.table[:, column]
@@ -79,12 +80,13 @@ class Values:
         return numbers
 
     def java_hashes(self) -> NDArray[np.uint32] | None:
-        """Return `java_hash` of each value, modulo 2**32. Returns None if a value is not ASCII, because its UTF-16 code
-        units differ from its bytes."""
+        """Return the `java_hash` of each value, modulo 2**32. Returns None if a value is not ASCII, because its UTF-16
+        code units then differ from its bytes."""
         first = self.first()
         if not first.isascii():
             return None
-        # Start with the first record's hash, and add the difference that each varying byte makes.
+        # Start with the hash of the first record's value. For each byte column that varies, add the difference that the
+        # byte makes to the hash.
         hashes = np.full(len(self.table), java_hash(first.decode()) & 0xFFFFFFFF, np.uint32)
         for column in np.flatnonzero(self.varies).tolist():
             units = self.table[:, column]
@@ -95,7 +97,7 @@ class Values:
         return hashes
 
     def tags_codes(self) -> Ints:
-        """Return the tag code (`tags_code`) of each value."""
+        """Return the tag code (`tags_code`) of each of the property's values."""
         hashes = self.java_hashes()
         if hashes is not None:
             return hashes.view(np.int32).astype(np.int64)
@@ -105,18 +107,20 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class PropertyShape:
-    """m records whose property texts differ only in values, which have equal lengths."""
+    """A group of m records whose property texts differ only in the values. The values of one property have equal
+    lengths."""
 
     rows: Ints
     texts: Bytes
-    """The property texts as a table, shape (m, length of one text)."""
+    """The property texts of the m records as a table, shape (m, length of one text)."""
     values: dict[bytes, tuple[int, int]]
     """The start and end column of each property's value in `texts`, by the property's name."""
     varies: NDArray[np.bool_]
-    """Mask of the columns in which the texts differ, shape (length of one text,)."""
+    """Mask of the byte columns in which the property texts differ, shape (length of one text,)."""
 
     def get(self, name: bytes) -> Values | None:
-        """Return the values of the property `name`; None if these records do not have it."""
+        """Return the values of the property `name` in the records of this shape; None if the shape does not have the
+        property."""
         span = self.values.get(name)
         if span is None:
             return None
@@ -124,11 +128,11 @@ class PropertyShape:
 
 
 def find_property_shapes(data: Bytes, at: Ints, sizes: Ints) -> list[PropertyShape] | None:
-    """Group records by the shapes of their property texts. `at` and `sizes`: positions and lengths in bytes of the
-    texts. Each record belongs to one shape.
+    """Group records by the shapes of their property texts. `at` and `sizes` are the positions and lengths, in bytes, of
+    the texts. Each record belongs to one shape.
 
     A property without a value counts as absent. Returns None if too few records share a shape, a text is too long, or a
-    record repeats a property. The caller must handle each of these records separately.
+    record repeats a property. The caller must then handle each record separately.
     """
     shapes: list[PropertyShape] = []
     shapes_max = _shapes_max(len(at))
@@ -148,7 +152,7 @@ def find_property_shapes(data: Bytes, at: Ints, sizes: Ints) -> list[PropertySha
 
 
 def shapes_of_table(texts: Bytes) -> list[PropertyShape] | None:
-    """Apply `find_property_shapes` to texts of equal length, given as a table of shape (n, length)."""
+    """Apply `find_property_shapes` to property texts of equal length, given as a table of shape (n, length)."""
     found = list(islice(_shapes_of(texts, np.arange(len(texts))), _shapes_max(len(texts)) + 1))
     shapes = [shape for shape in found if shape is not None]
     return shapes if len(shapes) == len(found) <= _shapes_max(len(texts)) else None
@@ -159,13 +163,13 @@ def _shapes_max(count: int) -> int:
 
 
 def _shapes_of(texts: Bytes, rows: Ints) -> Iterator[PropertyShape | None]:
-    """Yield the shapes of the texts of `rows`, which have equal lengths. Yields None last if a text repeats a
-    property."""
+    """Yield the shapes of the property texts with indices `rows`. The texts have equal lengths. Yields None last if a
+    text repeats a property."""
     size = texts.shape[1]
     if not size:
         yield PropertyShape(rows, texts, {}, np.zeros(0, bool))
         return
-    # The first remaining text defines a shape. Texts of other shapes remain for the next iteration.
+    # The first remaining property text defines a shape. Texts of other shapes remain for the next iteration.
     while len(rows):
         values = _parse(texts[0].tobytes())
         if values is None:
@@ -187,7 +191,8 @@ def _shapes_of(texts: Bytes, rows: Ints) -> Iterator[PropertyShape | None]:
 
 
 def _parse(text: bytes) -> dict[bytes, tuple[int, int]] | None:
-    """Return the start and end of each property's value, by name; None if a name is repeated."""
+    """Return the start and end of each property's value in a property text, by the property's name. Returns None if a
+    name is repeated."""
     values: dict[bytes, tuple[int, int]] = {}
     at = 0
     for piece in text.split(b"\x02"):

@@ -1,8 +1,8 @@
 """Builds the property texts of records from columns of tags, keys and properties, and computes the tags' codes.
 
-A row's text equals the text that `raymq.records.format.encode` writes for a message: name 0x01 value 0x02 for each
-property, then for TAGS, then for KEYS, whose value is the keys separated by spaces. The caller must have checked all
-values.
+A record's text equals the text that `raymq.records.format.encode` writes for a message. Each property is written as
+name 0x01 value 0x02; TAGS and then KEYS come last. The value of KEYS is the keys separated by spaces. The caller must
+have checked all values.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class ListColumn:
 
     parts: tuple[ByteColumn, ...]
     starts: Ints
-    """The index of each row's first entry, followed by the number of entries; ascending from 0, shape (n + 1,)."""
+    """Index of the first entry of each row, followed by the total number of entries; ascending from 0, shape (n
+    + 1,)."""
 
 
 def property_texts(
@@ -62,8 +63,8 @@ def property_texts(
 def property_sizes(
     tags: PropertyTexts | None, keys: PropertyTexts | ListColumn | None, properties: ListColumn | None
 ) -> Ints | int:
-    """Return the approximate length in bytes of each row's property text, never too small and at most a few bytes too
-    large; 0 if no row has properties."""
+    """Return an upper bound of each row's property text length in bytes. The bound exceeds the length by a few bytes at
+    most, and is 0 if no row has properties."""
     sizes: Ints | int = 0
     for column, name in ((tags, _TAGS), (keys, _KEYS), (properties, b"")):
         if isinstance(column, PropertyTexts):
@@ -88,8 +89,8 @@ def _property_rows(column: ListColumn) -> ByteColumn:
 
 def _key_rows(column: ListColumn) -> ByteColumn:
     [keys] = column.parts
-    # The property's name precedes the first key of a row, and a space precedes each further key. The end mark follows
-    # the row's last key.
+    # In each row, the property's name precedes the first key, a space precedes each further key, and the end byte
+    # (0x02) follows the last key.
     filled = column.starts[1:] > column.starts[:-1]
     first, last = np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.bool_)
     first[column.starts[:-1][filled]] = True
@@ -104,7 +105,8 @@ def _key_rows(column: ListColumn) -> ByteColumn:
 
 
 def _by_row(entries: ByteColumn, starts: Ints) -> ByteColumn:
-    """Join the entries of each row into one string. They already lie back to back, so nothing is copied."""
+    """Join the entries of each row into one string. A row's entries are adjacent in memory, so nothing is
+    copied."""
     return ByteColumn(entries.data, entries.offsets[starts])
 
 
@@ -116,10 +118,11 @@ def java_hashes(texts: ByteColumn) -> NDArray[np.int64]:
     sizes = texts.sizes
     if not len(units):
         return hashes
-    if units.max() > 127:  # not ASCII: UTF-8 bytes differ from UTF-16 code units
+    if units.max() > 127:  # Not ASCII: the UTF-8 bytes of a text differ from its UTF-16 code units.
         distinct = {text: java_hash(text.decode()) for text in set(texts.tolist())}
         return np.array([distinct[text] for text in texts.tolist()], np.int64)
-    # The hash multiplies the last byte of a text by 1, the previous byte by 31, and so on, modulo 2**32.
+    # Java's hash multiplies the last byte of a text by 1, the byte before it by 31, the next by 31**2, and so on,
+    # modulo 2**32.
     powers = np.full(int(sizes.max()), 31, np.uint32)
     powers[0] = 1
     np.multiply.accumulate(powers, out=powers)
@@ -140,7 +143,7 @@ def long_hashes(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def joined_texts(texts: Sequence[ByteColumn | None], rows: Sequence[int]) -> ByteColumn | None:
-    """Concatenate columns of property texts. `rows`: the number of rows of each column. None stands for a column
+    """Concatenate columns of property texts. `rows[i]` is the number of rows of column i. A column None stands for rows
     without texts. Returns None if all columns are None."""
     if all(column is None for column in texts):
         return None

@@ -1,8 +1,8 @@
-"""Fills in the record fields that only the store can determine, in place, for all records of a batch at a time.
+"""Fills in, in place, the record fields that only the store can determine, for all records of a batch at a time.
 
 The producer encodes records with zeros for the queue offset, the physical offset, the store timestamp and the store
 host (raymq.records.format.encode). This module also computes property CRCs, because they cover these fields, and the
-units of the consume queue (raymq.records.format.layout.UNIT_DTYPE).
+entries (units) of the consume queue (raymq.records.format.layout.UNIT_DTYPE).
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def stamp(
     store_timestamp_ms: int,
     store_host: bytes,
 ) -> None:
-    """Fill in the store's fields, in place, in all records of a valid batch in the writable `buffer`.
+    """Fill in the fields that the store determines, in place, in all records of a valid batch in the writable `buffer`.
 
     Record i gets queue offset `first_queue_offset + i`, its physical offset counted from `first_physical_offset`, the
     store timestamp and the store host. If the encoder reserved space for a property CRC, the CRC is computed last.
-    `store_host` (`encode_host`) must belong to the records' host family (IPv4 or IPv6); otherwise MessageIllegalError
+    `store_host` (`encode_host`) must belong to the records' host family (IPv4 or IPv6). Otherwise MessageIllegalError
     is raised before anything is changed.
     """
     data = memoryview(buffer).cast("B") if not isinstance(buffer, np.ndarray) else buffer.data
@@ -72,8 +72,9 @@ def stamp_one(
     store_host: bytes,
     record: bytearray | memoryview,
 ) -> None:
-    """Stamp one record without numpy's overhead. Its store host must have the right family (IPv4 or IPv6). The record's
-    first 8 bytes are not changed, and are read only to compute a property CRC."""
+    """Fill in the fields that the store determines in one record, without numpy's overhead. `store_host` must have the
+    record's host family (IPv4 or IPv6). The record's first 8 bytes are not changed, and are read only to compute a
+    property CRC."""
     stamp_at(record, 0, queue_offset, physical_offset, store_timestamp_ms, store_host)
     if is_sealed(record):
         record[-PROPERTY_CRC_LENGTH:] = property_crc(record)
@@ -87,7 +88,8 @@ def stamp_at(
     store_timestamp_ms: int,
     store_host: bytes,
 ) -> None:
-    """Stamp the record at `position` of `buffer`. The record must not have a property CRC."""
+    """Fill in the fields that the store determines in the record at `position` of `buffer`. The record must not have a
+    property CRC."""
     _OFFSETS.pack_into(buffer, position + layout.QUEUE_OFFSET_OFFSET, queue_offset, physical_offset)
     stored_at = position + layout.STORE_TIMESTAMP_OFFSET
     if buffer[position + layout.SYS_FLAG_OFFSET + 3] & layout.SYS_FLAG_BORN_HOST_IPV6:
@@ -104,12 +106,13 @@ def stamp_many(
     store_host: bytes,
     data: bytearray | memoryview,
 ) -> None:
-    """Stamp back-to-back records of one batch. `ends`: the end of each record in `data`."""
+    """Fill in the fields that the store determines in back-to-back records of one batch. `ends`: the end position of
+    each record in `data`."""
     starts = _starts_of(ends)
     queue_offsets = np.arange(first_queue_offset, first_queue_offset + len(starts))
     _put_offsets(data, starts, queue_offsets, first_physical_offset)
-    # Store timestamp and host are equal in all records. The first record determines their positions, because all
-    # records have one host family.
+    # All records have the same store timestamp and store host. All records also have one host family, so the first
+    # record determines the positions of these fields.
     stored = store_timestamp_ms.to_bytes(8, signed=True) + store_host
     starts += _store_timestamp_at(data)
     windows(data, len(stored))[starts] = np.void(stored)
@@ -125,9 +128,9 @@ def stamp_mixed(
     store_host: bytes,
     data: bytearray | memoryview,
 ) -> None:
-    """Stamp back-to-back records with individual queue offsets, shape (n,). `ends`: the end of each record in `data`,
-    shape (n,). Unlike the records of one batch, some of these records may have an IPv6 born host or a property CRC, and
-    others not."""
+    """Fill in the fields that the store determines in back-to-back records. `queue_offsets`: the queue offset of each
+    record, shape (n,). `ends`: the end position of each record in `data`, shape (n,). Unlike in a batch, only some of
+    the records may have an IPv6 born host or a property CRC."""
     starts = _starts_of(ends)
     _put_offsets(data, starts, queue_offsets, first_physical_offset)
     stored = store_timestamp_ms.to_bytes(8, signed=True) + store_host
@@ -139,7 +142,8 @@ def stamp_mixed(
 
 
 def _starts_of(ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the start of each record, which is the end of the previous record. `ends`: the end of each record."""
+    """Return the start position of each record, which is the end position of the previous record. `ends`: the end
+    position of each record."""
     starts = np.empty_like(ends)
     starts[0] = 0
     starts[1:] = ends[:-1]
@@ -152,8 +156,8 @@ def _put_offsets(
     queue_offsets: NDArray[np.int64],
     first_physical_offset: int,
 ) -> None:
-    """Write the queue and physical offsets of the records at positions `starts`. The two fields are adjacent, so one
-    numpy scatter writes 16 bytes per record."""
+    """Write the queue offset and the physical offset of the records at positions `starts`. The two fields are adjacent,
+    so one numpy scatter writes 16 bytes per record."""
     offsets = np.empty((len(starts), 2), _BIG_ENDIAN_LONG)
     offsets[:, 0] = queue_offsets
     offsets[:, 1] = starts + first_physical_offset
@@ -161,8 +165,8 @@ def _put_offsets(
 
 
 def _seal(data: bytearray | memoryview, starts: list[int], ends: list[int]) -> None:
-    """Compute and write the property CRC of each record from `starts[i]` up to `ends[i]`. Each record must have space
-    for it."""
+    """Compute and write the property CRC of each record; record i extends from `starts[i]` to `ends[i]`. Each record
+    must have space for the CRC."""
     for start, end in zip(starts, ends, strict=True):
         data[end - PROPERTY_CRC_LENGTH : end] = property_crc(data[start:end])
 
@@ -175,8 +179,8 @@ def stamp_alike(
     store_host: bytes,
     data: bytearray | memoryview,
 ) -> None:
-    """Stamp records of equal size (`stride` bytes) that fill `data` and have no property CRC. The fields are written as
-    columns of one table."""
+    """Fill in the fields that the store determines in records of equal size (`stride` bytes). The records fill `data`
+    and have no property CRC. The fields are written as columns of one table."""
     count = len(data) // stride
     offsets = np.ndarray((count, 2), _BIG_ENDIAN_LONG, data, layout.QUEUE_OFFSET_OFFSET, (stride, 8))
     offsets[:, 0] = np.arange(first_queue_offset, first_queue_offset + count)
@@ -186,7 +190,8 @@ def stamp_alike(
 
 
 def _store_timestamp_at(record: bytes | bytearray | memoryview) -> int:
-    """Return the position of the store timestamp in a record, which depends on the size of the born host."""
+    """Return the position of the store timestamp in a record. It depends on the size of the born host (IPv4 or
+    IPv6)."""
     wide = record[layout.SYS_FLAG_OFFSET + 3] & layout.SYS_FLAG_BORN_HOST_IPV6
     return layout.STORE_TIMESTAMP_OFFSET + (layout.IPV6_EXTRA if wide else 0)
 
@@ -199,7 +204,8 @@ def store_timestamps_at(data: memoryview, starts: NDArray[np.int64]) -> NDArray[
 
 
 def _store_timestamps_at(data: bytearray | memoryview, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the position of the store-timestamp field of each record at positions `starts` of `data`."""
+    """Return the position of each record's store-timestamp field. The records begin at positions `starts` of
+    `data`."""
     # A bit in the sys flag's last byte marks an IPv6 born host, which shifts the store timestamp.
     wide = windows(data, 1)[starts + layout.SYS_FLAG_OFFSET + 3].view(np.uint8) & layout.SYS_FLAG_BORN_HOST_IPV6
     return starts + layout.STORE_TIMESTAMP_OFFSET + np.where(wide, layout.IPV6_EXTRA, 0)
@@ -209,8 +215,8 @@ def with_property_crc(batch: EncodedBatch) -> EncodedBatch:
     """Return a copy of `batch` with space for a property CRC in every record, which `stamp` fills in. Returns `batch`
     itself if its records already have this space.
 
-    A property with the CRC's name elsewhere in a record is removed. `batch` must be valid. Raises MessageIllegalError
-    if the properties then exceed 32767 bytes.
+    If a record has a property with the CRC's name elsewhere, this property is removed. `batch` must be valid. Raises
+    MessageIllegalError if a record's properties then exceed 32767 bytes.
     """
     if is_sealed(batch.records):
         return batch
@@ -241,8 +247,8 @@ def fill_units(
     sizes: NDArray[np.int32],
     tags_codes: NDArray[np.int64],
 ) -> None:
-    """Overwrite `units`, an array of UNIT_DTYPE, with the physical offset, the size in bytes and the tag code of each
-    record. All arrays have shape (n,)."""
+    """Overwrite consume-queue entries (`units`, an array of UNIT_DTYPE) with the physical offset, the size in bytes and
+    the tag code of each record. All arrays have shape (n,)."""
     units["physical_offset"] = physical_offsets
     units["size"] = sizes
     units["tags_code"] = tags_codes
@@ -251,15 +257,15 @@ def fill_units(
 def units_of(
     physical_offsets: NDArray[np.int64], sizes: NDArray[np.int32], tags_codes: NDArray[np.int64]
 ) -> NDArray[np.void]:
-    """Return new consume-queue units, shape (n,), with the same content as `fill_units` writes."""
+    """Return new consume-queue entries (units), shape (n,), with the content that `fill_units` writes."""
     units = np.empty(len(sizes), UNIT_DTYPE)
     fill_units(units, physical_offsets, sizes, tags_codes)
     return units
 
 
 def begins_of(physical_offset: int, sizes: NDArray[np.int32], ends: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """Return the physical offsets of back-to-back records with these sizes, from `physical_offset` on. `ends`:
-    `record_ends` of the sizes, if the caller has them."""
+    """Return the physical offsets of back-to-back records with these sizes; the first record is at `physical_offset`.
+    `ends`: `record_ends(sizes)`, if the caller already has this array."""
     begins = (record_ends(sizes) if ends is None else ends) - sizes
     begins += physical_offset
     return begins

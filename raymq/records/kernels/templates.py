@@ -1,9 +1,9 @@
-"""Topics and properties of many records, read by the templates that most records share.
+"""Reads the topics and properties of many records at once, by the templates that most records share.
 
 Most messages of a topic are similar: after the body they have the same topic and the same property names, with values
 of a few lengths. The bytes from the end of a record's body to the end of the record are its *tail*. Tails that differ
-only in property values have one *template*. One tail of a template is parsed. Each value has the same span in all tails
-of the template, so a column of values is copied as a column of a table.
+only in property values have one *template*. One tail of a template is parsed. Each property value is at the same
+position in all tails of the template, so the values are copied as a column of a table.
 """
 
 from __future__ import annotations
@@ -50,40 +50,42 @@ _ROWS_PER_TEMPLATE: Final = 64
 """Minimum average number of records per template. With fewer records per template, it is faster to decode each record
 separately."""
 _TRIED: Final = 4
-"""Number of templates that are found before the average number of records per template is checked."""
+"""Number of templates to find before the average number of records per template is checked."""
 _TAIL_MAX: Final = 4096
-"""Maximum length, in bytes, of a tail that is read by templates."""
+"""Maximum length in bytes of a record's tail (the bytes after its body) for which templates are used."""
 _SCRATCH_BYTES: Final = 100_000
-"""Number of bytes that are processed at a time. The allocator reuses a block of this size. It would return a larger
-block to the system, and each new block would fault in its pages again."""
+"""Number of bytes of record tails that are processed at a time. The allocator reuses a block of this size. It would
+return a larger block to the system, and each new block would fault in its pages again."""
 INLINE_MAX: Final = 12
-"""Maximum length, in bytes, of a value that is stored inside an Arrow view."""
+"""Maximum length, in bytes, of a value that Arrow stores inside its view, without a separate buffer."""
 _ZERO: Final = int_array(np.zeros(1, np.int32))[0]
 _NO_TEXTS: Final = text_array([])
 
 
 @dataclass(frozen=True, slots=True)
 class RecordTemplate:
-    """A template and its m records, whose tails differ only in the properties' values."""
+    """A template and its m records. The records' tails (the bytes after the body) differ only in the properties'
+    values."""
 
     rows: Ints
-    """The indices of the m records, shape (m,)."""
+    """The indices of the template's m records, shape (m,)."""
     tails: Bytes
     """The bytes of the records' tails, shape (m, length of a tail). A tail is the part of a record after its
     body."""
     topic: str
     values: dict[str, tuple[int, int]]
-    """The start and end of each property's value in a tail, by the property's name."""
+    """The start and end of each property's value in a record's tail, by the property's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplatedRecords:
-    """n records that share a few templates. Each record has one template."""
+    """A group of n records that share a few templates (layouts of topic and properties). Each record has one
+    template."""
 
     head: dict[str, NDArray[Any]]
-    """The header fields of _FIELDS, by name; each array has shape (n,)."""
+    """The records' header fields (_FIELDS), by name; each array has shape (n,)."""
     body_at: Ints
-    """The position of each record's body, shape (n,)."""
+    """The position of each record's body in the data, shape (n,)."""
     _templates: list[RecordTemplate]
 
     def have_topic(self, topic: str) -> bool:
@@ -95,7 +97,7 @@ class TemplatedRecords:
         names = [template.topic for template in self._templates]
         if len(set(names)) <= 1:
             return pa.repeat(text_scalar(names[0]), len(self.body_at))
-        # Several topics: return a dictionary array with the distinct topics and each record's code.
+        # The records have several topics: return a dictionary array of the distinct topics and each record's code.
         codes = np.zeros(len(self.body_at), np.int32)
         for code, template in enumerate(self._templates):
             codes[template.rows] = code
@@ -112,18 +114,18 @@ class TemplatedRecords:
         return _strings(len(self.body_at), found, nulls=True)
 
     def pairs(self, wanted: Callable[[str], bool]) -> pa.MapArray:
-        """Return a map with each record's properties whose names satisfy `wanted`. Raises ArrowInvalid if a value is
-        not UTF-8."""
+        """Return a map array with each record's properties; only names that satisfy `wanted` are included. Raises
+        ArrowInvalid if a value is not UTF-8."""
         chosen = [[name for name in template.values if wanted(name)] for template in self._templates]
         if not any(chosen):
             return pa.MapArray.from_arrays(pa.repeat(_ZERO, len(self.body_at) + 1), _NO_TEXTS, _NO_TEXTS)
-        # Count the pairs of each record, and compute the index of each record's first pair.
+        # Count the properties (name-value pairs) of each record, and compute the index of each record's first pair.
         counts = np.zeros(len(self.body_at), np.int32)
         for template, names in zip(self._templates, chosen, strict=True):
             counts[template.rows] = len(names)
         offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
-        # Pair j of a record is at the record's first index + j. Its name is stored as a code, its value as a span of
-        # the template.
+        # Property j of a record is pair number j after the record's first pair. Its name is stored as a code; its value
+        # is copied from the template's columns.
         known = list(dict.fromkeys(name for names in chosen for name in names))
         codes = np.zeros(int(offsets[-1]), np.int32)
         found = []
@@ -137,7 +139,7 @@ class TemplatedRecords:
 
 
 def find_templates(data: Bytes, starts: Ints) -> TemplatedRecords | None:
-    """Group the records at positions `starts` by templates. Records are checked as in
+    """Group the records at positions `starts` by templates (layouts of topic and properties). Records are checked as in
     `raymq.records.kernels.fields.find_fields`.
 
     Returns None if a record is damaged, has IPv6 hosts, a long topic or unusual properties, or if too few records share
@@ -148,8 +150,8 @@ def find_templates(data: Bytes, starts: Ints) -> TemplatedRecords | None:
     head = _heads(data, starts)
     body_size, body_at = head["body_size"], starts + HEAD.itemsize
     tail_at, ends = body_at + body_size, starts + head["total_size"]
-    # Accept only V1 records with IPv4 hosts whose tails lie inside the buffer. A tail has at least its two length
-    # fields (3 bytes).
+    # Accept only V1 records with IPv4 hosts whose tails (the bytes after the body) lie inside the buffer. A tail has at
+    # least its two length fields (3 bytes).
     plain = (head["magic"] == layout.MAGIC_V1) & (head["sys_flag"] & layout.SYS_FLAG_HOSTS_MASK == 0)
     if not (plain & (body_size >= 0) & (tail_at + 3 <= ends) & (ends <= len(data))).all():
         return None
@@ -160,19 +162,19 @@ def find_templates(data: Bytes, starts: Ints) -> TemplatedRecords | None:
             return None
         templates.append(template)
         left -= len(template.rows)
-        # The most common tail sizes are processed first. If these tails do not share templates, the remaining tails do
-        # not either.
+        # Record tails of the most common size are processed first. If too few of these tails share a template, the
+        # remaining tails do not share one either.
         if left and len(templates) >= _TRIED and len(starts) - left < len(templates) * _ROWS_PER_TEMPLATE:
             return None
     return TemplatedRecords(head, body_at, templates)
 
 
 def _heads(data: Bytes, starts: Ints) -> dict[str, NDArray[Any]]:
-    """Return the header fields of _FIELDS, each as an array of shape (len(starts),)."""
+    """Return the header fields (_FIELDS) of the records at `starts`, each as an array of shape (len(starts),)."""
     columns = {name: np.empty(len(starts), dtype) for name, dtype in _FIELDS}
     step = _SCRATCH_BYTES // HEAD.itemsize
     for at in range(0, len(starts), step):
-        # Copy the whole headers once; each field is then a strided view of this copy.
+        # Copy the whole headers once; each header field is then a strided view of this copy.
         some = _gather(data, starts[at : at + step], HEAD.itemsize).view(HEAD)[:, 0]
         for name, column in columns.items():
             column[at : at + step] = some[name]
@@ -180,12 +182,12 @@ def _heads(data: Bytes, starts: Ints) -> dict[str, NDArray[Any]]:
 
 
 def _gather(data: Bytes, at: Ints, size: int) -> Bytes:
-    """Return `size` bytes from each of n positions `at`, as an array of shape (n, size)."""
-    # Arrow copies long values twice as fast as numpy.
+    """Return an array of shape (n, size): the `size` bytes of `data` from each of the n positions in `at`."""
+    # For long values, Arrow copies twice as fast as numpy.
     if size <= INLINE_MAX or not len(at):
         return windows(data, size)[at].view(np.uint8).reshape(-1, size)
-    # An Arrow view of a long value is its size, its first four bytes (not needed for a copy), its buffer's number (0)
-    # and its position.
+    # An Arrow view of a long value has four numbers: the value's size, its first four bytes (not needed for a copy),
+    # its buffer's number (0) and its position in the buffer.
     views = np.zeros((len(at), 4), np.int32)
     views[:, 0], views[:, 3] = size, at
     lines = pa.Array.from_buffers(pa.binary_view(), len(at), [None, pa.py_buffer(views), pa.py_buffer(data)])
@@ -193,18 +195,19 @@ def _gather(data: Bytes, at: Ints, size: int) -> Bytes:
 
 
 def _templates(data: Bytes, at: Ints, sizes: Ints) -> Iterator[RecordTemplate | None]:
-    """Yield the templates of the tails at positions `at` with these sizes in bytes, the most common size first. Yields
-    None last if a tail is too rare to have a template."""
+    """Yield the templates of the record tails at positions `at`, which have `sizes` bytes. Tails of the most common
+    size come first. Yields None last if a tail is too rare to have a template."""
     counts = np.bincount(np.minimum(sizes, _TAIL_MAX + 1))
     if len(counts) > _TAIL_MAX + 1:
         yield None
         return
     found = np.flatnonzero(counts)
     for size in found[np.argsort(-counts[found], kind="stable")].tolist():
-        # Process the tails of one size at a time: only tails of equal size can share a template, and they form a table.
+        # Process the record tails of one size at a time. Only tails of equal size can share a template, and they form a
+        # table.
         rows = np.arange(len(at)) if counts[size] == len(at) else np.flatnonzero(sizes == size)
         tails = _gather(data, at[rows], size)
-        # The first remaining tail defines a template. Tails that do not match remain for the next iteration.
+        # The first remaining record tail defines a template. Tails that do not match it remain for the next iteration.
         while len(rows):
             parsed = _parse(tails[0].tobytes())
             if parsed is None:
@@ -220,8 +223,8 @@ def _templates(data: Bytes, at: Ints, sizes: Ints) -> Iterator[RecordTemplate | 
 
 
 def _parse(tail: bytes) -> tuple[str, dict[str, tuple[int, int]]] | None:
-    """Parse a tail. Returns its topic, and the start and end of each property's value in the tail, by name. Returns
-    None if the tail is unusual or damaged."""
+    """Parse a record's tail (the bytes after its body). Returns the topic, and the start and end of each property's
+    value in the tail, by the property's name. Returns None if the tail is unusual or damaged."""
     properties_at = 1 + tail[0] + 2
     if tail[0] > layout.V1_TOPIC_SIZE_MAX or properties_at > len(tail):
         return None
@@ -242,22 +245,23 @@ def _parse(tail: bytes) -> tuple[str, dict[str, tuple[int, int]]] | None:
 
 
 def _alike(tails: Bytes, values: dict[str, tuple[int, int]]) -> NDArray[np.bool_]:
-    """Return a mask of the tails that have the first tail's template, shape (m,) for m tails. Such tails equal the
-    first tail outside of the values, and their values contain no separator."""
-    # `fixed`: mask of the columns outside of the values.
+    """Return a mask of the tails that have the first tail's template, shape (m,) for m tails. Such a tail equals the
+    first tail outside of the property values, and its values contain no separator."""
+    # `fixed`: mask of the tail's columns that belong to no property value.
     fixed = np.ones(tails.shape[1], bool)
     for start, end in values.values():
         fixed[start:end] = False
-    # Number of separators in a tail of the template; all of them are in fixed columns.
+    # Number of separators in a record tail of the template. All of them are in fixed columns (outside of the property
+    # values).
     separators = int(np.count_nonzero((tails[0] == 1) | (tails[0] == 2)))
     alike = np.ones(len(tails), bool)
     step = max(_SCRATCH_BYTES // tails.shape[1], 1)
     for at in range(0, len(tails), step):
         some = tails[at : at + step]
         same = some == tails[0]
-        separates = some - np.uint8(1) < 2  # 0x01 or 0x02
-        # Fast path: usually all tails match. Then each fixed column has one value, and the tails have no separators
-        # outside of the fixed columns. Otherwise compare each tail separately.
+        separates = some - np.uint8(1) < 2  # True for the separators 0x01 and 0x02
+        # Fast path: usually all record tails match the template. Then each fixed column has one value, and the tails
+        # have no separators outside of the fixed columns. Otherwise compare each tail separately.
         if not same.all(axis=0)[fixed].all() or np.count_nonzero(separates) != len(some) * separators:
             alike[at : at + step] = np.where(fixed, same, ~separates).all(axis=1)
     return alike
@@ -265,18 +269,20 @@ def _alike(tails: Bytes, values: dict[str, tuple[int, int]]) -> NDArray[np.bool_
 
 def _strings(count: int, found: list[tuple[Ints, RecordTemplate, int, int]], *, nulls: bool) -> pa.Array:
     """Return an array of `count` texts. Each entry (rows, template, start, end) of `found` copies columns `start` to
-    `end` of the template's tails to the texts at `rows`. All other texts are empty. With `nulls`, empty texts are null.
-    Raises ArrowInvalid if a text is not UTF-8."""
-    # Arrow stores texts as offsets, which follow from the sizes, and one buffer with all texts back to back.
+    `end` of the template's tails to the texts at indices `rows`. All other texts are empty. If `nulls` is true, empty
+    texts are null. Raises ArrowInvalid if a text is not UTF-8."""
+    # Arrow stores texts as a buffer with all texts back to back, and an array of offsets, which are computed from the
+    # sizes.
     sizes = np.zeros(count, np.int32)
     for rows, _, start, end in found:
         sizes[rows] = end - start
     offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)))
-    # Arrow's allocator reuses memory, so that the pages are not faulted in again
+    # Use Arrow's allocator: it reuses memory, so that pages are not faulted in again.
     buffer = pa.allocate_buffer(int(offsets[-1]))
     text = np.frombuffer(buffer, np.uint8)
     for rows, template, start, end in found:
-        # View columns `start` to `end` of each tail as one opaque value, so that one assignment scatters all values.
+        # View columns `start` to `end` of each record tail as one opaque value, so that one assignment scatters all
+        # values.
         tails, size = template.tails, end - start
         values = np.ndarray(len(tails), f"V{size}", buffer=tails, offset=start, strides=(tails.shape[1],))
         windows(text, size)[offsets[rows]] = values

@@ -1,10 +1,10 @@
 """A bounded table of read-only memory maps of whole files.
 
-A map shows bytes that other processes write to the file. An array from the table keeps its map alive: the array stays
-readable after the table has dropped the map, and after the file has been deleted.
+A map shows bytes that other processes write to the file. An array from the table keeps its map alive. So the array
+stays readable after the table has dropped the map, and after the file has been deleted.
 
-LogDirectory and LogDirectories map the files of a commit log for reading, from one directory or from several that
-alternate. A reader uses one of the two, and requests a file by its first physical offset.
+LogDirectory maps the files of a commit log in one directory. LogDirectories does so for a log that alternates between
+several directories. A reader uses one of these classes, and requests a file by its first physical offset.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from raymq.common.errors import ServiceNotAvailableError
 from raymq.records.logfiles.directory import file_name
 
 DISK_FAILED: Final = frozenset({errno.EIO, errno.ENXIO, errno.ENODEV, errno.EUCLEAN, errno.EBADMSG, errno.ESTALE})
-"""Error numbers of a disk or a file system that cannot be read."""
+"""Error numbers (errno) which mean that a disk or a file system cannot be read."""
 SWEEP_INTERVAL_S: Final = 1.0
-"""Minimum time in s between two searches for maps of deleted files, which need a system call per map. A search runs
-when a new file is mapped."""
+"""Minimum time in s between two searches for memory maps of deleted files. A search makes one system call per map, and
+runs when a new file is mapped."""
 
 
 class _Map(NamedTuple):
@@ -41,8 +41,8 @@ class _Map(NamedTuple):
 
 
 class FileMaps:
-    """Read-only memory maps by path. If the maps exceed `max_bytes` of address space or `max_files`, the least recently
-    used maps are dropped. Thread-safe.
+    """Read-only memory maps of files, by path. If the maps exceed `max_bytes` of address space or `max_files`, the
+    least recently used maps are dropped. Thread-safe.
 
     If another file has replaced a mapped file under the same name, the inode or size differs, and the new file is
     mapped.
@@ -57,18 +57,18 @@ class FileMaps:
         self._maps: OrderedDict[str, _Map] = OrderedDict()
         self._bytes = 0
         self.on_failure: Callable[[OSError], None] | None = None
-        """Called by any thread that detects that the disk cannot be read. The function must not block. If None, the
-        caller of `get` receives the OSError."""
+        """Called by any thread that detects that the disk cannot be read. The function must not block. If it is None,
+        the caller of `get` receives the OSError."""
 
     def get(self, path: str, *, at_random: bool = False) -> NDArray[np.uint8]:
-        """Return the bytes of a file, read-only; an empty array for an empty file.
+        """Return the bytes of a file as a read-only array over a memory map; an empty array for an empty file.
 
         Raises FileNotFoundError if the file does not exist. If the disk cannot be read, calls `on_failure` and raises
         ServiceNotAvailableError. Raises OSError for other failures, or if `on_failure` is None. If a part of the map
         cannot be read later, no error is raised: the signal SIGBUS ends the process.
 
         `at_random`: the caller reads small parts at random positions, so the kernel must not read ahead. On a disk with
-        a read-ahead of 8 MiB, the first read of a queue's file would otherwise load all of its 6 MB.
+        a read-ahead of 8 MiB, the first read of a consume-queue file would otherwise load all of its 6 MB.
         """
         try:
             stat = os.stat(path)
@@ -87,7 +87,7 @@ class FileMaps:
             ) from error
 
     def drop_map(self, path: str) -> None:
-        """Drop the map of a file that is being deleted. The file's disk blocks stay in use while the file is
+        """Drop the memory map of a file that is being deleted. The file's disk blocks stay in use while the file is
         mapped."""
         with self._lock:
             found = self._maps.pop(path, None)
@@ -95,14 +95,14 @@ class FileMaps:
                 self._bytes -= found.size
 
     def drop_maps_below(self, directory: str) -> None:
-        """Drop the maps of all files in or below `directory`."""
+        """Drop the memory maps of all files in or below `directory`."""
         prefix = directory.rstrip("/") + "/"
         with self._lock:
             for path in [path for path in self._maps if path.startswith(prefix)]:
                 self._bytes -= self._maps.pop(path).size
 
     def close(self) -> None:
-        """Drop every map. Arrays from earlier calls stay readable."""
+        """Drop every memory map. Arrays from earlier calls stay readable."""
         with self._lock:
             self._maps.clear()
             self._bytes = 0
@@ -129,8 +129,8 @@ class FileMaps:
         return data
 
     def _drop_deleted(self) -> None:
-        """Drop the maps of deleted files. No reader requests these files again, and a map keeps the file's disk blocks
-        in use."""
+        """Drop the memory maps of deleted files. No reader requests these files again, and a map keeps the file's disk
+        blocks in use."""
         now_s = self._clock_s()
         if now_s - self._swept_s >= SWEEP_INTERVAL_S:
             self._swept_s = now_s
@@ -139,7 +139,7 @@ class FileMaps:
 
 
 class LogDirectory:
-    """The files of a commit log in one directory."""
+    """Maps the files of a commit log that are in one directory."""
 
     def __init__(self, maps: FileMaps, directory: str) -> None:
         self._maps, self._directory = maps, directory
@@ -148,13 +148,14 @@ class LogDirectory:
         return self._directory
 
     def map_file(self, start: int) -> memoryview:
-        """Return the bytes of the file that starts at physical offset `start`. Raises FileNotFoundError if the file
-        does not exist."""
+        """Return the bytes of the commit log file that starts at physical offset `start`. Raises FileNotFoundError if
+        the file does not exist."""
         return self._maps.get(f"{self._directory}/{file_name(start)}").data
 
 
 class LogDirectories:
-    """The files of a commit log in several directories, in alphabetical order of the directories."""
+    """Maps the files of a commit log that are in several directories. The directories are in alphabetical
+    order."""
 
     def __init__(self, maps: FileMaps, directories: Sequence[str], file_size: int) -> None:
         self._directories = [LogDirectory(maps, directory) for directory in directories]
@@ -164,11 +165,11 @@ class LogDirectories:
         return ", ".join(map(str, self._directories))
 
     def map_file(self, start: int) -> memoryview:
-        """Return the bytes of the file that starts at physical offset `start`. Raises FileNotFoundError if the file
-        does not exist.
+        """Return the bytes of the commit log file that starts at physical offset `start`. Raises FileNotFoundError if
+        the file does not exist.
 
-        Files are assigned to the directories in turn. A file is in another directory if its assigned directory was full
-        (storage.log.log_paths).
+        Files are assigned to the directories in turn. If the assigned directory was full, the file is in another
+        directory (storage.log.log_paths).
         """
         turn = start // self._file_size % len(self._directories)
         for directory in self._directories[turn:] + self._directories[:turn]:
@@ -182,7 +183,7 @@ class LogDirectories:
 def open_log_directories(
     maps: FileMaps, root: Path | str, directories: Sequence[Path | str], file_size: int
 ) -> LogDirectory | LogDirectories:
-    """Return the log files of the store at `root`. They are in `directories`; if `directories` is empty, they are in
-    the default directory below `root`."""
+    """Return an object that maps the commit log files of the store at `root`. The files are in `directories`; if
+    `directories` is empty, they are in the default directory below `root`."""
     names = sorted(map(str, directories)) or [f"{root}/{COMMIT_LOG_DIR}"]
     return LogDirectory(maps, names[0]) if len(names) == 1 else LogDirectories(maps, names, file_size)

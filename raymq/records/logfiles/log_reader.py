@@ -8,8 +8,8 @@ changes nothing, and reads new bytes as soon as the store has written them.
     commitlog/00000000000000000000                     the records of the units; or in other directories
     batchconsumequeue/TOPIC/QUEUE/                     queues of inner batches: ext_units.py
 
-A unit or record beyond the queue's visible end may already exist, possibly incomplete. Request the visible end from the
-store first, and read only below it.
+A consume-queue entry (unit) or a record beyond the queue's visible end may already exist, possibly incomplete. Request
+the visible end from the store first, and read only below it.
 """
 
 from __future__ import annotations
@@ -43,29 +43,31 @@ from raymq.records.logfiles.file_maps import FileMaps, open_log_directories
 from raymq.records.logfiles.own_records import agree, with_places_of
 
 PRE_BLANK_SIZE: Final = 2**31 - 1
-"""Size field of a queue unit that occupies a queue offset but has no record (spec/storage.md §2)."""
+"""Size field of a consume-queue entry that occupies a queue offset but has no record (spec/storage.md §2)."""
 _DEFAULT_MAX_MAPPED_BYTES: Final = 16 << 30
 _DEFAULT_MAX_MAPPED_FILES: Final = 256
 _SCAN_UNITS: Final = 16_384
-"""Number of queue units whose tag codes are compared at a time."""
+"""Number of consume-queue entries whose tag codes are compared at a time."""
 _FILTER_UNITS: Final = 32_768
 """Maximum number of messages that one fetch checks with a filter expression."""
 _FILTER_BYTES: Final = 32 << 20
-"""Total record size, in bytes, after which one fetch stops reading properties for a filter expression."""
+"""Limit of the bytes of records that one fetch checks with a filter expression. Once the checked records exceed it, the
+fetch ends."""
 _FILTER_UNITS_FIRST: Final = 256
 """Minimum number of messages in the first step of a filtered fetch. The step is small because a small fetch needs few
 messages if most of them match."""
 _SPAN_MAX: Final = 1 << 30
-"""Maximum distance, in bytes, from the first to the last record in one LocatedRecords. Positions within this distance
-fit in the 32 bits of an Arrow view."""
+"""Maximum distance, in bytes, between the first and the last record in one LocatedRecords object. Positions within this
+distance fit in the 32 bits of an Arrow view."""
 
 _AT_ONCE: Final = np.zeros(1, np.int64)
-"""`starts` of a single record whose buffer begins with the record."""
+"""Value of `LocatedRecords.starts` for a single record at the beginning of its buffer."""
 _AT_ONCE.setflags(write=False)
 
 
 class StoreFiles(NamedTuple):
-    """Paths and file sizes of a store, from which another process on the same node creates a LogReader."""
+    """Paths and file sizes of a store, from which another process on the same node creates a LogReader for the
+    store."""
 
     root: str
     commit_log_file_size: int
@@ -76,9 +78,9 @@ class StoreFiles(NamedTuple):
 class LogReader:
     """A read-only view of a store directory. Thread-safe.
 
-    The file sizes must equal the store's settings. `commit_log_directories` contain the log's files; by default the
-    directory is `commitlog` below the root. A fetch with tags checks at most the queue units that fit in
-    `max_filter_message_size` bytes, but at least `max_messages` messages (spec/storage.md §10). At most
+    The file sizes must equal the store's settings. `commit_log_directories` contain the log's files; the default is the
+    directory `commitlog` below the root. A fetch with tags checks at most as many consume-queue entries as fit in
+    `max_filter_message_size` bytes, or `max_messages` entries if that is more (spec/storage.md §10). At most
     `max_mapped_bytes` and `max_mapped_files` are mapped at a time. The arrays from `units` and `views` stay readable
     after `close` and after their file is deleted.
     """
@@ -104,12 +106,13 @@ class LogReader:
         self._extensions = ExtensionReader(self.maps, f"{root}/{CONSUME_QUEUE_EXT_DIR}", consume_queue_ext_file_size)
         self._log_files = open_log_directories(self.maps, root, commit_log_directories, commit_log_file_size)
         self.mend_units: Callable[[str, int, int, int], bool] | None = None
-        """Called by `fetch` if queue units do not match their records, with a topic, a queue id, and an offset range
-        that contains these units. Returns True if it has rebuilt some of the units. None if this reader cannot repair
-        units."""
+        """Called by `fetch` if consume-queue entries (units) do not match their records. The arguments are a topic, a
+        queue id, and an offset range that contains these units. Returns True if it has rebuilt some of the units. None
+        if this reader cannot repair units."""
 
     def units(self, topic: str, queue_id: int, from_offset: int, count: int) -> NDArray[np.void]:
-        """Return at most `count` units of a queue from queue offset `from_offset` on, as an array over the mapped file.
+        """Return at most `count` entries (units) of a consume queue from queue offset `from_offset` on, as an array
+        over the mapped file.
 
         Returns fewer units at the end of a file (call again for the rest), and none if the file does not exist. Units
         that were never written are zero, so the caller must stay below the queue's visible end.
@@ -128,8 +131,8 @@ class LogReader:
     def tags_codes(
         self, topic: str, queue_id: int, units: NDArray[np.void]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the tag codes of a queue's `units`, including codes that are stored in the queue's extension, and a
-        mask of the known codes. An unknown code is 0; the client then compares the tag's text."""
+        """Return the tag codes of the consume-queue entries in `units`, and a mask of the known codes. Codes that are
+        stored in the queue's extension are included. An unknown code is 0; the client then compares the tag's text."""
         codes = units["tags_code"].astype(np.int64)
         known = codes > EXT_ADDRESS_MAX
         if not known.all():
@@ -140,12 +143,12 @@ class LogReader:
     def ext_units(
         self, topic: str, queue_id: int, addresses: NDArray[np.int64]
     ) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
-        """Return the units of a queue's extension at `addresses`, and a mask of the units that exist."""
+        """Return the units at `addresses` in a queue's extension, and a mask of the units that exist."""
         return self._extensions.units(topic, queue_id, addresses)
 
     def store_timestamps(self, physical_offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the store timestamps of the records at these physical offsets, in ms since 1970. Raises DataLossError
-        if the log file of a record was deleted."""
+        """Return the store timestamps, in ms since 1970, of the records at the given physical offsets. Raises
+        DataLossError if the log file of a record was deleted."""
         times = np.empty(len(physical_offsets), np.int64)
         starts = physical_offsets - physical_offsets % self.commit_log_file_size
         for start in np.unique(starts).tolist():
@@ -155,18 +158,18 @@ class LogReader:
         return times
 
     def views(self, units: NDArray[np.void]) -> list[memoryview]:
-        """Return the records of `units`, in order, as views over the mapped files. Records that are adjacent on disk
-        share one view.
+        """Return the records of the consume-queue entries in `units`, in order, as views over the mapped files. Records
+        that are adjacent on disk share one view.
 
         Raises DataLossError if the commit log does not contain one of the records.
         """
         if not len(units):
             return []
-        # Records that are adjacent on disk need only one view.
+        # Records that are adjacent on disk are returned as one view.
         starts = units["physical_offset"].astype(np.int64)
         ends = starts + units["size"]
-        # `breaks`: the units after which the next record is not adjacent on disk. `first`, `last`: the start and end of
-        # each range of adjacent records.
+        # `breaks`: indices of the records whose next record is not adjacent on disk. `first`, `last`: the start and end
+        # of each range of adjacent records.
         breaks = np.flatnonzero(starts[1:] != ends[:-1])
         first = starts[np.concatenate(([0], breaks + 1))].tolist()
         last = ends[np.concatenate((breaks, [len(units) - 1]))].tolist()
@@ -182,8 +185,8 @@ class LogReader:
         return result
 
     def log_bytes(self, start: int, end: int) -> memoryview:
-        """Return the log's bytes from physical offset `start` to `end`, which must be in one file. Raises DataLossError
-        if these bytes were deleted."""
+        """Return the commit log's bytes from physical offset `start` to `end`, which must be in one file. Raises
+        DataLossError if these bytes were deleted."""
         file_start = start - start % self.commit_log_file_size
         data = self._commit_log_file(file_start, start)
         if not start <= end <= file_start + len(data):
@@ -193,10 +196,10 @@ class LogReader:
     def fetch(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
         """Execute one fetch request on a queue whose readable offsets are [`min_offset`, `max_offset`).
 
-        Returns at most `max_bytes` of records, but at least one record if any matches. With `max_bytes` 0 no record is
-        read: FOUND then means that a matching message exists at `next_offset`. NO_MATCHED_MESSAGE means that every
-        message before `next_offset` was checked and excluded. `next_offset` may be the end of the queue, or the end of
-        the offset range that one fetch checks. Raises DataLossError like `views`.
+        Returns at most `max_bytes` of records, but at least one record if any matches. If `max_bytes` is 0, no record
+        is read: the status FOUND then means that a matching message exists at `next_offset`. NO_MATCHED_MESSAGE means
+        that the filter excluded every message before `next_offset`. `next_offset` may be the end of the queue, or the
+        end of the offset range that one fetch checks. Raises DataLossError like `views`.
         """
         offset = request.queue_offset
         if not min_offset <= offset <= max_offset:
@@ -232,13 +235,13 @@ class LogReader:
         return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, records, count)
 
     def find(self, request: FetchRequest, end_offset: int, max_bytes: int) -> tuple[list[LocatedRecords], int]:
-        """Find the records before `end_offset` that match a request, in the mapped files. Returns the records, and the
-        queue offset at which to continue. The queue must contain the request's offset.
+        """Find the records before `end_offset` that match a fetch request, in the mapped files. Returns the records,
+        and the queue offset at which to continue. The queue must contain the request's offset.
 
         Returns at most `max_bytes` of records, but at least one record if any matches. Returns no records if the filter
-        excludes every message that one call checks. Raises DataLossError if the first record does not exist or no
-        longer exists, or if its unit points to another record. Also raises DataLossError for a queue whose records are
-        created on read (`makes_records`). If a later record is missing, the records before it are returned.
+        excludes every message that one call checks. Raises DataLossError if the first record does not exist, or if its
+        consume-queue entry points to another record. Also raises DataLossError for a queue whose records are created on
+        read (`makes_records`). If a later record is missing, the records before it are returned.
         """
         if is_light_queue(request.topic):
             raise DataLossError(f"the records of {request.topic} are in the log as those of other queues")
@@ -250,7 +253,7 @@ class LogReader:
         found: list[LocatedRecords] = []
         for units, offsets in pieces:
             positions, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
-            # Group consecutive records that are in one file and within _SPAN_MAX bytes of each other.
+            # Group consecutive records that are in one log file and within _SPAN_MAX bytes of each other.
             part = positions // self.commit_log_file_size
             if self.commit_log_file_size > _SPAN_MAX:
                 part = positions // _SPAN_MAX + (part << 32)
@@ -269,8 +272,8 @@ class LogReader:
         return found, next_offset
 
     def _find_one(self, request: FetchRequest) -> LocatedRecords | None:
-        """Find a single record with less work than `find`, because a long poll usually ends with one record. Returns
-        None if the caller must use `find` for this record."""
+        """Find a single record with less work than `find`. A long poll usually ends with one record. Returns None if
+        the caller must use `find` for this record."""
         offset = request.queue_offset
         units = self.units(request.topic, request.queue_id, offset, 1)
         if not len(units):
@@ -293,8 +296,8 @@ class LogReader:
     def records_at(
         self, positions: NDArray[np.int64], sizes: NDArray[np.int64], offsets: NDArray[np.int64]
     ) -> LocatedRecords:
-        """Return the records at these physical offsets of one file, up to the first record that the file does not
-        contain. Raises DataLossError if the file does not contain the first record."""
+        """Return the records at the physical offsets `positions` of one log file, up to the first record that the file
+        does not contain. Raises DataLossError if the file does not contain the first record."""
         file_start = int(positions[0]) - int(positions[0]) % self.commit_log_file_size
         data = self._commit_log_file(file_start, int(positions[0]))
         ends = positions + sizes
@@ -321,9 +324,9 @@ class LogReader:
     def _choose(
         self, request: FetchRequest, end_offset: int, max_bytes: int
     ) -> tuple[list[tuple[NDArray[np.void], NDArray[np.int64]]], int]:
-        """Choose the units before `end_offset` that match a request. Returns them in pieces, with their queue offsets,
-        and the queue offset at which to continue. With a filter expression, this offset may be before `end_offset` even
-        if every checked message was excluded."""
+        """Choose the consume-queue entries (units) before `end_offset` that match a fetch request. Returns groups of
+        units with their queue offsets, and the queue offset at which to continue. With a filter expression, this offset
+        may be before `end_offset` even if every checked message was excluded."""
         codes = None
         expression = None if request.sql is None else SqlFilter(request.sql)
         at_once = _SCAN_UNITS if expression is None else max(_FILTER_UNITS_FIRST, 2 * request.max_messages)
@@ -334,7 +337,7 @@ class LogReader:
         offset, messages, free_bytes = request.queue_offset, request.max_messages, max_bytes
         while offset < end_offset and messages > 0:
             scanned = min(at_once if _excludes(request) else messages, _SCAN_UNITS, end_offset - offset)
-            # Copy the units: compaction may blank units of the mapped file at any time.
+            # Copy the consume-queue entries: compaction may blank entries of the mapped file at any time.
             units = self.units(request.topic, request.queue_id, offset, scanned).copy()
             if not len(units):
                 raise DataLossError(f"{self._consume_queue}/{request.topic}/{request.queue_id} lacks offset {offset}")
@@ -346,8 +349,8 @@ class LogReader:
             if expression is not None:
                 at_once, looked_bytes = at_once * 4, looked_bytes + int(units["size"][wanted].sum(dtype=np.int64))
                 wanted &= self._passing(units, wanted, expression)
-            # Find the matching units, and compute how many the limits on bytes and messages allow. The whole result has
-            # at least one message.
+            # Find the entries that match the request, and compute how many of them the limits on bytes and messages
+            # allow. The whole result has at least one message.
             matches = np.flatnonzero(wanted)
             if max_bytes == 0 and len(matches):
                 return [(units[:0], matches[:0])], offset + int(matches[0])
@@ -359,7 +362,8 @@ class LogReader:
                 free_bytes -= int(taken_units["size"].sum(dtype=np.int64))
                 messages -= taken
             if taken < len(matches):
-                # A limit is reached: continue at the first match that was left out. The units before it do not match.
+                # The limit on bytes or messages is reached. Continue at the first matching message that was not taken;
+                # the messages before it were taken or do not match.
                 return pieces, offset + int(matches[taken])
             offset += len(units)
             if looked_bytes >= _FILTER_BYTES:
@@ -367,9 +371,9 @@ class LogReader:
         return pieces, offset
 
     def _passing(self, units: NDArray[np.void], among: NDArray[np.bool_], expression: SqlFilter) -> NDArray[np.bool_]:
-        """Return a mask of the units whose records match a filter expression. Only the units marked in `among` are
-        checked, and only the records' properties are read. A missing record matches, because its reader reports the
-        damage."""
+        """Return a mask of the consume-queue entries (units) whose records match a filter expression. Only the units
+        marked in `among` are checked, and only the records' properties are read. A missing record counts as a match, so
+        that its reader reports the damage."""
         passing = np.ones(len(units), np.bool_)
         rows = np.flatnonzero(among)
         positions, sizes = units["physical_offset"][rows].astype(np.int64), units["size"][rows].astype(np.int64)
@@ -386,22 +390,24 @@ class LogReader:
         return passing
 
     def makes_records(self, topic: str, queue_id: int) -> bool:
-        """True if `fetch` creates the queue's records instead of returning log bytes. The queue is a light queue, whose
-        records are in the log as records of other queues, or its records are inner batches."""
+        """True if `fetch` creates the queue's records instead of returning bytes of the log. This is so for two kinds
+        of queues: light queues, whose records are in the log as records of other queues, and queues of inner batches.
+        """
         return is_light_queue(topic) or self.has_batches(topic, queue_id)
 
     def _light_records(self, topic: str, units: NDArray[np.void], offsets: NDArray[np.int64]) -> Iterator[bytes]:
-        """Yield the records of a light queue's `units`, as if they had been sent to the light queue."""
+        """Yield the records of the entries (`units`) of a light queue, as if the messages had been sent to the light
+        queue."""
         for index, queue_offset in enumerate(offsets.tolist()):
             [view] = self.views(units[index : index + 1])
             try:
                 yield light_record(view, topic, queue_offset)
             except RecordError:
-                yield bytes(view)  # the reader of the record reports the damage
+                yield bytes(view)  # The record is damaged; the reader of the record reports the damage.
 
     def has_batches(self, topic: str, queue_id: int) -> bool:
         """True if the records of the queue are inner batches, which hold many messages each (ext_units.py). Such a
-        queue has no `units`."""
+        queue has no plain entries (`units`)."""
         return batch_queue_directory(self.root, topic, queue_id).is_dir()
 
     def _fetch_of_batches(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
@@ -409,8 +415,8 @@ class LogReader:
         directory = batch_queue_directory(self.root, request.topic, request.queue_id)
         records: list[bytes] = []
         free_bytes, next_offset = max_bytes, max_offset
-        # The tags of the messages are in the records, not in the units. Reading records takes longer, so one fetch
-        # checks fewer messages.
+        # The tags of the batched messages are in the records, not in the queue's entries. Reading records takes longer,
+        # so one fetch checks fewer messages.
         scan_end = self._scan_end(request, max_offset, min(self._filtered_max, _SCAN_UNITS))
         for units in units_from(self.maps, directory, request.queue_offset):
             if units[0]["base_offset"] >= scan_end:
@@ -435,8 +441,8 @@ class LogReader:
         self.maps.close()
 
     def _commit_log_file(self, file_start: int, wanted: int) -> memoryview:
-        """Return the bytes of the log file that starts at `file_start`. Raises DataLossError, whose text contains the
-        physical offset `wanted`, if the file was deleted."""
+        """Return the bytes of the log file that starts at `file_start`. Raises DataLossError if the file was deleted.
+        The error text contains `wanted`, the physical offset that the caller needs."""
         try:
             return self._log_files.map_file(file_start)
         except FileNotFoundError:
@@ -446,9 +452,9 @@ class LogReader:
 
 
 def _own(records: LocatedRecords, queue_id: int) -> LocatedRecords:
-    """Return the records before the first record that does not agree with its unit. Raises DataLossError if the first
-    record does not agree: the caller then fetches from the store, which may repair the unit (`mend_units`) and returns
-    a damaged record in a form that is safe to read."""
+    """Return the records before the first record that does not agree with its consume-queue entry (unit). Raises
+    DataLossError if the first record does not agree. The caller then fetches from the store, which may repair the unit
+    (`mend_units`) and returns a damaged record in a form that is safe to read."""
     positions = records.starts + records.position
     same = agree(records.data, records.starts, records.sizes, positions, records.offsets, queue_id)
     if same.all():
@@ -463,7 +469,7 @@ def _own(records: LocatedRecords, queue_id: int) -> LocatedRecords:
 
 
 def _excludes(request: FetchRequest) -> bool:
-    """True if a request has a filter (tags or a filter expression)."""
+    """True if a fetch request has a filter (tags or a filter expression)."""
     return request.tag_codes is not None or request.sql is not None
 
 

@@ -1,8 +1,8 @@
-"""Compares records with their queue units, and makes damaged records safe for readers.
+"""Compares records with their consume-queue entries (units), and makes damaged records safe for readers.
 
 A unit and its record must agree on the record's size, its position in the log, its queue id and its queue offset. If
-they do not, the disk has changed one of them. The topic has no fixed position in a record, so it is compared later, by
-readers that decode the record (raymq.records.format.places).
+they do not, the disk has changed the unit or the record. The topic has no fixed position in a record. Readers that
+decode the record compare the topic later (raymq.records.format.places).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from raymq.records.format.layout import (
 
 _FIELDS_END: Final = PHYSICAL_OFFSET_OFFSET + 8
 _PLACES: Final = np.dtype([("queue_id", ">i4"), ("flag", ">i4"), ("queue_offset", ">i8"), ("position", ">i8")])
-"""numpy type of the header fields, from QUEUE_ID_OFFSET on, that state the record's queue id, queue offset and position
-in the log."""
+"""numpy type of a part of a record's header, from QUEUE_ID_OFFSET on. The part contains the queue id, the queue offset
+and the record's position in the log."""
 _NO_BODY_SIZE: Final = (-1).to_bytes(4, signed=True)
 _MAGICS: Final = tuple(magic.to_bytes(4, signed=True) for magic in (MAGIC_V1, MAGIC_V2))
 _PLACE: Final = struct.Struct(">i16xqq")
-"""Struct of the size, the queue offset and the physical offset in a header."""
+"""Struct that reads the size, the queue offset and the physical offset from a record's header."""
 
 
 def is_at(record: memoryview, position: int, queue_offset: int) -> bool:
-    """True if a record's header has the length of `record`, the queue offset and the physical offset `position`. The
-    queue id is not compared."""
+    """True if a record's header contains the length of `record` as its size, and the given queue offset and physical
+    offset (`position`). The queue id is not compared."""
     return len(record) >= MIN_RECORD_SIZE and _PLACE.unpack_from(record) == (len(record), queue_offset, position)
 
 
@@ -51,8 +51,8 @@ def agree(
     offsets: NDArray[np.int64],
     queue_id: int,
 ) -> NDArray[np.bool_]:
-    """Return a mask: True for each record, at `starts` of `data`, whose header has the size, the physical offset, the
-    queue offset and the queue id of its unit."""
+    """Return a mask of the records that agree with their consume-queue entries. A record at `starts` of `data` agrees
+    if its header has the size, physical offset, queue offset and queue id of its entry."""
     inside = starts + _FIELDS_END <= len(data)
     if not inside.all():
         found = np.zeros(len(starts), np.bool_)
@@ -67,8 +67,8 @@ def agree(
 
 
 def with_places(record: bytearray, position: int, queue_offset: int, queue_id: int) -> bytearray:
-    """Correct the header of a record that does not agree with its unit, so that readers find the record's end and its
-    place.
+    """Correct the header of a record that does not agree with its consume-queue entry. Readers then find the record's
+    end, and its position in the log and the queue.
 
     If only the record's size or magic was damaged, the record is intact again. Otherwise the record is made unreadable,
     because its bytes may belong to another record.
@@ -95,8 +95,8 @@ def with_places_of(
     offsets: NDArray[np.int64],
     queue_id: int,
 ) -> tuple[bytes, NDArray[np.int64]]:
-    """Correct the headers of the records that do not agree with their units (`with_places`), so that readers find the
-    records' ends. Returns all records back to back, and the indices of the corrected records."""
+    """Correct the headers of the records that do not agree with their consume-queue entries (`with_places`). Readers
+    then find the records' ends. Returns all records back to back, and the indices of the corrected records."""
     ends = np.cumsum(sizes)
     starts = ends - sizes
     wrong = np.flatnonzero(~agree(records, starts, sizes, positions, offsets, queue_id))

@@ -1,4 +1,4 @@
-"""Computes the size of the records in an offset range of a queue, from the sizes in the queue's units.
+"""Computes the total size of the records in an offset range of a queue, from the sizes in the consume-queue entries.
 
 The size of a short range is exact. The size of a long range is estimated from samples, so that the call takes about a
 millisecond for any range.
@@ -14,19 +14,20 @@ from numpy.typing import NDArray
 from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
 
 SPAN_PARTS: Final = 32
-"""Number of equal parts into which an offset range is divided. A size is returned for each part."""
+"""Number of equal parts into which an offset range of a queue is divided. The size of each part is computed
+separately."""
 _WINDOWS: Final = 8
 _WINDOW_UNITS: Final = 128
-"""Number of adjacent units in one sample, which share a memory page. A part that has more units than _WINDOWS samples
-is estimated from these samples."""
+"""Number of adjacent consume-queue entries in one sample; they usually share a memory page. A long part of the offset
+range is estimated from _WINDOWS such samples."""
 _UNKNOWN_SIZE: Final = 1024
-"""Assumed size, in bytes, of a message in a queue without plain units (ext_units.py)."""
+"""Assumed size, in bytes, of a message in a queue without plain consume-queue entries (ext_units.py)."""
 
 
 def span_bytes(reader: LogReader, topic: str, queue_id: int, start: int, end: int) -> list[int]:
-    """Return the size in bytes of the records in each of SPAN_PARTS equal parts of the offset range from `start` up to
-    `end`, in order. A range with fewer offsets has fewer parts. A missing unit is assumed to have the average size of
-    the existing units in its part."""
+    """Return the size in bytes of the records in an offset range, separately for each of SPAN_PARTS equal parts of the
+    range, in order. The range extends from `start` up to `end`. A range with fewer offsets has fewer parts. A missing
+    consume-queue entry is assumed to have the average size of the existing entries in its part."""
     parts = max(1, min(SPAN_PARTS, end - start))
     edges = [start + (end - start) * index // parts for index in range(parts + 1)]
     return [_part_bytes(reader, topic, queue_id, edges[part], edges[part + 1]) for part in range(parts)]
@@ -47,8 +48,8 @@ def _part_bytes(reader: LogReader, topic: str, queue_id: int, start: int, end: i
 
 
 def _sizes(reader: LogReader, topic: str, queue_id: int, first: int, count: int) -> NDArray[np.int32]:
-    """Return the sizes of at most `count` units of a queue from queue offset `first` on, from several files if
-    necessary."""
+    """Return the record sizes from at most `count` entries of a consume queue, from queue offset `first` on. Reads
+    several files if necessary."""
     found: list[NDArray[np.int32]] = []
     while count > 0:
         units = reader.units(topic, queue_id, first, count)

@@ -3,12 +3,12 @@
 A file is a list of accounts with permissions on topics and groups, and of white-listed addresses (spec/features.md
 §7.1). Every scalar is read as the text in the file, as in RocketMQ, whose own example has ``secretKey: 12345678``.
 
-An account may send and consume the same as before, but ACL 2.0's order decides (§7.3, 6 to 10). The account's own
-permissions become custom entries that allow. If the defaults allow an action that a name's own permission lacks, a
-default entry denies the action for that name. The defaults become default entries about ``Topic:*`` and ``Group:*``.
-DENY denies sending and consuming. An admin without permissions of its own becomes a super user; an admin with some may
-create, update and delete topics and groups. `left_out` lists what ACL 2.0 does not take over. The module keeps no
-state.
+An account may send and consume as before, but the rules are evaluated in ACL 2.0's order (§7.3, 6 to 10). Each
+permission of the account on a name becomes a custom ALLOW entry. If the account's default allows an action, but the
+permission on a name does not, a default DENY entry for this name is added. The account's defaults become default
+entries for ``Topic:*`` and ``Group:*``. DENY denies sending and consuming. An admin without permissions of its own
+becomes a super user. An admin with such permissions may create, update and delete topics and groups. `left_out` lists
+the settings that ACL 2.0 does not support. The module keeps no state.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ _ADMINISTERS: Final = frozenset((Action.CREATE, Action.UPDATE, Action.DELETE))
 
 
 def parse_perm(text: str | None) -> Perm:
-    """Parse a permission of a file. As in RocketMQ, every unknown text means DENY (golden fact 138)."""
+    """Parse a permission in an ACL 1.0 file. As in RocketMQ, every unknown text means DENY (golden fact 138)."""
     return _PERMS.get((text or "").strip(), Perm.DENY)
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One account of an ACL 1.0 file. `own` maps resources to the account's permissions. The secret is not part of the
-    `repr`."""
+    """One account of an ACL 1.0 file. `own` maps resources to the account's permissions on them. The `repr` does not
+    show the secret."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -97,7 +97,8 @@ class Account:
         return self.is_admin and not self.own
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return the account's policy as entries of ACL 2.0; empty for a super user, who needs no policy."""
+        """Return the account's permissions as policy entries of ACL 2.0; empty for a super user, who needs no
+        policy."""
         if self.is_super:
             return ()
         defaults = {ResourceType.TOPIC: self.topic_default, ResourceType.GROUP: self.group_default}
@@ -108,7 +109,8 @@ class Account:
         for resource, perm in own.items():
             pattern = Pattern(resource.type, resource.name, is_prefix=False)
             allowed = _allowed(perm)
-            # Without this denial, the default entries below would allow an action that the name's own permission lacks.
+            # Without this DENY entry, the default entries below would allow an action that the account's permission on
+            # this name does not allow.
             denied = _BOTH if perm & Perm.DENY else _allowed(defaults[resource.type]) & ~allowed
             made += _entry(pattern, _actions(allowed), Decision.ALLOW, PolicyType.CUSTOM)
             made += _entry(pattern, _actions(denied), Decision.DENY, PolicyType.DEFAULT)
@@ -120,8 +122,8 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Acl1:
-    """The contents of ACL 1.0 files. `left_out` describes, one sentence per item, what ACL 2.0 does not take
-    over."""
+    """The contents of ACL 1.0 files. `left_out` describes the settings that the conversion to ACL 2.0 omits, one
+    sentence per item."""
 
     accounts: tuple[Account, ...] = ()
     white_list: tuple[str, ...] = ()
@@ -129,7 +131,8 @@ class Acl1:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Sentences that describe which settings of the files are missing in the converted users and policies."""
+        """Sentences that describe which settings of the ACL 1.0 files are missing in the converted users and
+        policies."""
         found = []
         if self.white_list:
             found.append(f"globalWhiteRemoteAddresses ({', '.join(self.white_list)}): every request needs a user")
@@ -146,8 +149,8 @@ class Acl1:
         return (*found, *(f"{key}: ACL 1.0 has no such key" for key in self.unknown_keys))
 
     def users_file(self) -> str:
-        """Return the users and policies as the text of a file for the setting `access.users_file`. The text contains
-        the secrets."""
+        """Return the converted users and policies as the text of a file for the setting `access.users_file`. The text
+        contains the secrets."""
         users = [
             {
                 "name": one.access_key,
@@ -161,11 +164,11 @@ class Acl1:
 
 
 def read_acl1(texts: Iterable[tuple[str, str]]) -> Acl1:
-    """Parse ACL 1.0 files. Each file is given as its name, which errors use, and its text.
+    """Parse ACL 1.0 files. `texts` has the name of each file, which errors contain, and the file's text.
 
     If several accounts have the same access key, the first account counts (spec/features.md §7.1). Raises ConfigError
-    if RocketMQ also refuses the file, or if an access key is not allowed as a user name. The error names the place, and
-    never a secret.
+    if RocketMQ also refuses the file, or if an access key is not allowed as a user name. The error names the position
+    in the file, and never a secret.
     """
     accounts: dict[str, Account] = {}
     white_list: list[str] = []
@@ -227,13 +230,13 @@ def _group(name: str) -> Resource:
     return Resource(ResourceType.GROUP, name.removeprefix(RETRY_PREFIX))
 
 
-# Any: `text` is an untyped YAML value, and `to_resource` is a function of a name
+# Any: `text` is an untyped YAML value, and `to_resource` is a function that converts a name
 def _perm(text: Any, to_resource: Any) -> tuple[Resource, Perm]:
     parts = text.split("=") if isinstance(text, str) else []
     if len(parts) != 2:
         raise InvalidArgumentError(f"{text!r} must be NAME=PERM, such as orders=PUB|SUB")
     resource = to_resource(parts[0].strip())
-    Pattern.parse(str(resource))  # Raises if no policy entry can have a resource of this name.
+    Pattern.parse(str(resource))  # Raises if the name cannot be used in a policy entry.
     if resource.name.endswith("*"):
         raise InvalidArgumentError(f"{text!r}: ACL 1.0 knows no prefixes, and no topic or group has a * in its name")
     return resource, parse_perm(parts[1])

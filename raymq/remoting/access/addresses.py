@@ -1,10 +1,10 @@
 """Client addresses: the address patterns of ACL 1.0, and the address sources of policy entries.
 
 A pattern (spec/features.md §7.2) is a list of single patterns, separated by commas without spaces. A single pattern is
-``*`` for every address, one exact address, ``a.b.c.{1,2}``, or an IPv4 address whose fourth part, or third and fourth
-part, are ``*`` or ``low-high``. A policy's source is an exact address or a CIDR (spec/features.md §8). Two rules of
-RocketMQ are kept, because existing files rely on them: after a range or ``*`` in the third part, the fourth part is
-ignored; and a blank pattern matches no address.
+``*`` for every address, one exact address, ``a.b.c.{1,2}``, or an IPv4 address with wildcards. Its fourth part, or its
+third and fourth parts, may be ``*`` or ``low-high``. A policy's source is an exact address or a CIDR (spec/features.md
+§8). Two rules of RocketMQ are kept, because existing files rely on them. After a range or ``*`` in the third part, the
+fourth part is ignored. A blank pattern matches no address.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def check_pattern(pattern: str) -> str:
 
 
 def pattern_matches(pattern: str, address: str) -> bool:
-    """True if `address` matches `pattern`, which `check_pattern` has accepted.
+    """True if `address` matches the address pattern `pattern`, which `check_pattern` has accepted.
 
     An unknown address ("") matches no pattern except ``*``.
     """
@@ -39,8 +39,8 @@ def pattern_matches(pattern: str, address: str) -> bool:
 
 
 def check_source(source: str) -> str:
-    """Return `source` in canonical spelling if it is an IP address or a CIDR. Raises InvalidArgumentError if
-    not."""
+    """Return the address source `source` in canonical spelling. Raises InvalidArgumentError if it is neither an IP
+    address nor a CIDR."""
     try:
         return str(ip_network(source)) if "/" in source else str(ip_address(source))
     except ValueError as error:
@@ -50,8 +50,8 @@ def check_source(source: str) -> str:
 
 
 def source_matches(source: str, address: str) -> bool:
-    """True if `address` equals `source` or lies in the CIDR `source`. False if `address` is unknown or not an IP
-    address."""
+    """True if `address` equals the address source `source`, or lies in `source` if that is a CIDR. False if `address`
+    is unknown or not an IP address."""
     try:
         at = ip_address(address)
     except ValueError:
@@ -61,7 +61,8 @@ def source_matches(source: str, address: str) -> bool:
 
 
 def _split(pattern: str) -> list[str]:
-    """Split a list of patterns into its single patterns. A comma within braces does not separate."""
+    """Split a list of address patterns into single patterns. A comma within braces does not separate two
+    patterns."""
     if not pattern.strip():
         return []
     parts = re.split(r",(?![^{]*\})", pattern)
@@ -112,7 +113,8 @@ def _matches_one(one: str, address: str) -> bool:
         return False
     if not _part_matches(ranges[2], parts[2]):
         return False
-    # As in RocketMQ, after a range or a star in the third part the fourth part is ignored (golden fact 136).
+    # As in RocketMQ: if the third part of an address pattern is a range or a star, the fourth part is ignored (golden
+    # fact 136).
     return not ranges[2].isdecimal() or _part_matches(ranges[3], parts[3])
 
 

@@ -1,9 +1,10 @@
 """Finds out which user sends a request, from the request's signature or from an address that needs no signature.
 
 The order of the checks is that of ACL 1.0 (spec/features.md §7.3, 1 to 5), which ACL 2.0 keeps. A request from an
-address on the server's white list needs no user. Otherwise the request must name a known and enabled user. From an
-address on the user's own white list no signature is needed. From every other address the signature must be valid and
-not a repeat. White lists are empty by default. They trust addresses, which nothing else in access control does.
+address on the server's white list needs no user. Otherwise the request must name a known and enabled user. A request
+from an address on the user's own white list needs no signature. A request from any other address needs a valid
+signature, and must not be a repeat. White lists are empty by default. They are the only part of access control that
+trusts addresses.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ ANYBODY: Final = User("", b"", UserType.SUPER)
 
 
 class Authenticator:
-    """Authenticates the signed requests of one server, and remembers them to refuse repeats. Not thread-safe.
+    """Authenticates the signed requests of one server. Keeps the signatures of recent requests, and refuses a repeated
+    request. Not thread-safe.
 
     `life`: the id of the server's process incarnation, LIFE_BYTES random bytes; None creates a random id.
     `internal_key`: the key with which raymq's own actors sign as INTERNAL_USER; None if no actors sign. `white_list`:
@@ -57,10 +59,10 @@ class Authenticator:
         """Return the user who sends this request.
 
         Raises AuthenticationError if the user is missing, unknown or disabled, or if the signature is wrong or a
-        repeat. Raises SignedTooEarlyError if the client must sign the request again for this server process and time.
-        After an error no state has changed.
+        repeat. Raises SignedTooEarlyError if the client must sign the request again, for this server process and the
+        current time. An error changes no state.
 
-        `address`: the peer's address at the server's socket, empty if unknown. `now_ms`: the clock of the server's
+        `address`: the client's address at the server's socket, empty if unknown. `now_ms`: the clock of the server's
         process, which never goes back.
         """
         if any(pattern_matches(pattern, address) for pattern in self._white_list):

@@ -1,9 +1,9 @@
-"""Changes of users and policies in a running raymq, which clients send to the broker that stores them, and descriptions
-of users.
+"""Changes of users and policies in a running raymq, and descriptions of users. Clients send the changes to the broker
+that stores the users.
 
-A change that sets a secret holds the derived key, and never the secret. A description holds neither. `carry_out` is
-pure: it returns the next state, or raises and leaves the old state unchanged. Repeating a change has no effect, except
-that a repeated deletion raises, because nothing is left to delete.
+A change that sets a secret contains the key derived from the secret, and never the secret itself. A description
+contains neither. `carry_out` is pure: it returns the next state, or raises and leaves the old state unchanged.
+Repeating a change has no effect, except that a repeated deletion raises, because the object no longer exists.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from raymq.remoting.access.users import Bounds, User, UserStatus, UserType, chec
 
 @dataclass(frozen=True, slots=True)
 class UserDescription:
-    """A user as administrators see the user, without the key.
+    """Description of a user for administrators, without the user's key.
 
     `type`: "Super" or "Normal". `status`: "enable" or "disable". The quotas are per second
     (raymq.remoting.access.users.Bounds), 0 for no quota. `policies`: the user's entries, in the order of their
@@ -44,7 +44,7 @@ class CreateUser:
 
 @dataclass(frozen=True, slots=True)
 class UpdateUser:
-    """A change that updates a user. A value of None, and a quota that `bounds` lacks, leave the user's value
+    """A change that updates a user. A field that is None, and a quota that is not in `bounds`, leave the user's value
     unchanged."""
 
     name: str
@@ -63,8 +63,8 @@ class DeleteUser:
 
 @dataclass(frozen=True, slots=True)
 class PutEntries:
-    """A change that adds entries to a user's policies (`is_new`), or replaces the entries with the same policy type and
-    resource."""
+    """A change that adds entries to a user's policies. If `is_new` is false, it replaces the entries with the same
+    policy type and resource."""
 
     name: str
     entries: Sequence[Entry]
@@ -73,8 +73,8 @@ class PutEntries:
 
 @dataclass(frozen=True, slots=True)
 class DeleteEntries:
-    """A change that deletes a user's entry for `resource`; if `resource` is None, all the user's entries of the policy
-    type."""
+    """A change that deletes a user's policy entry for `resource`. If `resource` is None, it deletes all of the user's
+    entries of the policy type."""
 
     name: str
     resource: Pattern | None = None
@@ -85,8 +85,8 @@ AccessChange = CreateUser | UpdateUser | DeleteUser | PutEntries | DeleteEntries
 
 
 def carry_out(state: AuthState, change: AccessChange) -> AuthState:
-    """Return `state` after a change. Raises InvalidArgumentError, UserNotExistError and PolicyNotExistError like the
-    methods of AuthState."""
+    """Return the access-control state after `change` is applied to `state`. Raises InvalidArgumentError,
+    UserNotExistError and PolicyNotExistError like the methods of AuthState."""
     match change:
         case CreateUser(user):
             return state if state.users.get(user.name) == user else state.with_user(user, is_new=True)
@@ -118,5 +118,5 @@ def describe_users(state: AuthState) -> list[UserDescription]:
 
 
 def changed_user(change: AccessChange) -> str:
-    """Return the name of the user whom a change affects."""
+    """Return the name of the user whom an access-control change affects."""
     return change.user.name if isinstance(change, CreateUser) else change.name

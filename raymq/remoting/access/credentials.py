@@ -25,7 +25,7 @@ SECRET_VARIABLE: Final = "RAYMQ_SECRET"
 SECRET_FILE_VARIABLE: Final = "RAYMQ_SECRET_FILE"
 CREDENTIALS_VARIABLE: Final = "RAYMQ_CREDENTIALS"
 CREDENTIAL_VARIABLES: Final = (USER_VARIABLE, SECRET_VARIABLE, SECRET_FILE_VARIABLE, CREDENTIALS_VARIABLE)
-"""The environment variables that can give a process its credentials."""
+"""The environment variables from which a process can get its credentials."""
 CREDENTIALS_FILE: Final = Path("~/.raymq/credentials")
 SECRET_FILE_MAX_BYTES: Final = 4096
 
@@ -49,7 +49,8 @@ class Credentials:
 
     @property
     def identity(self) -> Identity:
-        """The identity with which a process of this user signs its calls (raymq.common.identity)."""
+        """The identity (raymq.common.identity) with which a process signs its calls if it uses these
+        credentials."""
         return Identity(self.user, self.key)
 
     @property
@@ -62,11 +63,11 @@ class Credentials:
 def find_credentials(
     given: Credentials | None = None, *, environment: Mapping[str, str] | None = None
 ) -> Credentials | None:
-    """Return the credentials of this process, from the first source in the module's list that has any; None if no
-    source has any.
+    """Return the credentials of this process, from the first source that has any; None if no source has any. The
+    module's docstring lists the sources.
 
-    Raises ConfigError if the user or the secret is missing, or if a file is readable by others, belongs to another
-    user, or does not hold credentials.
+    Raises ConfigError if the user or the secret is missing. Also raises ConfigError if a file is readable by others,
+    belongs to another user, or does not hold credentials.
     """
     if given is not None:
         return given
@@ -85,7 +86,7 @@ def find_credentials(
 
 
 def read_secret(file: Path) -> str:
-    """Return the secret that `file` holds, without the line end.
+    """Return the secret in `file`, without the line end.
 
     Raises ConfigError if the file is unreadable, too large, owned by another user, or readable by others.
     """
@@ -109,10 +110,11 @@ def _read_credentials(file: Path) -> Credentials:
 
 
 def read_private(file: Path, max_bytes: int = SECRET_FILE_MAX_BYTES) -> str:
-    """Return the text of a file that holds secrets. Raises ConfigError under the conditions of `read_secret`."""
+    """Return the text of a file that holds secrets. Raises ConfigError if the file is unreadable, larger than
+    `max_bytes`, owned by another user, or readable by others."""
     try:
         with file.open("rb") as stream:
-            # Check the open file, not the name: another file could have taken the name in the meantime.
+            # Check the open file, not the name: another file may have replaced it under this name after it was opened.
             about = os.fstat(stream.fileno())
             if not stat.S_ISREG(about.st_mode):
                 raise ConfigError(f"{file} is no file")

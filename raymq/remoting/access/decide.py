@@ -1,10 +1,10 @@
 """Decides if a user has the permissions that a request needs, in the order of ACL 2.0 (spec/features.md §8).
 
-Super users have all permissions. For other users each need is decided separately, and all needs must be allowed. The
-closest matching custom entry decides. If no custom entry matches, the closest matching default entry decides. If no
-entry matches, the need is refused. Between equally close entries Deny wins, as RocketMQ's documentation specifies;
-RocketMQ's code does the opposite. A disabled user is refused by this module too, not only when the signature is
-checked.
+Super users have all permissions. For other users, each permission that the request needs is decided separately, and all
+must be allowed. The closest matching custom entry decides. If no custom entry matches, the closest matching default
+entry decides. If no entry matches, the permission is refused. Between equally close entries Deny wins, as RocketMQ's
+documentation specifies; RocketMQ's code does the opposite. This module also refuses disabled users, although the check
+of the signature does so too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ VISIBLE = (Action.PUB, Action.SUB, Action.GET, Action.LIST)
 
 
 def decide(state: AuthState, user: User, address: str, needs: Iterable[Need]) -> None:
-    """Raise AccessDeniedError unless `user` has all `needs` from `address`. `address` is empty if it is unknown.
+    """Raise AccessDeniedError unless `user`, at the client address `address`, has all permissions in `needs`. `address`
+    is empty if it is unknown.
 
     The caller must already have authenticated the user by the request's signature (raymq.remoting.access.authenticate).
     """
@@ -34,14 +35,15 @@ def decide(state: AuthState, user: User, address: str, needs: Iterable[Need]) ->
 
 
 def is_allowed(state: AuthState, user: User, address: str, need: Need) -> bool:
-    """True if `decide` allows this need."""
+    """True if `decide` allows the user the permission `need`."""
     return not _refusal(state, user, address, need)
 
 
 def visible(
     state: AuthState, user: User, address: str, to_resource: Callable[[str], Resource]
 ) -> Callable[[str], bool]:
-    """Return a filter for the names in an answer: True for names that `user` may send to, consume, get or list.
+    """Return a function that filters the names in a server's answer. It returns True for names that `user` may send to,
+    consume, get or list.
 
     `to_resource` converts a name to its resource: `topic_resource` or `group_resource` of
     raymq.remoting.access.policies.
@@ -50,7 +52,7 @@ def visible(
 
 
 def _refusal(state: AuthState, user: User, address: str, need: Need) -> str:
-    """Return why `need` is refused; empty if it is allowed."""
+    """Return the reason why the permission `need` is refused; empty if it is allowed."""
     if not user.is_enabled:
         return "the user is disabled"
     if user.is_super:

@@ -1,8 +1,8 @@
 """The contents of policies: actions, resources, the patterns that match resources, and entries (spec/features.md §8).
 
-A resource is a topic, a group or a cluster with its name. A policy's entry has a resource pattern, the actions to which
-the entry applies, the client addresses (sources) to which it applies (none means all), and a decision. A pattern is
-written ``Topic:orders`` (literal), ``Topic:orders*`` (prefix), ``Topic:*`` (any topic) or ``*`` (any resource).
+A resource is a topic, a group or a cluster with its name. An entry of a policy has a resource pattern, actions, client
+addresses (sources; none means all) and a decision. A pattern is written ``Topic:orders`` (literal), ``Topic:orders*``
+(prefix), ``Topic:*`` (any topic) or ``*`` (any resource).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _Value = TypeVar("_Value", bound=Enum)
 
 
 class Action(Enum):
-    """An action on a resource. In an entry, ALL means every action. ANY is used only in needs, and never stored in an
-    entry."""
+    """An action on a resource. In a policy entry, ALL means every action. ANY occurs only in the permissions that
+    requests need, and is never stored in an entry."""
 
     ALL = "All"
     ANY = "Any"
@@ -37,8 +37,8 @@ class Action(Enum):
 
 
 class ResourceType(Enum):
-    """The kind of a resource. ANY belongs to the pattern ``*``. SERVER is raymq's own resource, which no pattern
-    matches."""
+    """The kind of a resource. ANY is the kind of the pattern ``*``. SERVER is the kind of raymq's own resources, which
+    no pattern matches."""
 
     ANY = "*"
     CLUSTER = "Cluster"
@@ -48,14 +48,15 @@ class ResourceType(Enum):
 
 
 class PolicyType(Enum):
-    """The rank of an entry: CUSTOM entries decide first; DEFAULT entries decide if no custom entry matches."""
+    """The rank of a policy entry: CUSTOM entries decide first; DEFAULT entries decide if no custom entry
+    matches."""
 
     CUSTOM = "Custom"
     DEFAULT = "Default"
 
 
 class Decision(Enum):
-    """The decision of a policy entry for the requests that it matches."""
+    """Decision of a policy entry about the requests that the entry matches: allow or deny."""
 
     ALLOW = "Allow"
     DENY = "Deny"
@@ -85,8 +86,8 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A pattern of the resources to which an entry applies. A prefix pattern with an empty name matches every resource
-    of the type."""
+    """A pattern of the resources to which a policy entry applies. A prefix pattern with an empty name matches every
+    resource of its type."""
 
     type: ResourceType
     name: str = ""
@@ -94,8 +95,8 @@ class Pattern:
 
     @classmethod
     def parse(cls, text: str) -> Pattern:
-        """Parse ``Topic:orders``, ``Topic:orders*``, ``Topic:*`` or ``*``. Raises InvalidArgumentError for any other
-        text."""
+        """Parse a resource pattern: ``Topic:orders``, ``Topic:orders*``, ``Topic:*`` or ``*``. Raises
+        InvalidArgumentError for any other text."""
         if text == "*":
             return cls(ResourceType.ANY)
         kind, colon, name = text.partition(":") if isinstance(text, str) else ("", "", "")
@@ -123,7 +124,7 @@ class Pattern:
 
     @property
     def closeness(self) -> tuple[bool, bool, int]:
-        """The sort key of how closely the pattern describes a resource; a greater key is closer.
+        """Sort key of how closely a pattern describes a resource. A closer pattern has a greater key.
 
         A pattern with a type is closer than ``*``, a literal is closer than a prefix, and a longer prefix is closer
         than a shorter one.
@@ -142,10 +143,10 @@ class Entry:
     policy_type: PolicyType = PolicyType.CUSTOM
 
     def matches(self, need: Need, address: str) -> bool:
-        """True if the entry applies to `need` for a request from `address` (empty if unknown).
+        """True if the policy entry applies to the permission `need` for a request from `address` (empty if unknown).
 
-        For an unknown address, an allowing entry with sources does not apply, but a denying entry does. So a client
-        that hides its address never gains access.
+        If the address is unknown, an ALLOW entry with sources does not apply, but a DENY entry does. So a client that
+        hides its address never gains access.
         """
         if not self.resource.matches(need.resource):
             return False
@@ -158,7 +159,8 @@ class Entry:
         return any(source_matches(source, address) for source in self.sources)
 
     def shown(self) -> dict[str, Any]:  # Any: a JSON object
-        """Return the entry as a JSON object, for storage and for printing. `read_entry` reads this object."""
+        """Return the policy entry as a JSON object, for storage and for printing. `read_entry` reads this
+        object."""
         return {
             "policy_type": self.policy_type.value,
             "resource": str(self.resource),
@@ -176,8 +178,8 @@ def make_entry(
     sources: Iterable[str] = (),
     policy_type: str | PolicyType = PolicyType.CUSTOM,
 ) -> Entry:
-    """Build an entry from command-line texts, in upper or lower case. Raises InvalidArgumentError, which names the
-    wrong text."""
+    """Build a policy entry from command-line texts, in upper or lower case. Raises InvalidArgumentError if a text is
+    not valid; the error names the text."""
     chosen = frozenset(_one_of(Action, action) for action in actions)
     if not chosen:
         raise InvalidArgumentError(f"an entry about {resource} needs an action, such as Pub or Sub")
@@ -190,8 +192,8 @@ def make_entry(
 
 
 def read_entry(shown: dict[str, Any]) -> Entry:  # Any: a JSON object
-    """Decode the entry that `Entry.shown` encoded. Raises InvalidArgumentError if the object is not a valid
-    entry."""
+    """Decode a policy entry from the JSON object that `Entry.shown` returns. Raises InvalidArgumentError if the object
+    is not a valid entry."""
     return make_entry(
         shown["resource"],
         shown["actions"],

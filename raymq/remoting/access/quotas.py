@@ -1,9 +1,9 @@
 """Quotas: token buckets for the bytes and messages per second that a user may send to a store or consume from a store.
 
-A bucket holds at most the tokens of one second, and fills at the user's rate. A request larger than the whole bucket
-passes when the bucket is full, and leaves the bucket in debt. So a large batch waits longer, but not forever. A request
-that does not fit takes no tokens, and its client gets the time to wait. The size of a read is known only after the
-read. So a read passes while tokens are left, and is charged when it is complete.
+A bucket holds at most the tokens of one second, and fills at the user's rate. A request larger than the whole bucket is
+accepted when the bucket is full, and leaves the bucket in debt. So a large batch waits longer, but not forever. A
+request that does not fit takes no tokens, and its client receives the time to wait. The size of a read is known only
+after the read. So a read is accepted while the bucket has tokens, and takes its tokens when it is complete.
 
 Each server has its own buckets: a user that sends to three storage actors has three times the rate. Buckets do not
 survive a restart; after a restart every bucket is full.
@@ -30,7 +30,7 @@ class _Bucket:
     at_ms: float
 
     def fill(self, rate: float, now_ms: float) -> None:
-        """Add the tokens for the time up to `now_ms`. A clock that goes back adds no tokens."""
+        """Add the tokens for the time that has passed until `now_ms`. A clock that goes back adds no tokens."""
         if rate != self.rate:
             self.left = min(self.left, rate)
             self.rate = rate
@@ -38,26 +38,27 @@ class _Bucket:
         self.at_ms = max(now_ms, self.at_ms)
 
     def wait_ms(self, amount: float) -> int:
-        """Return the ms until the bucket has `amount` tokens; 0 if it has them now."""
+        """Return the time, in ms, until the bucket has `amount` tokens; 0 if it has them now."""
         missing = min(amount, self.rate) - self.left
-        # A deficit of at most 1e-6 tokens is a rounding error, and no reason to wait.
+        # A deficit of at most 1e-6 tokens is a rounding error: the request need not wait.
         return 0 if missing <= 1e-6 else max(1, math.ceil(missing * 1000 / self.rate))
 
 
 class Quotas:
-    """The token buckets of one server. `bounds` names the fields of a user that limit bytes and messages.
+    """The token buckets of one server. `bounds` names the two fields of a user that limit bytes and messages per
+    second.
 
-    Not thread-safe: the caller holds a lock, for microseconds. Beyond USER_BUCKETS_MAX the least recently used buckets
-    are dropped.
+    Not thread-safe: the caller holds a lock, for microseconds. Beyond USER_BUCKETS_MAX buckets, the least recently used
+    buckets are dropped.
     """
 
     def __init__(self, bounds: Sequence[str] = SEND_BOUNDS, done: str = "") -> None:
-        """`done` is a word that error texts put before "bytes" and "messages"."""
+        """`done` is a word, such as a participle, that error texts put before "bytes" and "messages"."""
         self._bounds, self._done = bounds, done
         self._buckets: OrderedDict[tuple[str, str], _Bucket] = OrderedDict()
 
     def wait_ms(self, user: User, size: int, messages: int, now_ms: float) -> int:
-        """Take `size` bytes and `messages` messages from the user's buckets, or take no tokens.
+        """Take tokens for `size` bytes and `messages` messages from the user's buckets, or take no tokens.
 
         Returns 0 if the tokens were taken, or if the user has no quota. Otherwise returns the ms after which the same
         request fits. `now_ms` is a monotonic time.
@@ -65,20 +66,22 @@ class Quotas:
         return self._take(user, size, messages, now_ms)[1]
 
     def take(self, user: User, size: int, messages: int, now_ms: float) -> None:
-        """Take tokens like `wait_ms`. Raises QuotaExceededError if the request does not fit."""
+        """Take tokens for `size` bytes and `messages` messages, like `wait_ms`. Raises QuotaExceededError if the
+        request does not fit."""
         what, wait_ms = self._take(user, size, messages, now_ms)
         if wait_ms:
             raise QuotaExceededError(user.name, what, wait_ms)
 
     def require_left(self, user: User, now_ms: float) -> None:
-        """Raise QuotaExceededError if one of the user's buckets is empty or in debt. Takes no tokens."""
+        """Raise QuotaExceededError if one of the user's token buckets is empty or in debt. Takes no tokens."""
         waits = [(bucket.wait_ms(1), name) for bucket, _, name in self._wanted(user, 0, 0, now_ms)]
         wait_ms, what = max(waits, default=(0, ""))
         if wait_ms:
             raise QuotaExceededError(user.name, what, wait_ms)
 
     def charge(self, user: User, size: int, messages: int, now_ms: float) -> None:
-        """Take `size` bytes and `messages` messages from the user's buckets, even if that leaves a debt."""
+        """Take tokens for `size` bytes and `messages` messages from the user's buckets, even if a bucket is then in
+        debt."""
         for bucket, amount, _ in self._wanted(user, size, messages, now_ms):
             bucket.left -= amount
 

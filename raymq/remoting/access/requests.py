@@ -3,12 +3,11 @@
 `RULES` has methods as ``Broker.send``. The same rule applies to the frames of a lane (direct socket connection):
 ``Storage.append`` to an APPEND, ``Storage.fetch`` to a FETCH, ``Storage.bounds_of_queues`` to a WAIT. A method with the
 rule `FOR_ANYBODY` needs a user but no permission: the answer concerns no topic or group, or contains only the names
-that the user may see (actors.core.access.shown). `FOR_SERVERS` lists the methods that only raymq's own actors and super
-users may call. Only they may call a method without a rule. A call about several topics or groups needs the permission
-for each.
+that the user may see (actors.core.access.shown). Only raymq's own actors and super users may call the methods in
+`FOR_SERVERS`, and methods without a rule. A call about several topics or groups needs the permission for each.
 
-Differences from RocketMQ's table: a transaction producer needs Pub on its group, because the end of a transaction names
-no topic; calls about the whole cluster are for super users.
+Differences from RocketMQ's table: a transaction producer needs Pub on its group, because the request that ends a
+transaction names no topic. Calls about the whole cluster are for super users.
 """
 
 from __future__ import annotations
@@ -28,12 +27,13 @@ _Find = Callable[[Sequence[Any]], Iterable[Need]]  # Any: each method has its ow
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The rule of one method: it computes the needs of a call from the call's arguments."""
+    """The rule of one server method: computes the permissions that a call needs from the call's arguments."""
 
     find: _Find
 
     def needed(self, arguments: Sequence[Any]) -> list[Need]:
-        """Return the distinct needs of a call with these arguments, in the order of the method's parameters."""
+        """Return the distinct permissions that a call with these arguments needs, in the order of the method's
+        parameters."""
         return list(dict.fromkeys(self.find(arguments)))
 
 
@@ -53,8 +53,8 @@ def _on_group(group: str, *actions: Action) -> Need:
 
 
 def _sending(topic: str) -> Need:
-    """Return the need of sending to a topic. Sending to a retry topic returns a message, so it needs the rights of a
-    consumer of the group."""
+    """Return the permission that sending to a topic needs. Sending to a retry topic means that a consumer returns a
+    message, so it needs the rights of a consumer of the group."""
     resource = topic_resource(topic)
     return Need((_SUB if resource.type is ResourceType.GROUP else _PUB,), resource)
 
@@ -62,7 +62,7 @@ def _sending(topic: str) -> Need:
 def _servers_only(topic: str) -> bool:
     """True for raymq's own topics, which hold the messages of all topics or the state of brokers.
 
-    No pattern, such as ``Topic:*``, grants access to them.
+    No resource pattern, such as ``Topic:*``, grants access to these topics.
     """
     return names_real_topic(topic) or (topic.startswith(SYSTEM_PREFIX) and not topic.startswith(_TRACE_PREFIX))
 
@@ -72,7 +72,7 @@ def _server(topic: str) -> Need:
 
 
 def _append(given: Sequence[Any]) -> Iterable[Need]:
-    """Return the needs of an append.
+    """Return the permissions that an append to a store needs.
 
     A delayed message, or a message of a transaction, is stored in an internal topic of raymq, but needs the permission
     for its real topic.
@@ -91,13 +91,15 @@ def _append(given: Sequence[Any]) -> Iterable[Need]:
 def _takes_from_all(topic: str) -> bool:
     """True for topics to which every user may send: the trace topic (spec/features.md §7.3, 6) and reply topics.
 
-    Every consumer of a request may reply to it, and the requester may be any user.
+    Reply topics are open to every user, because every consumer of a request may reply to it, and any user may be the
+    requester.
     """
     return topic == TRACE_TOPIC or topic.endswith(REPLY_SUFFIX)
 
 
 def _seeing(topics: Iterable[str], *actions: Action) -> Iterable[Need]:
-    """Return the needs of seeing topics. Topics to which every user may send need no permission."""
+    """Return the permissions that reading about `topics` needs: one of `actions` on each topic. Topics to which every
+    user may send need no permission."""
     return [_on_topic(topic, *actions) for topic in topics if not _takes_from_all(topic)]
 
 
@@ -106,15 +108,16 @@ def _looking(given: Sequence[Any]) -> Iterable[Need]:
 
 
 def _sequences(given: Sequence[Any]) -> Iterable[Need]:
-    """Return the needs of reading a producer's sequence numbers. Queues of waiting messages need no permission, because
-    they reveal no topic."""
+    """Return the permissions that reading a producer's sequence numbers needs. Internal queues of messages that wait
+    for delivery need no permission, because they reveal no topic."""
     return [_on_topic(queue[0], _PUB) for queue in given[2] if not names_real_topic(queue[0])]
 
 
 def _fetch(given: Sequence[Any]) -> Iterable[Need]:
     for one in given[0]:
         if one.topic.endswith(REPLY_SUFFIX):
-            # A tag code derived from a client's id selects only that client's replies, and only that client has the id.
+            # A client's replies are selected by a tag code derived from the client's id. Only that client has the id,
+            # so a fetch with exactly one tag code needs no permission.
             if one.tag_codes is None or len(one.tag_codes) != 1:
                 yield _server(one.topic)
         else:
@@ -127,8 +130,8 @@ def _topic(*actions: Action) -> Rule:
 
 
 def _group(*actions: Action) -> Rule:
-    """Return the rule of a method whose first argument is a group. None means all groups; the answer then contains only
-    the visible groups."""
+    """Return the rule of a method whose first argument is a group or None. None means all groups; the method's answer
+    contains only the groups that the user may see."""
     return Rule(lambda given: [] if not given or given[0] is None else [_on_group(given[0], *actions)])
 
 
@@ -149,7 +152,8 @@ def _group_and_topics(*actions: Action) -> Rule:
 
 
 def _queues(*actions: Action) -> Rule:
-    """Return the rule of a method whose first argument is a list of queues: tuples that begin with a topic."""
+    """Return the rule of a method whose first argument is a list of queues. Each queue is a tuple that begins with a
+    topic."""
     return Rule(lambda given: [_on_topic(queue[0], *actions) for queue in given[0]])
 
 
@@ -163,8 +167,8 @@ def _receive(given: Sequence[Any]) -> Iterable[Need]:
 
 def _host(given: Sequence[Any]) -> Iterable[Need]:
     settings, name = given[0].settings, given[0].instance.name
-    # The group in the instance's name also needs the permission: hosting an instance under another group's name would
-    # end that group's instance.
+    # The caller also needs the permission for the group in the instance's name. Otherwise a caller could host an
+    # instance under the name of another group's instance, which would end that instance.
     groups = (settings.group, InstanceName.parse(name).group)
     topics = (one.topic for one in settings.subscriptions)
     return [*(_on_group(group, _SUB) for group in groups), *(_on_topic(topic, _SUB) for topic in topics)]
@@ -198,7 +202,7 @@ def _each_group(given: Sequence[Any]) -> Iterable[Need]:
 FOR_ANYBODY: Final = Rule(lambda given: [])
 
 RULES: Final[Mapping[str, Rule]] = {
-    # Messages: methods of storage actors
+    # Methods of storage actors that read and write messages
     "Storage.append": Rule(_append),
     "Storage.fetch": Rule(_fetch),
     "Storage.bounds_of_queues": Rule(_looking),
@@ -212,7 +216,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "Storage.query_by_key": _topic(*_READ),
     "Storage.query_by_unique_id": _topic(*_READ),
     "Storage.describe": FOR_ANYBODY,
-    # Messages: methods of brokers
+    # Methods of brokers that send and deliver messages
     "Broker.send": Rule(lambda given: [_sending(given[0])]),
     "Broker.pull": _group_and_topic(_SUB),
     "Broker.send_back": _group(_SUB),
@@ -223,7 +227,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "Broker.change_invisible": Rule(_leases),
     "Broker.take_transaction_checks": _group(_PUB),
     "Broker.leave_transaction_checks": _group(_PUB),
-    # Topics
+    # Methods that read or change topics
     "Broker.auto_create_topic": _topic(_PUB, Action.CREATE),
     "Broker.create_topic": _topic(Action.CREATE),
     "Broker.create_topics": Rule(lambda given: [_on_topic(one.topic, Action.CREATE) for one in given[0]]),
@@ -232,7 +236,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "Broker.topic_config": _topic(*_SEE),
     "Broker.topic_stats": _topic(*_LOOK),
     "Broker.topic_offsets": _topic(*_READ),
-    # Groups
+    # Methods that read or change consumer groups
     "Broker.ensure_group": _group(_SUB, Action.CREATE),
     "Broker.update_group": Rule(lambda given: [_on_group(given[0].group, Action.CREATE, Action.UPDATE)]),
     "Broker.update_groups": Rule(_each_group),
@@ -245,14 +249,14 @@ RULES: Final[Mapping[str, Rule]] = {
     "Broker.check_broadcast": _group_and_topics(_SUB),
     "Broker.forbid_topic": _group(Action.UPDATE),
     "Broker.forbidden_topics": _group(*_READ),
-    # Offsets
+    # Methods that read or change consumer offsets
     "Broker.start_offset": Rule(lambda given: [_on_group(given[0], _SUB), _on_topic(given[1].topic, _SUB)]),
     "Broker.start_offsets": _group_and_topics(_SUB),
     "Broker.committed_offsets": _group_and_topic(*_READ),
     "Broker.commit_offsets": _group_and_topics(_SUB, Action.UPDATE),
     "Broker.reset_offsets": _group_and_topic(_SUB, Action.UPDATE),
     "Broker.delete_offsets": _group_and_topics(_SUB, Action.UPDATE),
-    # Clients
+    # Methods for connected clients
     "Broker.heartbeat": Rule(_consumers),
     "Broker.unregister_client": FOR_ANYBODY,
     "Broker.knows_client": FOR_ANYBODY,
@@ -266,11 +270,11 @@ RULES: Final[Mapping[str, Rule]] = {
     "Broker.describe": FOR_ANYBODY,
     "Broker.status": FOR_ANYBODY,
     "Broker.config": FOR_ANYBODY,
-    # Members of groups
+    # Methods for the members of consumer groups
     "Rebalance.heartbeats": Rule(_members),
     "Rebalance.describe_group": _group(*_READ),
     "Rebalance.offsets_reset": _group(_SUB, Action.UPDATE),
-    # Push consumers
+    # Methods of the actors that host push consumers
     "Pull.host": Rule(_host),
     "Pull.next_tasks": Rule(_instance),
     "Pull.report": Rule(_instance),
@@ -282,20 +286,20 @@ RULES: Final[Mapping[str, Rule]] = {
     "Pull.stop": Rule(_instance),
     "Pull.describe": FOR_ANYBODY,
     "Pull.status": FOR_ANYBODY,
-    # Routes
+    # Methods that read topic routes
     "NameServer.topic_route": Rule(lambda given: _seeing(given[:1], *_SEE)),
     "NameServer.topic_routes": Rule(lambda given: _seeing(given[0], *_SEE)),
     "NameServer.topics": FOR_ANYBODY,
     "NameServer.brokers": FOR_ANYBODY,
     "NameServer.all_brokers": FOR_ANYBODY,
     "NameServer.clusters": FOR_ANYBODY,
-    # Replicas
+    # Methods of the controller, for replicas
     "Controller.leader": FOR_ANYBODY,
     "Controller.status": FOR_ANYBODY,
     "ConsoleService.describe": FOR_ANYBODY,
     "ConsoleService.status": FOR_ANYBODY,
 }
-"""The rules of server methods, by server class and method."""
+"""The rule of each server method, by server class and method, such as ``Broker.send``."""
 
 _SERVERS: Final[Mapping[str, str]] = {
     "Broker": "auth_state change_access close look_for_master readings set_config unset_config users",
@@ -323,10 +327,11 @@ OVER_LANES_ONLY: Final = frozenset(
         "Broker.take_questions",
     }
 )
-"""The requests that have a rule but no actor method, because they use only lanes (direct socket connections)."""
+"""The requests that have a rule but no actor method, because clients send them only over lanes (direct socket
+connections)."""
 
 
 def rules_of(server_class: str) -> dict[str, Rule]:
-    """Return the rules of one server class, by method name."""
+    """Return the rules of the methods of one server class, by method name."""
     prefix = f"{server_class}."
     return {name.removeprefix(prefix): rule for name, rule in RULES.items() if name.startswith(prefix)}

@@ -2,20 +2,21 @@
 
 A signature is an HMAC-SHA256 with the user's key (raymq.remoting.access.users). It covers the actor, the method, the
 SHA-256 of the request's bytes, the id of the server's process incarnation (`life`), that process's time in ms, and a
-random nonce. Each part is preceded by its length, so no two requests have the same text. A signature is therefore
-invalid for any other actor, method or argument, for any other process of the server, and for any time outside SKEW_MS.
+random nonce. Each part is preceded by its length, so two different requests never have the same signed text. A
+signature is therefore invalid for any other actor, method or argument, for any other process of the server, and for any
+time outside SKEW_MS.
 
-No wall clock takes part, so wrong or changed clocks have no effect. A process draws its random `life` when it starts,
-and counts its own time (`time.monotonic`). If a client lacks the current `life` and time, the server sends both in a
-SignedTooEarlyError, and the client signs again:
+Signatures use no wall clock, so wrong or changed clocks have no effect. A process draws its random `life` when it
+starts, and counts its own time (`time.monotonic`). If a client lacks the current `life` and time, the server sends both
+in a SignedTooEarlyError, and the client signs again:
 
     client                                          server
     signed for no life           ────────────────▶  not fresh: nothing is carried out
     learns life and time         ◀────────────────  SignedTooEarlyError(life, now_ms)
     signed for life, about now   ────────────────▶  fresh, the HMAC fits, the nonce is new: carried out
 
-While a signature is fresh, the process remembers its nonce (`SeenNonces`), and so accepts the same request only once.
-After a restart the process has lost the nonces, but has another `life`.
+While a signature is fresh, the process stores its nonce (`SeenNonces`), and so accepts each request only once. After a
+restart the process has lost the nonces, but has another `life`.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from typing import Final
 from raymq.common.errors import AuthenticationError, SignedTooEarlyError, SystemBusyError
 
 SKEW_MS: Final = 60_000
-"""Maximum difference between a signature's time and the clock of the server's process, in ms, in both
-directions."""
+"""Maximum difference, in ms, between a signature's time and the clock of the server's process. The signature's time may
+be earlier or later."""
 LIFE_BYTES: Final = 16
 NONCE_BYTES: Final = 16
 NONCES_MAX: Final = 1_000_000
-"""Maximum number of nonces that a server remembers, about 100 MB. If more requests are signed within 2 · SKEW_MS, the
-server refuses them as busy."""
+"""Maximum number of nonces that a server stores, about 100 MB. If it receives more signed requests within 2 · SKEW_MS,
+the server refuses them as busy."""
 
 _LABEL: Final = b"raymq request 2"
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The signature that accompanies a request.
+    """The signature that a client sends with a request.
 
     `user`: the user's name. `life`: the id of the server's process incarnation, empty if the client does not have the
     id yet. `time_ms`: the time by that process's clock. `nonce`: NONCE_BYTES random bytes. `mac`: the HMAC.
@@ -58,7 +59,7 @@ class Signature:
 def sign(
     user: str, key: bytes, actor: str, method: str, payload: bytes, life: bytes, now_ms: int, nonce: bytes
 ) -> Signature:
-    """Sign the request that calls `method` of `actor` with the arguments whose bytes are `payload`.
+    """Sign the request that calls `method` of `actor`. `payload` is the serialized arguments.
 
     `key` is `Credentials.key`. `life` is the id of the actor's process incarnation, and `now_ms` that process's time.
     `nonce`: NONCE_BYTES random bytes.
@@ -69,8 +70,8 @@ def sign(
 def require_fresh(signature: Signature, actor: str, life: bytes, now_ms: int) -> None:
     """Check that `signature` was made for the incarnation `life` of `actor`'s process, within SKEW_MS of `now_ms`.
 
-    Raises SignedTooEarlyError if not. The error carries `life` and `now_ms`, so that the client can sign again. This
-    function does not check who signed.
+    Raises SignedTooEarlyError if not. The error contains `life` and `now_ms`, so that the client can sign again. This
+    function does not check which user signed.
     """
     if signature.life != life:
         reason = "for another process of it" if signature.life else "without the id of its process"
@@ -86,7 +87,7 @@ def require_fresh(signature: Signature, actor: str, life: bytes, now_ms: int) ->
 def check(key: bytes, signature: Signature, actor: str, method: str, payload: bytes) -> None:
     """Check that `signature` was made with `key` for exactly this request. Raises AuthenticationError if not.
 
-    This function checks neither time nor repeats: `require_fresh` and `SeenNonces` do.
+    This function checks neither the signature's time nor repeats: `require_fresh` and `SeenNonces` do.
     """
     if len(signature.nonce) != NONCE_BYTES:
         raise AuthenticationError(f"a signature's nonce has {NONCE_BYTES} bytes, not {len(signature.nonce)}")
@@ -99,26 +100,27 @@ def check(key: bytes, signature: Signature, actor: str, method: str, payload: by
 
 
 class SeenNonces:
-    """The nonces of the requests that a server process has accepted, kept while their signatures are fresh. Not
+    """The nonces of the requests that a server process has accepted, stored while their signatures are fresh. Not
     thread-safe.
 
-    `most`: the maximum number of nonces that are remembered.
+    `most`: the maximum number of stored nonces.
     """
 
     def __init__(self, most: int = NONCES_MAX) -> None:
         self._most = most
         self._seen: set[tuple[str, bytes]] = set()
         self._order: deque[tuple[int, tuple[str, bytes]]] = deque()
-        """Entries of `_seen` in order of expiry, each with the time in ms at which it may be forgotten."""
+        """The stored nonces in order of expiry, each with the time in ms after which it is deleted."""
 
     def __len__(self) -> int:
         return len(self._seen)
 
     def take(self, signature: Signature, now_ms: int) -> None:
-        """Remember a signature that is fresh and that `check` has accepted. `now_ms`: the process's clock, which never
-        goes back.
+        """Store the nonce of a signature that is fresh and that `check` has accepted. `now_ms`: the process's clock,
+        which never goes back.
 
-        Raises AuthenticationError if the signature is already remembered. Raises SystemBusyError if the memory is full.
+        Raises AuthenticationError if the nonce is already stored: the request is a repeat. Raises SystemBusyError if
+        the maximum number of nonces is stored.
         """
         self._forget(now_ms)
         one = signature.user, signature.nonce
@@ -129,8 +131,8 @@ class SeenNonces:
         if len(self._seen) >= self._most:
             raise SystemBusyError(f"{self._most} signed requests in {2 * SKEW_MS} ms: no more are remembered")
         self._seen.add(one)
-        # A signature expires SKEW_MS after its own time, and so no later than this entry. Entries are appended in order
-        # of expiry.
+        # A signature expires SKEW_MS after its own time, so it expires no later than this entry for its nonce. Entries
+        # are appended in order of expiry.
         self._order.append((now_ms + 2 * SKEW_MS, one))
 
     def _forget(self, now_ms: int) -> None:

@@ -1,15 +1,15 @@
-"""Stand-in classes: Ray starts a stand-in instead of the real actor class; the stand-in checks access before each
-method.
+"""Stand-in classes for actors. Ray starts a stand-in instead of the real actor class; the stand-in checks access before
+each method.
 
     handle.fetch(…)                     plain: refused if access control is on
     handle.signed_fetch(signature, …)   signed variant: checks the signature, then calls the real method
 
-`server_class_body` makes the methods. actors.actor_class uses them for the stand-ins of raymq's servers.
+`server_class_body` builds the methods. actors.actor_class uses them for the stand-ins of raymq's servers.
 
-`owned_actor` makes stand-ins of the actors that run a user's code: Listeners and PredicateRunners. Such an actor serves
-only its owner, the user who started it. It runs in the user's environment, has no list of users, and must not hold the
-key of raymq's own actors. The owner's key authenticates the owner's calls. Another key, made for this one actor,
-authenticates the calls of its Pull actor. The Pull actor gets that key in the Listener's signed calls
+`owned_actor` builds stand-ins of the actors that run a user's code: Listeners and PredicateRunners. Such an actor
+serves only its owner, the user who started it. It runs in the user's environment, has no list of users, and must not
+have the key of raymq's own actors. The owner's calls are signed with the owner's key. The calls of its Pull actor are
+signed with another key, which is made for this one actor. The Pull actor gets that key in the Listener's signed calls
 (raymq.client.consumer.push.hosting).
 
 The check does not stop code that runs in the cluster's processes: see docs/access.md.
@@ -32,26 +32,27 @@ from raymq.remoting.access.state import NO_USERS
 from raymq.remoting.access.users import INTERNAL_USER, User
 
 OWNER_NONCES_MAX: Final = 100_000
-"""Maximum number of signed calls that an owned actor remembers to refuse repeats, about 10 MB."""
+"""Maximum number of signed calls whose nonces an owned actor stores, about 10 MB. The nonces are stored to refuse
+repeated calls."""
 
 
 class CallAuthentication(Protocol):
     """Interface of the check that runs before each method of an actor if access control is on."""
 
     def refuse_unsigned(self, method: str) -> NoReturn:
-        """Refuse a call that is not signed. Always raises AuthenticationError."""
+        """Refuse a call that has no signature. Always raises AuthenticationError."""
 
     def authenticate_call(self, name: str, signature: Any, payload: bytes, method: Callable[..., Any]) -> Any:
-        """Check the signature of a call of the method `name`, and run `method`. Raises AuthenticationError if the check
-        fails."""
+        """Check the signature of a call to the actor method `name`, and run the method (`method`). Raises
+        AuthenticationError if the check fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActorOwner:
-    """The users who may call an owned actor. This value is pickled with the actor's arguments, and never shown.
+    """The users who may call an owned actor. This value is pickled with the actor's arguments, and never printed.
 
     `actor`: the actor's name, which signatures contain. `owner`: the user who started the actor. `call_key`: the key
-    with which raymq's own actors sign their calls of this actor; empty if they make no calls.
+    with which raymq's own actors sign their calls to this actor; empty if they make no calls.
     """
 
     actor: str
@@ -60,7 +61,7 @@ class ActorOwner:
 
 
 class OwnerAuthentication:
-    """Authenticates the calls of an owned actor. Thread-safe.
+    """Authenticates the calls to an actor that serves only its owner. Thread-safe.
 
     `clock` returns ms and never goes back. `life`: the id of this process incarnation; None creates a random id.
     """
@@ -73,7 +74,7 @@ class OwnerAuthentication:
     ) -> None:
         self._access, self._clock = access, clock
         self._lock = threading.Lock()
-        """Guards the authenticator's memory of accepted calls."""
+        """Guards the authenticator, which stores the nonces of accepted calls."""
         owner, internal = access.owner, access.call_key or None
         if owner.user == INTERNAL_USER:
             self._state, internal = NO_USERS, owner.key
@@ -82,16 +83,16 @@ class OwnerAuthentication:
         self._authenticator = Authenticator(life, internal_key=internal, nonces_max=OWNER_NONCES_MAX)
 
     def refuse_unsigned(self, method: str) -> NoReturn:
-        """Refuse a call that is not signed. Always raises AuthenticationError."""
+        """Refuse a call that has no signature. Always raises AuthenticationError."""
         raise AuthenticationError(
             f"{method} of {self._access.actor} serves user {self._access.owner.user!r} only, by signed calls"
         )
 
     def authenticate_call(self, name: str, signature: Any, payload: bytes, method: Callable[..., Any]) -> Any:
-        """Run a call that the owner or the actor's Pull actor has signed.
+        """Run a call that the actor's owner, or the actor's Pull actor, has signed.
 
-        Raises AuthenticationError for any other call and for a repeat. In that case the method was not called, and the
-        arguments were not unpickled.
+        Raises AuthenticationError for any other call and for a repeated call. Then the method is not called, and the
+        arguments are not unpickled.
         """
         import pickle
 
@@ -106,8 +107,8 @@ class OwnerAuthentication:
 
 
 def owned_actor(real: type) -> type:
-    """Return a class that behaves like `real`, but whose constructor also takes `access`: an ActorOwner, or None to
-    serve every caller.
+    """Return a stand-in class that behaves like the actor class `real`. Its constructor has the additional parameter
+    `access`: an ActorOwner, or None to serve every caller.
 
     Ray pickles the returned class by value, and the real class by reference.
     """
@@ -122,8 +123,8 @@ def owned_actor(real: type) -> type:
 
 
 def server_class_body(real: type, construct: Callable[..., None]) -> dict[str, Any]:
-    """Build the namespace of a stand-in of `real`: the constructor `construct`, each public method, and the signed
-    variant of each public method.
+    """Build the namespace of a stand-in class for the actor class `real`. It has the constructor `construct`, each
+    public method, and the signed variant of each public method.
 
     An instance has `_real`, the real object, and `_authentication`: a CallAuthentication, or None if access control is
     off.
@@ -144,7 +145,7 @@ def server_class_body(real: type, construct: Callable[..., None]) -> dict[str, A
 
 
 def _with_access(signature: inspect.Signature) -> inspect.Signature:
-    """Return a constructor's signature with the additional parameter `access`."""
+    """Return the signature of a constructor, extended by the parameter `access`."""
     parameters = list(signature.parameters.values())
     if any(one.name == "access" for one in parameters):
         raise TypeError("a server's constructor has no argument called access: that is its stand-in's")
@@ -164,8 +165,8 @@ def _forward(name: str) -> Callable[..., Any]:
 
 
 def _forward_signed(name: str) -> Callable[..., Any]:
-    """Make the signed variant of a method. If access control is off, the signature is ignored, so a client may sign all
-    its calls."""
+    """Build the signed variant of an actor's method. If access control is off, it ignores the signature, so a client
+    may sign all its calls."""
 
     def method(self: Any, signature: Any, payload: bytes) -> Any:
         if self._authentication is not None:

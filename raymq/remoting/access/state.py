@@ -1,9 +1,9 @@
 """AuthState: all users and policies of a raymq cluster, as one immutable value.
 
-Every change makes a new value with the next version (`with_user`, `without_user`, `with_entries`, `without_entries`),
-or raises and leaves the old value. Servers get an AuthState when they start. `dump` converts the value to a JSON
-object. Of two values, the one with the higher version is newer. Deleting a user deletes the user's policies. An entry
-replaces an existing entry with an equal resource (spec/features.md §8).
+Every change (`with_user`, `without_user`, `with_entries`, `without_entries`) returns a new value with the next version,
+or raises and leaves the old value unchanged. Servers get an AuthState when they start. `dump` converts the value to a
+JSON object. Of two values, the one with the higher version is newer. Deleting a user deletes the user's policies. An
+entry replaces an existing entry with an equal resource (spec/features.md §8).
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from raymq.remoting.access.users import BOUNDS, User, UserStatus, UserType, chec
 
 USERS_MAX: Final = 1000
 ENTRIES_MAX: Final = 4000
-"""Maximum number of policy entries of all users together. This limit keeps the stored record of the state below a
-message's maximum size."""
+"""Maximum number of policy entries of all users together. The limit keeps the record in which the state is stored
+smaller than the maximum message size."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuthState:
-    """Users by name, and policy entries by user name. Immutable; equal values make equal decisions."""
+    """Users by name, and policy entries by user name. Immutable."""
 
     users: Mapping[str, User] = field(default_factory=lambda: MappingProxyType({}))
     policies: Mapping[str, tuple[Entry, ...]] = field(default_factory=lambda: MappingProxyType({}))
     version: int = 0
 
     def __reduce__(self) -> tuple[Any, ...]:  # Any: the return type of pickle's protocol
-        # A mapping proxy cannot be pickled, so the value is sent to other actors as plain dicts.
+        # A mapping proxy cannot be pickled, so an AuthState is pickled as plain dicts.
         return _from_dicts, (dict(self.users), dict(self.policies), self.version)
 
     def user(self, name: str) -> User:
@@ -48,9 +48,10 @@ class AuthState:
         return self.policies.get(name, ())
 
     def with_user(self, user: User, *, is_new: bool) -> AuthState:
-        """Return this state with `user` added (`is_new`), or with `user` in place of the existing user of that name.
+        """Return this state with `user` added (if `is_new`), or with `user` in place of the existing user of the same
+        name.
 
-        Raises InvalidArgumentError if the new user already exists, if there are too many users, or if no enabled super
+        Raises InvalidArgumentError if a new user already exists, if there are too many users, or if no enabled super
         user would remain. Raises UserNotExistError if the user to update does not exist.
         """
         check_user(user)
@@ -63,7 +64,7 @@ class AuthState:
         return self._changed({**self.users, user.name: user}, self.policies)
 
     def without_user(self, name: str) -> AuthState:
-        """Return this state without the user `name` and the user's entries.
+        """Return this state without the user `name` and without the user's policy entries.
 
         Raises UserNotExistError if no such user exists, and InvalidArgumentError if the user is the last enabled super
         user.
@@ -73,11 +74,12 @@ class AuthState:
         return self._changed(users, {one: entries for one, entries in self.policies.items() if one != name})
 
     def with_entries(self, name: str, entries: Iterable[Entry], *, is_new: bool | None = None) -> AuthState:
-        """Return this state with `entries` added for the user `name`. An entry replaces the entry of the same policy
-        type and resource.
+        """Return this state with the policy entries `entries` added for the user `name`. An entry replaces the existing
+        entry of the same policy type and resource.
 
-        If `is_new` is True, existing entries are refused; if False, missing entries are refused. Raises
-        UserNotExistError, PolicyNotExistError or InvalidArgumentError.
+        If `is_new` is True, raises InvalidArgumentError if an entry already exists. If it is False, raises
+        PolicyNotExistError if an entry does not exist. Raises UserNotExistError if the user does not exist, and
+        InvalidArgumentError if there are too many entries.
         """
         kept = {(entry.policy_type, entry.resource): entry for entry in self.entries(name)}
         for entry in entries:
@@ -94,8 +96,8 @@ class AuthState:
     def without_entries(
         self, name: str, resource: Pattern | None = None, policy_type: PolicyType = PolicyType.CUSTOM
     ) -> AuthState:
-        """Return this state without the user's entry for `resource`; if `resource` is None, without all the user's
-        entries of the policy type.
+        """Return this state without the user's policy entry for `resource`. If `resource` is None, all of the user's
+        entries of the policy type are removed.
 
         Raises UserNotExistError if the user does not exist, and PolicyNotExistError if no such entry exists.
         """
@@ -111,16 +113,16 @@ class AuthState:
         return self._changed(self.users, {**policies, name: after} if after else policies)
 
     def kept_at(self, now_ms: int) -> AuthState:
-        """Return this state with a version that is newer than every state from a file, because a broker stores the
-        state from now on.
+        """Return this state with a version that is newer than every state from a file. A broker calls this method when
+        it begins to store the state.
 
-        The version of a file's state is the number of its users and entries. The version of a stored state is the time
-        in ms, or the previous version plus one.
+        The version of a state from a file is the number of its users and entries. The version of a stored state is the
+        time in ms, or the previous version plus one.
         """
         return replace(self, version=max(self.version, now_ms))
 
     def with_owner(self, owner: User | None) -> AuthState:
-        """Return this state with the super user `owner` from the settings in place of the state's own user of that
+        """Return this state with the super user `owner`, whom the settings define. `owner` replaces a user of the same
         name."""
         if owner is None or self.users.get(owner.name) == owner:
             return self
@@ -140,7 +142,8 @@ class AuthState:
         return _has_admin(self.users)
 
     def dump(self) -> dict[str, Any]:  # Any: a JSON object
-        """Return the state as a JSON object for storage. The object contains the keys, so it is never shown."""
+        """Return the state as a JSON object for storage. The object contains the users' keys, so it must never be
+        printed."""
         return {
             "version": self.version,
             "users": [{**user.shown(), "key": user.key.hex()} for user in self.users.values()],
@@ -149,13 +152,14 @@ class AuthState:
 
     @classmethod
     def load(cls, dumped: Mapping[str, Any]) -> AuthState:  # Any: a JSON object
-        """Decode the state that `dump` encoded. Raises InvalidArgumentError if the object is not a valid state."""
+        """Decode a state of users and policies from the JSON object that `dump` returned. Raises InvalidArgumentError
+        if the object is not a valid state."""
         try:
             users = [_read_user(one) for one in dumped["users"]]
             policies = {name: tuple(map(read_entry, entries)) for name, entries in dumped["policies"].items()}
             version = int(dumped["version"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            # Show only the error's class, because the error's text may contain part of a key.
+            # Show only the class of the cause, because its text may contain part of a user's key.
             raise InvalidArgumentError(f"users and policies cannot be read: {type(error).__name__}") from None
         return _from_dicts({user.name: user for user in users}, policies, version)
 
@@ -179,7 +183,7 @@ def _read_user(dumped: Mapping[str, Any]) -> User:
             UserType(dumped["type"]),
             UserStatus(dumped["status"]),
             white_addresses=dumped["white_addresses"],
-            # States that raymq 0.1 stored have only the first two bounds.
+            # States that raymq 0.1 stored have only the first two quotas of each user.
             **{name: dumped.get(name, 0) for name in BOUNDS},
         )
     )

@@ -1,8 +1,8 @@
 """Users: their names, types, keys and quotas (spec/features.md §8).
 
-A secret is never stored. raymq stores the user's key, which PBKDF2 derives from the secret and the name, and which
-signs the requests. So a reader of a broker's state log can sign as its users, but does not get the secrets, which users
-may also use elsewhere. A user's `repr` and the printed descriptions of users do not contain the key.
+A secret is never stored. raymq stores the user's key, which PBKDF2 derives from the secret and the name. The key signs
+the user's requests. So a person who reads a broker's state log can sign as its users, but does not get the secrets,
+which users may also use elsewhere. A user's `repr` and the printed descriptions of users do not contain the key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ SECRET_MIN_CHARACTERS: Final = 7
 USER_CHARS_MAX: Final = 64
 KEY_BYTES: Final = 32
 KEY_ROUNDS: Final = 100_000
-"""Rounds of PBKDF2, about 30 ms once per connection. They make it slow to guess a secret from its key."""
+"""Number of PBKDF2 rounds, which take about 30 ms once per connection. They make it slow to guess a secret from its
+key."""
 
 INTERNAL_USER: Final = "rmq_sys_internal"
 """The user name with which raymq's own actors sign. No user can be created with this name."""
@@ -32,8 +33,8 @@ _LEGAL_NAME: Final = re.compile(r"[A-Za-z0-9_.@-]+")
 
 
 class Bounds(TypedDict, total=False):
-    """A user's quotas, each per second and per store; 0 means no limit. The first two limit sending, the last two limit
-    consuming."""
+    """A user's quotas, each per second and per store; 0 means no limit. The first two limit the bytes and messages that
+    the user sends. The last two limit the bytes and messages that the user consumes."""
 
     bytes_per_second: int
     messages_per_second: int
@@ -43,20 +44,20 @@ class Bounds(TypedDict, total=False):
 
 BOUNDS: Final = tuple(Bounds.__annotations__)
 QUOTA: Final = NumberRange(0, 2**53 - 1)
-"""The allowed values of each quota."""
+"""The range of allowed values for each quota of a user."""
 SEND_BOUNDS: Final = BOUNDS[:2]
 CONSUME_BOUNDS: Final = BOUNDS[2:]
 
 
 class UserType(Enum):
-    """The type of a user: a Super user may do everything, a Normal user what policies allow."""
+    """The type of a user. A Super user may do everything; a Normal user may do what the user's policies allow."""
 
     SUPER = "Super"
     NORMAL = "Normal"
 
 
 class UserStatus(Enum):
-    """The status of a user. With DISABLE every request of the user is refused, but the user's policies are
+    """The status of a user. If it is DISABLE, every request of the user is refused, but the user's policies are
     kept."""
 
     ENABLE = "enable"
@@ -65,7 +66,7 @@ class UserStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """One user, with the quotas of Bounds.
+    """A user of raymq, with a name, key, type, status and quotas (Bounds).
 
     `white_addresses` is a pattern (raymq.remoting.access.addresses) of addresses from which the user needs no
     signature, as for accounts of ACL 1.0. Blank, the default, matches no address.
@@ -83,7 +84,7 @@ class User:
 
     @property
     def is_super(self) -> bool:
-        """True if the user may do everything."""
+        """True if the user is a super user, who may do everything."""
         return self.type is UserType.SUPER
 
     @property
@@ -93,7 +94,7 @@ class User:
 
     @property
     def bounds(self) -> Bounds:
-        """The user's quotas."""
+        """The user's quotas for sending and consuming."""
         return Bounds(
             bytes_per_second=self.bytes_per_second,
             messages_per_second=self.messages_per_second,
@@ -107,7 +108,7 @@ class User:
         return bool(self.consume_bytes_per_second or self.consume_messages_per_second)
 
     def shown(self) -> dict[str, Any]:  # Any: a JSON object
-        """Return the user as a JSON object for commands to print, without the key."""
+        """Return the user as a JSON object for commands to print. The object does not contain the key."""
         return {
             "name": self.name,
             "type": self.type.value,
@@ -126,14 +127,15 @@ def make_user(
     white_addresses: str = "",
     **bounds: Unpack[Bounds],
 ) -> User:
-    """Create a user whose key is derived from `secret`. Raises InvalidArgumentError if the name, secret, quota or
-    pattern is not allowed."""
+    """Create a user whose key is derived from `secret`. Raises InvalidArgumentError if the name, the secret, a quota or
+    the address pattern is not allowed."""
     user = User(name, derive_key(name, secret), type, status, white_addresses=white_addresses, **bounds)
     return check_user(user)
 
 
 def check_user(user: User) -> User:
-    """Return `user` if its name, key, quotas and pattern are allowed. Raises InvalidArgumentError if not."""
+    """Return `user` if its name, key, quotas and address pattern are allowed. Raises InvalidArgumentError if
+    not."""
     check_user_name(user.name)
     check_bounds(user.bounds)
     if len(user.key) != KEY_BYTES:
@@ -143,7 +145,7 @@ def check_user(user: User) -> User:
 
 
 def check_bounds(bounds: Bounds) -> Bounds:
-    """Return `bounds` if they are allowed as quotas of a user. Raises InvalidArgumentError if not."""
+    """Return the quotas in `bounds` if they are allowed for a user. Raises InvalidArgumentError if not."""
     given: Mapping[str, object] = bounds
     for name, bound in given.items():
         if name not in BOUNDS:

@@ -33,8 +33,8 @@ _ENTRY_KEYS: Final = frozenset(("resource", "actions", "decision", "sources", "p
 
 
 def read_users_file(file: Path, state: AuthState) -> AuthState:
-    """Return `state` with the users and policies of `file` added. Raises ConfigError, which names the mistake in the
-    file, and never a secret."""
+    """Return `state` with the users and policies of `file` added. Raises ConfigError if the file has a mistake. The
+    error names the mistake, and never a secret."""
     try:
         content = yaml.safe_load(read_private(file.expanduser(), USERS_FILE_MAX_BYTES))
     except yaml.YAMLError as error:

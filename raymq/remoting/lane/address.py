@@ -1,9 +1,10 @@
-"""The address of a lane's server, and the server's TLS settings. A lane is a direct socket connection to a server's
+"""The address of a lane server, and the server's TLS settings. A lane is a direct socket connection to a server's
 process.
 
-Certificates are valid for weeks, and processes run longer. So each new lane checks whether the certificate files have
-changed (three calls of `stat`, some microseconds), and reads changed files again. Open lanes keep their certificate. If
-the files do not match, because someone is replacing them, the previous certificate stays in use.
+Certificates are valid for weeks, and processes run longer. So the process checks, for each new lane, whether the
+certificate files have changed (three calls of `stat`, some microseconds), and reads changed files again. Open lanes
+keep their certificate. If the files do not match each other, because someone is replacing them, the previous
+certificate stays in use.
 """
 
 from __future__ import annotations
@@ -23,20 +24,21 @@ from raymq.common.closing import in_forked_child
 logger = logging.getLogger(__name__)
 
 SAME_LINE_PAUSE_S: Final = 60.0
-"""Minimum pause in seconds between two log lines about the same refusal. Clients retry each second and would fill the
-log."""
+"""Minimum pause in seconds between two log lines about the same refused connection. Clients retry each second and would
+fill the log."""
 SAME_LINES_MAX: Final = 64
-"""Maximum number of different refusals that SeldomLines tracks. Further refusals are logged only after an older one has
+"""Maximum number of different warnings that are tracked. Further warnings are logged only after a tracked warning has
 expired."""
 NO_TLS: Final = frozenset({"wrong version number", "http request", "packet length too long", "record layer failure"})
-"""OpenSSL's error reasons if the peer sends bytes that are not TLS."""
+"""OpenSSL's error reasons which mean that the peer sends bytes that are not TLS."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneAddress:
-    """The address of a lane's server: the `name` of its abstract Unix socket, and the secret that opens a lane.
+    """The address of a lane server: the `name` of its abstract Unix socket, and the secret that a client needs to open
+    a lane.
 
-    Clients on other nodes connect to `host` and `port`, within TLS if `tls` is set. If `port` is 0, the server serves
+    Clients on other nodes connect to `host` and `port`, with TLS if `tls` is set. If `port` is 0, the server serves
     only its own node, and `own_node_only` contains the reason.
     """
 
@@ -49,14 +51,14 @@ class LaneAddress:
 
     @property
     def place(self) -> str:
-        """The address as log and error texts show it: host and port, or the name of the Unix socket on the server's
-        node."""
+        """The lane server's address for log and error texts: host and port, or the name of the Unix socket on the
+        server's node."""
         return f"{self.host}:{self.port}" if self.port else f"{self.name[1:]} on its own node"
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The PEM files of a certificate, of the certificate's key, and of the authority that signs the peers'
+    """The PEM files of a certificate, of the certificate's key, and of the authority (CA) that signs the peers'
     certificates."""
 
     certificate: str
@@ -64,12 +66,12 @@ class TlsFiles:
     authority: str
 
     def server_context(self) -> ssl.SSLContext:
-        """Build the TLS context of a server that requires client certificates. Raises OSError if a file cannot
-        be read."""
+        """Build the TLS context of a lane server. The server requires client certificates. Raises OSError if a file
+        cannot be read."""
         return self._prepare(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
 
     def client_context(self) -> ssl.SSLContext:
-        """Build the TLS context of a client, which accepts server certificates that the authority has signed.
+        """Build the TLS context of a client. It accepts server certificates that the authority has signed.
 
         Host names are not compared, because clients connect to IP addresses, as in Ray. Raises OSError if a file cannot
         be read.
@@ -86,18 +88,19 @@ class TlsFiles:
         return context
 
     def stamps(self) -> tuple[tuple[int, int, int], ...]:
-        """Return the inode, the size in bytes and the time of the last change in ns of each file. Raises OSError if a
-        file does not exist."""
+        """Return the inode, the size in bytes and the time of the last change in ns of each TLS file. Raises OSError if
+        a file does not exist."""
         found = [os.stat(path) for path in (self.certificate, self.key, self.authority)]
         return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in found)
 
 
 class TlsContext:
-    """The TLS context of one end of lanes, built from files that may be replaced at any time. Thread-safe."""
+    """The TLS context of the client's or server's end of lanes. It is built from files that may be replaced at any
+    time. Thread-safe."""
 
     def __init__(self, files: TlsFiles, make: Callable[[TlsFiles], ssl.SSLContext]) -> None:
-        """`make` is a method of TlsFiles that builds a context. Raises OSError, or its subclass ssl.SSLError, if the
-        files are unreadable or do not match."""
+        """`make` is a method of TlsFiles that builds a TLS context. Raises OSError, or its subclass ssl.SSLError, if
+        the files are unreadable or do not match each other."""
         self.files = files
         self._make = make
         self._lock = threading.Lock()
@@ -107,14 +110,15 @@ class TlsContext:
     def current(self) -> ssl.SSLContext:
         """Return the TLS context for a new connection, built from the current files.
 
-        If the files cannot be read or do not match, log that and return the previous context.
+        If the files cannot be read or do not match each other, logs a warning and returns the previous context.
         """
         with self._lock:
             try:
                 stamps = self.files.stamps()
                 if stamps != self._stamps:
                     self._context = self._make(self.files)
-                    # Taken before the files were read, so that a later change causes another read.
+                    # `stamps` was taken before the TLS files were read, so a change during the read causes another
+                    # read.
                     self._stamps = stamps
                     logger.info(
                         "lanes that are opened from now on use the new certificate in %s", self.files.certificate
@@ -131,13 +135,13 @@ class TlsContext:
 
 @lru_cache(maxsize=8)
 def client_tls(files: TlsFiles) -> TlsContext:
-    """Return the TLS context of this process's lanes to servers. Raises OSError like TlsContext; the next call tries
-    again."""
+    """Return the TLS context of this process's lanes to servers. Raises OSError if the files are unreadable or do not
+    match each other; the next call retries."""
     return TlsContext(files, TlsFiles.client_context)
 
 
 class SeldomLines:
-    """Logs repeated warnings at most once per key in SAME_LINE_PAUSE_S seconds. Thread-safe."""
+    """Logs warnings, but at most one in SAME_LINE_PAUSE_S seconds for each key. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -145,7 +149,7 @@ class SeldomLines:
         self._told_s: dict[tuple[str, ...], float] = {}
 
     def warn(self, key: tuple[str, ...], line: str) -> None:
-        """Log `line`, unless a line for `key` was logged recently, or too many keys are tracked."""
+        """Log the warning `line`, unless a warning for `key` was logged recently, or too many keys are tracked."""
         now_s = self._clock()
         with self._lock:
             told_s = self._told_s.get(key)
@@ -190,7 +194,7 @@ def refused_by_server(error: ssl.SSLError, peer: str, label: str, files: TlsFile
 
 
 def refused_by_client(error: ssl.SSLError, peer: str, files: TlsFiles) -> str:
-    """Return the error text of a client whose TLS handshake with the server at `peer` failed."""
+    """Return the error text for a client whose TLS handshake with the server at `peer` failed."""
     text = failure_text(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
@@ -206,8 +210,8 @@ def refused_by_client(error: ssl.SSLError, peer: str, files: TlsFiles) -> str:
 
 
 def rays_tls(environment: Mapping[str, str] = os.environ) -> TlsFiles | None:
-    """Return the TLS files that Ray itself uses, or None if RAY_USE_TLS is off. Raises KeyError if a file's variable is
-    not set."""
+    """Return the TLS files that Ray itself uses, or None if RAY_USE_TLS is off. Raises KeyError if RAY_USE_TLS is on,
+    but the environment variable of a file is not set."""
     if environment.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
         return None
     return TlsFiles(

@@ -50,17 +50,18 @@ QueueName = tuple[str, int]
 
 
 class ClientHandles:
-    """The queue handles of one client's connection. Beyond HANDLES_MAX, the least recently used handle is reused.
+    """The queue handles (numbers) of one client's connection. Beyond HANDLES_MAX, the least recently used handle is
+    reused.
 
-    An APPEND of up to HANDLES_MAX queues therefore reuses no handle that the same APPEND needs.
+    So an APPEND of up to HANDLES_MAX queues never reuses a handle that it needs itself.
     """
 
     def __init__(self) -> None:
         self._handles: dict[QueueName, int] = {}
 
     def get(self, topic: str, queue_id: int) -> tuple[int, bytes]:
-        """Return a queue's handle, and the payload of the OPEN that must be sent before the handle is used; the payload
-        is empty if no OPEN is needed."""
+        """Return a queue's handle (a number), and the payload of the OPEN frame that must be sent before the handle is
+        used. The payload is empty if no OPEN is needed."""
         name = topic, queue_id
         handle = self._handles.pop(name, None)
         if handle is not None:
@@ -75,23 +76,23 @@ class ClientHandles:
         return handle, _OPEN.pack(handle, queue_id) + topic.encode()
 
     def known(self, topic: str, queue_id: int) -> int | None:
-        """Return a queue's handle, or None if the queue has none. This call does not count as a use of the
-        handle."""
+        """Return a queue's handle, or None if the queue has none. This call does not count as a use of the handle, so
+        the handle may be reused earlier."""
         return self._handles.get((topic, queue_id))
 
     def forget(self) -> None:
-        """Forget all handles, because some of their OPEN frames were not sent."""
+        """Drop all queue handles, because some of their OPEN frames were not sent."""
         self._handles.clear()
 
 
 class ServerHandles:
-    """The server's map from a connection's handles to queues."""
+    """The server's map from the queue handles of one connection to queues."""
 
     def __init__(self) -> None:
         self._names: dict[int, QueueName] = {}
 
     def open(self, payload: Buffer) -> None:
-        """Register the handle of an OPEN frame. Raises ProtocolError if the payload is not an OPEN."""
+        """Register the queue handle of an OPEN frame. Raises ProtocolError if the payload is not an OPEN."""
         try:
             handle, queue_id = _OPEN.unpack_from(payload)
             topic = bytes(payload[_OPEN.size :]).decode()
@@ -102,7 +103,7 @@ class ServerHandles:
         self._names[handle] = topic, queue_id
 
     def get(self, handle: int) -> QueueName:
-        """Return the queue of a handle. Raises ProtocolError if the handle was not opened."""
+        """Return the queue that has this handle. Raises ProtocolError if the handle was not opened."""
         try:
             return self._names[handle]
         except KeyError:
@@ -110,8 +111,8 @@ class ServerHandles:
 
 
 def encode_append(batches: Sequence[EncodedBatch], handles: ClientHandles) -> tuple[list[bytes], list[Buffer]]:
-    """Encode up to HANDLES_MAX batches. Returns the payloads of the OPENs to send first, and the parts of the APPEND's
-    payload.
+    """Encode up to HANDLES_MAX batches. Returns the payloads of the OPEN frames to send first, and the parts of the
+    APPEND frame's payload.
 
     Raises MessageIllegalError if a frame cannot hold the batches, because they are too long or a number exceeds its
     field.
@@ -162,8 +163,8 @@ def _encode_batch(batch: EncodedBatch, handles: ClientHandles, opens: list[bytes
 
 
 def encode_one(record: LoneRecord, handle: int) -> tuple[list[bytes], int]:
-    """Encode an APPEND of one message, with the same bytes as `encode_append`. Returns the payload's parts and its size
-    in bytes."""
+    """Encode an APPEND frame with one message. The bytes equal the result of `encode_append`. Returns the payload's
+    parts and its size in bytes."""
     producer_id, stem = record.producer_id.encode(), record.stem.encode()
     flags, codes = _ONE, b""
     if record.wait_store_msg_ok:
@@ -177,10 +178,10 @@ def encode_one(record: LoneRecord, handle: int) -> tuple[list[bytes], int]:
 
 
 def decode_append(payload: memoryview, count: int, handles: ServerHandles) -> list[EncodedBatch]:
-    """Decode the batches of an APPEND. The batches' records are views of `payload`; everything else is copied.
+    """Decode the batches of an APPEND frame. The batches' records are views of `payload`; everything else is copied.
 
     Raises ProtocolError if a handle is not open, and InvalidArgumentError if the payload is not an APPEND. The store
-    checks that records and sizes agree.
+    later checks that records and sizes agree.
     """
     batches, at = [], 0
     if count == 1 and (one := _decode_one(payload, handles)) is not None:
@@ -224,7 +225,8 @@ def decode_append(payload: memoryview, count: int, handles: ServerHandles) -> li
 
 
 def _decode_one(payload: memoryview, handles: ServerHandles) -> EncodedBatch | None:
-    """Decode an APPEND of one message with a sequence, an id stem and no tag: the fast path for most single sends.
+    """Decode an APPEND frame of one message with a sequence, an id stem and no tag. This is the fast path for most
+    single sends.
 
     Returns None for any other APPEND, and for an invalid payload.
     """
@@ -249,7 +251,7 @@ def _decode_one(payload: memoryview, handles: ServerHandles) -> EncodedBatch | N
 
 
 def encode_results(results: Sequence[AppendResult]) -> list[bytes]:
-    """Encode the answer to an APPEND as a list of payload parts."""
+    """Encode the answer to an APPEND frame as a list of payload parts."""
     if len(results) == 1:
         [result] = results
         if not result.duplicate and result.physical_offsets is None and result.queue_offsets is None:
@@ -276,8 +278,8 @@ def encode_results(results: Sequence[AppendResult]) -> list[bytes]:
 
 
 def decode_result(payload: Buffer) -> AppendResult:
-    """Decode the answer to an APPEND of one batch, with the same result as `decode_results`. Faster if the result has
-    no flags."""
+    """Decode the answer to an APPEND frame of one batch. The result equals the result of `decode_results`. This
+    function is faster if the result has no flags."""
     if len(payload) == _RESULT.size:
         status, flags, _, queue_offset, physical_offset, store_ms = _RESULT.unpack(payload)
         if not flags and status < len(_STATUSES):
@@ -287,7 +289,8 @@ def decode_result(payload: Buffer) -> AppendResult:
 
 
 def decode_results(payload: Buffer, count: int) -> list[AppendResult]:
-    """Decode the results in an APPEND's answer. Raises ServiceNotAvailableError if the payload is invalid."""
+    """Decode the append results in the answer to an APPEND frame. Raises ServiceNotAvailableError if the payload is
+    invalid."""
     try:
         rows = [_RESULT.unpack_from(payload, index * _RESULT.size) for index in range(count)]
         results, at = [], count * _RESULT.size

@@ -10,15 +10,16 @@ KEPT_MAX_BYTES: Final = 32 << 20
 
 
 class FrameBuffers:
-    """A pool of unused buffers by size, which is a power of two. For one thread. The caller limits the number of
-    buffers in use."""
+    """A pool of unused buffers by size; each size is a power of two. Only one thread may use the pool. The caller
+    limits the number of buffers in use."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[memoryview]] = {}
         self.kept_bytes = 0
 
     def take(self, size: int) -> memoryview:
-        """Return a buffer of at least `size` bytes. The buffer may contain old bytes."""
+        """Return a buffer of at least `size` bytes from the pool. The buffer may contain bytes of its earlier
+        use."""
         rounded = max(LEAST_BYTES, 1 << (size - 1).bit_length())
         free = self._free.get(rounded)
         if free:

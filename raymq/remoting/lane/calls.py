@@ -1,5 +1,5 @@
-"""Control calls over a lane: a method name, msgpack arguments and a msgpack result. The method's annotations give the
-types.
+"""Control calls over a lane (direct socket connection). A call has a method name and msgpack arguments, and returns a
+msgpack result. The method's annotations give the types.
 
     payload   | length of the name 1 | name | msgpack of the list of arguments |
     answer    | msgpack of the result |
@@ -23,24 +23,24 @@ from raymq.remoting.lane.frames import Buffer
 
 Submit = Callable[[str, Callable[[], None], Callable[[RaymqError], None]], object]
 """A function that runs the call of a named method, now or later, in any thread. If the call is refused, the function
-passes the reason to its last argument or raises the reason."""
+passes the error to its last argument, or raises the error."""
 
 Guard = Callable[[LaneRequest, str, Sequence[Any]], None]
-"""A function that raises unless a request's user may call a method with the given arguments. It runs in the lane's
-thread and must not block."""
+"""A function that raises unless the user of a request may call a method with the given arguments. It runs in the lane
+server's thread and must not block."""
 
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
 def encode_call(method: str, arguments: Sequence[Any]) -> bytes:
-    """Encode the payload of a call. Raises TypeError if msgpack cannot encode an argument."""
+    """Encode a method call as the payload of a frame. Raises TypeError if msgpack cannot encode an argument."""
     name = method.encode()
     return bytes([len(name)]) + name + _encoder.encode(list(arguments))
 
 
 def decode_name(payload: memoryview) -> tuple[str, memoryview]:
-    """Return a call's method name and the rest of its payload. Raises InvalidArgumentError if the payload has no method
-    name."""
+    """Return the method name in a call's payload, and the rest of the payload. Raises InvalidArgumentError if the
+    payload has no method name."""
     end = 1 + payload[0] if len(payload) else 0
     if not 0 < end <= len(payload):
         raise InvalidArgumentError("a control call has no method")
@@ -48,20 +48,21 @@ def decode_name(payload: memoryview) -> tuple[str, memoryview]:
 
 
 def argument_types(method: Callable[..., Any], skip: int = 0) -> list[Any]:
-    """Return the annotated types of a method's arguments, without the first `skip` arguments."""
+    """Return the types of a method's arguments from its annotations, without the first `skip` arguments."""
     hints = get_type_hints(method)
     return [hints.get(name, Any) for name in list(signature(method).parameters)[skip:]]
 
 
 class ArgumentReader:
-    """Decodes the arguments of one method. Trailing arguments with defaults may be missing."""
+    """Decodes the arguments of calls of one method. Trailing arguments with defaults may be missing."""
 
     def __init__(self, method: Callable[..., Any], skip: int = 0) -> None:
-        """`skip`: the number of first arguments of the method that are not part of the payload."""
+        """`skip`: the number of the method's first arguments that are not in the payload."""
         self._types = argument_types(method, skip)
 
     def read(self, payload: Buffer) -> Sequence[Any]:
-        """Decode the arguments of a call. Raises InvalidArgumentError if the method does not accept them."""
+        """Decode the arguments in a call's payload. Raises InvalidArgumentError if the method does not accept
+        them."""
         raw = msgspec.msgpack.decode(payload, type=list[msgspec.Raw])
         if len(raw) > len(self._types):
             raise InvalidArgumentError(f"{len(raw)} arguments came for {len(self._types)}")
@@ -71,9 +72,9 @@ class ArgumentReader:
 class ControlCalls:
     """A handler for LaneServer that calls methods by name.
 
-    `submit` runs the `methods`, so the methods may block; their results are the answers. The lane's own thread calls
-    the methods in `at_once`, with the request as the first argument. The `at_once` methods must not block, and answer
-    the request themselves: `request.answer(encode_result(...))`.
+    `submit` runs the `methods`, so these methods may block; their results are sent as the answers. The lane server's
+    own thread calls the methods in `at_once`, with the request as the first argument. The `at_once` methods must not
+    block, and answer the request themselves: `request.answer(encode_result(...))`.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class ControlCalls:
         self._at_once = {name: (method, ArgumentReader(method, 1)) for name, method in (at_once or {}).items()}
 
     def __call__(self, request: LaneRequest) -> None:
-        """Decode a CALL request and run its method."""
+        """Decode a CALL request and run the method that it names."""
         name, payload = decode_name(request.payload)
         try:
             if name in self._at_once:
@@ -124,8 +125,8 @@ def encode_result(result: Any) -> bytes:
 
 
 def decode_result(payload: Buffer, kind: Any) -> Any:
-    """Decode the result in an answer as a value of type `kind`. Raises ServiceNotAvailableError if the payload does not
-    fit the type."""
+    """Decode the result in an answer's payload as a value of type `kind`. Raises ServiceNotAvailableError if the
+    payload does not fit the type."""
     try:
         return msgspec.msgpack.decode(payload, type=kind)
     except msgspec.DecodeError as error:

@@ -1,4 +1,5 @@
-"""The client's end of a lane. The thread that makes a call also writes the request and reads the answer.
+"""The client's end of a lane (direct socket connection). The thread that makes a call also writes the request and reads
+the answer.
 
 The socket blocks, and the kernel enforces the timeouts. So a call costs two system calls and no thread switch.
 """
@@ -30,20 +31,20 @@ from raymq.remoting.lane.frames import (
 from raymq.remoting.lane.handshake import TlsRefusedError
 
 OPEN_TIMEOUT_S: Final = 2.0
-"""Timeout in seconds for connecting and for the handshake."""
+"""Timeout in seconds for connecting to a lane server, including the handshake."""
 BACKLOG_PAUSE_S: Final = 0.01
 """Pause in seconds before the client connects again to a server whose backlog is full."""
 SMALL_ANSWER_BYTES: Final = 16 << 10
-"""Size in bytes of a lane's reused receive buffer. A longer answer gets a separate buffer."""
+"""Size in bytes of a lane's receive buffer, which is reused. A longer answer gets a separate buffer."""
 SEND_PARTS_MAX: Final = 512
-"""Maximum number of buffers in one system call that sends. The kernel accepts 1024."""
+"""Maximum number of buffers that one system call sends. The kernel accepts 1024."""
 _SOCKET_BUFFER_BYTES: Final = 4 << 20
 _TIMEVAL: Final = struct.Struct("ll")
 
 
 @dataclass(slots=True)
 class Answer:
-    """The answer to a request. `payload` is valid until the next call on the same lane."""
+    """The server's answer to a request over a lane. `payload` is valid until the next call on the same lane."""
 
     flags: int
     count: int
@@ -54,21 +55,23 @@ class Lane:
     """One client connection to a LaneServer. Only one thread at a time may use it."""
 
     def __init__(self, address: LaneAddress, *, remote: bool = False, timeout_s: float = OPEN_TIMEOUT_S) -> None:
-        """Connect, by TCP if the server is `remote`, and authenticate, with the user of this process if it has one.
+        """Connect to the lane server, over TCP if `remote`, and authenticate. If this process has a user, authenticate
+        as this user.
 
-        Raises OSError or EOFError if connecting fails. Raises LaneSecretError, which is an OSError, if one side lacks
-        the lane's secret. Raises LaneRefusedError if the server refuses this connection or this user.
+        Raises OSError or EOFError if connecting fails. Raises LaneSecretError, which is an OSError, if the client or
+        the server lacks the lane's secret. Raises LaneRefusedError if the server refuses this connection or this user.
         """
         self._checked = remote
         self._header_bytes = CHECKED_HEADER.size if remote else HEADER.size
         self._buffer = memoryview(bytearray(SMALL_ANSWER_BYTES))
         self._have = 0
-        """Number of bytes in the buffer that follow the last answer."""
+        """Number of received bytes in the buffer that follow the last returned answer."""
         self._correlation = 0
         self._timeouts_s = [-1.0, -1.0]
-        """The socket's timeouts for receiving and for sending, in seconds."""
+        """The socket's current timeouts for receiving and for sending, in seconds."""
         self._small_timeout_s = -1.0
-        """The timeout that `call_small` has set for receiving and sending; -1 if another call has changed it."""
+        """The socket timeout in seconds that `call_small` has set for receiving and sending; -1 if another call has
+        changed the timeout."""
         self.closed = False
         self._deadline_s = time.monotonic() + timeout_s
         self._is_tls = False
@@ -77,7 +80,7 @@ class Lane:
         close_in_child(self)
         try:
             self._shake_hands(address.secret)
-        # In TLS 1.3 the server can refuse the client after the client's handshake has succeeded.
+        # In TLS 1.3 the server can still refuse the client after the client's part of the handshake has succeeded.
         except ssl.SSLError as error:
             self.close()
             raise _tls_refused(error, address, rays_tls()) from error
@@ -125,10 +128,11 @@ class Lane:
         count: int = 0,
         before: bytes = b"",
     ) -> Answer:
-        """Send a request, whose payload is the joined `parts`, and return the request's answer. `before` as in `send`.
+        """Send a request, whose payload is the joined `parts`, and return the server's answer. `before`: frames to send
+        first, as in `send`.
 
-        Raises the server's error; RequestTimeoutError if no answer arrives in time; OSError or EOFError if the
-        connection broke. After the last three errors the lane is closed, and the call may have run.
+        Raises the server's error. Raises RequestTimeoutError if no answer arrives in time, and OSError or EOFError if
+        the connection broke. After one of these three errors, the lane is closed, and the call may have run.
         """
         deadline_s = time.monotonic() + timeout_s
         try:
@@ -139,10 +143,10 @@ class Lane:
             raise RequestTimeoutError(f"lane call {kind}", timeout_s) from None
 
     def call_small(self, kind: int, parts: Sequence[Buffer], size: int, timeout_s: float) -> Answer:
-        """Send one small request, with count 1 and a payload of `size` bytes, and return the request's answer.
+        """Send one small request, with count 1 and a payload of `size` bytes, and return the server's answer.
 
-        One system call writes the request and another one reads the answer. If the socket accepts or returns only a
-        part, the general code of `call` continues. Raises like `call`.
+        One system call writes the request and another reads the answer. If the socket accepts or returns only a part of
+        the bytes, the general code of `call` continues. Raises like `call`.
         """
         self._correlation += 1
         try:
@@ -153,7 +157,8 @@ class Lane:
             if sent != len(data):
                 self._send((memoryview(data)[sent:],), len(data) - sent, time.monotonic() + timeout_s)
             start = self._header_bytes
-            if not self._have:  # If bytes are buffered, they are answers to earlier requests.
+            # If bytes are buffered, they are answers to earlier requests, and the fast path cannot be used.
+            if not self._have:
                 self._have = have = self._stream.recv_into(self._buffer)
                 if not have:
                     raise EOFError("the server has closed the lane")
@@ -183,10 +188,11 @@ class Lane:
         count: int = 0,
         before: bytes = b"",
     ) -> None:
-        """Send a request. `receive` later returns the request's answer, and drops the answers of earlier requests.
+        """Send a request to the server. `receive` later returns the answer to it, and drops the answers to earlier
+        requests.
 
-        `before`: frames without an answer, which are sent ahead of the request. Raises BlockingIOError if the server
-        does not accept the bytes until `deadline_s`.
+        `before`: frames without an answer, which are sent before the request. Raises BlockingIOError if the server does
+        not accept the bytes before `deadline_s`.
         """
         self._correlation += 1
         size = sum(map(len, parts))
@@ -199,20 +205,20 @@ class Lane:
             raise
 
     def receive(self, deadline_s: float) -> Answer:
-        """Return the answer to the last request. Raises like `call`; BlockingIOError if the answer does not arrive
-        until `deadline_s`."""
+        """Return the server's answer to the last request. Raises like `call`. Raises BlockingIOError if the answer does
+        not arrive before `deadline_s`."""
         while True:
             answer = self.receive_one(deadline_s)
             if answer is not None:
                 return answer
 
     def receive_one(self, deadline_s: float) -> Answer | None:
-        """Receive the next answer, like `receive`. Returns None if the answer belongs to an earlier request than the
-        last one."""
+        """Receive the next answer, like `receive`. Returns None if the answer belongs to an earlier request, and not to
+        the last request."""
         return self._receive_answer(deadline_s, of_any=False)
 
     def receive_next(self, deadline_s: float) -> Answer:
-        """Return the next answer to any of the requests in flight. Raises like `receive`."""
+        """Return the next answer that arrives, to any of the requests in flight. Raises like `receive`."""
         answer = self._receive_answer(deadline_s, of_any=True)
         assert answer is not None
         return answer
@@ -230,11 +236,11 @@ class Lane:
         return Answer(flags, count, payload)
 
     def pack_unanswered(self, kind: int, payload: bytes) -> bytes:
-        """Build a frame that gets no answer, for the argument `before` of `send`."""
+        """Build a frame that the server does not answer. It is passed as the argument `before` of `send`."""
         return pack_header(len(payload), kind, 0, 0, 0, checked=self._checked) + payload
 
     def send_unanswered(self, kind: int, payload: bytes, deadline_s: float) -> None:
-        """Send a frame that gets no answer. Raises like `send`."""
+        """Send a frame that the server does not answer. Raises like `send`."""
         frame = self.pack_unanswered(kind, payload)
         try:
             self._send((frame,), len(frame), deadline_s)
@@ -243,7 +249,7 @@ class Lane:
             raise
 
     def fileno(self) -> int:
-        """Return the socket's file descriptor, which is readable if bytes have arrived."""
+        """Return the file descriptor of the lane's socket. The descriptor is readable if bytes have arrived."""
         return self._stream.fileno()
 
     @property
@@ -260,9 +266,9 @@ class Lane:
 
     def __del__(self) -> None:
         if not getattr(self, "closed", True) and hasattr(self, "_stream"):
-            self._stream.close()  # The lane was garbage-collected without `close`.
+            self._stream.close()  # The lane was garbage-collected, and the program did not call `close`.
 
-    # Receiving and sending bytes
+    # Receiving and sending frames
 
     def _receive_frame(self, deadline_s: float) -> tuple[int, int, int, int, int, memoryview]:
         """Receive one frame. The frame's payload is in the lane's buffer or, if it is large, in a separate
@@ -287,7 +293,7 @@ class Lane:
         return *fields, large
 
     def _fill(self, size: int, deadline_s: float) -> None:
-        """Receive until the buffer holds `size` bytes."""
+        """Receive bytes from the server until the lane's buffer holds `size` bytes."""
         while self._have < size:
             self._have += self._receive(self._buffer[self._have :], deadline_s)
 
@@ -330,20 +336,20 @@ class Lane:
             sent = self._stream.sendmsg(left[:SEND_PARTS_MAX])
 
     def _set_small_timeout(self, timeout_s: float) -> None:
-        """Limit each read and each write of a small call to `timeout_s`."""
+        """Set the socket's timeouts so that each read and each write of a small call takes at most `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
         self._set_timeout(0, socket.SO_RCVTIMEO, deadline_s)
         self._set_timeout(1, socket.SO_SNDTIMEO, deadline_s)
         self._small_timeout_s = timeout_s
 
     def _set_timeout(self, index: int, option: int, deadline_s: float) -> None:
-        """Set the timeout of the socket's next read or write. Raises BlockingIOError if the deadline has
-        passed."""
+        """Set the timeout of the socket's next read or write, so that it ends at the deadline. Raises BlockingIOError
+        if the deadline has passed."""
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             raise BlockingIOError
         if abs(left_s - self._timeouts_s[index]) <= left_s * 0.02:
-            return  # The socket's present timeout is within 2 %.
+            return  # The socket's present timeout differs by at most 2 %: keep it and save a system call.
         self._small_timeout_s = -1.0
         if self._is_tls:
             self._stream.settimeout(left_s)
@@ -354,11 +360,11 @@ class Lane:
 
 
 def open_anywhere(address: LaneAddress, timeout_s: float) -> Lane:
-    """Open a lane over the server's Unix socket if the socket is on this node, else over TCP. Raises like
-    `Lane`."""
+    """Open a lane (direct socket connection) over the server's Unix socket if this socket is on this node, else over
+    TCP. Raises like `Lane`."""
     try:
         return Lane(address, timeout_s=timeout_s)
-    except ConnectionRefusedError:  # No such socket on this node: the server is on another node, or has ended.
+    except ConnectionRefusedError:  # This node has no such socket: the server is on another node, or has ended.
         if not address.port:
             raise
         return Lane(address, remote=True, timeout_s=timeout_s)
@@ -371,7 +377,8 @@ def timeval(timeout_s: float) -> bytes:
 
 
 def _tls_refused(error: ssl.SSLError, address: LaneAddress, files: TlsFiles | None) -> OSError:
-    """Return the error to raise for a TLS error; `error` itself if the server merely disconnected."""
+    """Return the error to raise after a TLS error during the handshake. If the server merely disconnected, this is
+    `error` itself."""
     if files is None or isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
         return error
     return TlsRefusedError(refused_by_client(error, f"{address.host}:{address.port}", files))
@@ -386,7 +393,8 @@ def _connect_unix(address: LaneAddress, timeout_s: float) -> socket.socket:
             try:
                 stream.connect(address.name)
                 break
-            except BlockingIOError:  # If the backlog is full, a Unix socket reports that without blocking.
+            # If the server's backlog is full, connecting to a Unix socket raises this error without blocking.
+            except BlockingIOError:
                 if time.monotonic() + BACKLOG_PAUSE_S >= deadline_s:
                     raise
                 time.sleep(BACKLOG_PAUSE_S)

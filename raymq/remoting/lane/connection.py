@@ -1,9 +1,10 @@
-"""The server's end of one lane: receives bytes, passes frames to the handlers, and sends answers.
+"""The server's end of one lane (direct socket connection): receives bytes, passes frames to the handlers, and sends
+answers.
 
-A connection is used only by the thread that runs the loop's current turn. Small frames are received into a buffer that
+Only the thread that runs the event loop's current turn uses a connection. Small frames are received into a buffer that
 all connections share, so an idle connection has no buffer. A large frame gets a separate buffer when it gets its turn
-(turns.py). Nothing in this module blocks: if a connection's socket accepts no more bytes, the connection buffers its
-answers, and is not read until they are sent.
+(turns.py). Nothing in this module blocks. If a connection's socket accepts no more bytes, the connection buffers its
+answers. The server reads nothing from this connection until the answers are sent.
 """
 
 from __future__ import annotations
@@ -39,20 +40,23 @@ from raymq.remoting.lane.turns import Turn
 logger = logging.getLogger(__name__)
 
 SMALL_FRAME_BYTES: Final = 64 << 10
-"""Maximum payload in bytes that is received into the shared buffer."""
+"""Maximum payload, in bytes, of a frame that is received into the shared buffer."""
 SHARED_BUFFER_BYTES: Final = SMALL_FRAME_BYTES + CHECKED_HEADER.size
-"""Size in bytes of the buffer that all connections share."""
+"""Size in bytes of the receive buffer that all connections of a server share."""
 PIPELINE_MAX: Final = 8
 """Maximum number of unanswered requests of a connection. At this number the server stops reading from the
 connection."""
 LARGE_READS_MAX: Final = 16
-"""Maximum number of reads for one large frame in one turn of the loop, so that other connections are served."""
+"""Maximum number of reads for one large frame in one turn of the event loop. The limit lets other connections be
+served."""
 STALL_TIMEOUT_S: Final = 5.0
-"""Maximum time in seconds without progress, while a large frame arrives or while a client reads its answers."""
+"""Maximum time in seconds without progress while a large frame arrives, or while a client reads its answers. After this
+time the server closes the connection."""
 FRAME_TIMEOUT_S: Final = 30.0
-"""Maximum time in seconds for receiving a large frame, from the frame's turn to its last byte."""
+"""Maximum time in seconds for receiving a large frame, from the grant of the frame's turn to its last byte."""
 ANSWER_PARTS_MAX: Final = 64
-"""Maximum number of parts of an answer that are written without being joined into one buffer."""
+"""Maximum number of parts of an answer that are written separately. More parts are joined into one buffer
+first."""
 
 _READ: Final = select.EPOLLIN
 _WRITE: Final = select.EPOLLOUT
@@ -65,14 +69,15 @@ does not have the users yet."""
 
 
 class Context(Protocol):
-    """The state that a server's handlers keep for one connection."""
+    """Interface of the state that a server's handlers keep for one connection."""
 
     def close(self) -> None:
-        """Release the state when the connection ends."""
+        """Release the handlers' state of a connection, after the connection has ended."""
 
 
 class Host(Protocol):
-    """Interface of a connection's server: what its connections share, and its decisions about them."""
+    """Interface of the server as its connections use it: the data that all connections share, and the server's
+    decisions about a connection."""
 
     label: str
     address: LaneAddress
@@ -94,7 +99,8 @@ class Host(Protocol):
 
 
 class Stream(Protocol):
-    """Interface of a non-blocking socket. Both methods raise BlockingIOError instead of blocking."""
+    """Interface of a non-blocking socket, with methods to receive and to send. They raise BlockingIOError instead of
+    blocking."""
 
     def fileno(self) -> int: ...
     def recv_into(self, buffer: memoryview, /) -> int: ...
@@ -104,10 +110,11 @@ class Stream(Protocol):
 
 
 class TlsStream:
-    """A server's TLS socket as a Stream."""
+    """The TLS socket of a server's connection, with the interface Stream."""
 
     def __init__(self, plain: socket.socket, context: ssl.SSLContext, files: TlsFiles) -> None:
-        """`context` was built from `files`; log messages about a failed handshake name these files."""
+        """`context` is a TLS context that was built from `files`. Log messages about a failed handshake name these
+        files."""
         self._files, self._peer = files, str(plain.getpeername()[0])
         self._stream = context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
         self.fileno, self.close, self.pending = self._stream.fileno, self._stream.close, self._stream.pending
@@ -144,8 +151,8 @@ class TlsStream:
 class LaneRequest:
     """One request frame of a client. `payload` is valid only while the handler runs.
 
-    Any thread calls `answer` or `fail` once, during the handler or later; further calls are ignored. `context` is the
-    state that the server's handlers keep for the connection.
+    Any thread calls `answer` or `fail` once, while the handler runs or later; further calls are ignored. `context` is
+    the state that the server's handlers keep for the connection.
     """
 
     __slots__ = ("_connection", "_correlation", "count", "flags", "kind", "payload")
@@ -164,7 +171,8 @@ class LaneRequest:
 
     @property
     def user(self) -> str:
-        """The name of the lane's user; empty if the server has no users, and after the request is answered."""
+        """The name of the user who owns the lane. Empty if the server has no users, and after the request is
+        answered."""
         return "" if self._connection is None else self._connection.user
 
     @property
@@ -173,7 +181,7 @@ class LaneRequest:
         return "" if self._connection is None else self._connection.peer
 
     def answer(self, *parts: Buffer, flags: int = 0, count: int = 0) -> None:
-        """Send the request's answer. The caller must not change the parts afterwards."""
+        """Send the answer to the request. The caller must not change the `parts` afterwards."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
@@ -184,13 +192,13 @@ class LaneRequest:
             loop.call_now(lambda: connection.reply(self.kind, flags, count, self._correlation, parts))
 
     def fail(self, error: BaseException) -> None:
-        """Send an error as the answer. The client gets an error of raymq.common.errors unchanged, and any other error
-        as ServiceNotAvailableError."""
+        """Send an error as the answer to the request. The client receives an error of raymq.common.errors unchanged,
+        and any other error as ServiceNotAvailableError."""
         self.answer(encode_error(error), flags=FLAG_ERROR)
 
     def told(self, error: Exception, what: str) -> RaymqError:
-        """Return the error to pass to `fail` after `what` failed. An error that is not a RaymqError is a bug and is
-        logged."""
+        """Return the error to pass to `fail` after the operation `what` failed with `error`. An error that is not a
+        RaymqError is a bug and is logged."""
         connection = self._connection
         return ServiceNotAvailableError(f"{what} failed") if connection is None else connection.server.told(error, what)
 
@@ -206,47 +214,50 @@ class LaneRequest:
 
 
 class Connection:
-    """The server's end of one client connection, from the handshake until it closes."""
+    """The server's end of one client connection. The object exists from the handshake until the connection
+    closes."""
 
     def __init__(self, server: Host, stream: Stream, *, checked: bool, peer: str = "") -> None:
-        """`checked`: frame headers have a CRC. `peer`: the client's IP address, empty if the client is on this
-        node."""
+        """`checked`: true if the frame headers of this connection have a CRC. `peer`: the client's IP address, empty if
+        the client is on this node."""
         self.server, self.peer = server, peer
         self._stream, self._checked = stream, checked
         self._header_bytes = CHECKED_HEADER.size if checked else HEADER.size
         self._scratch = server.scratch[: self._header_bytes + SMALL_FRAME_BYTES]
         self.context: Any = None
         self.user = ""
-        """The name of the lane's user; empty if the server has no users."""
+        """The name of the user who owns the lane; empty if the server has no users."""
         self.is_open = False
-        """True once the client is authenticated."""
+        """True after the client has been authenticated."""
         self.is_closed = False
         self._tls = stream if isinstance(stream, TlsStream) else None
         self._read: Callable[[], None] = self._read_handshake if self._tls is None else self._read_tls_handshake
         self._hello = handshake.make_hello()
         self._rest = b""
-        """The received beginning of the next frame, or of the handshake."""
+        """The received bytes of an incomplete frame, or of the incomplete handshake."""
         self._large: memoryview | None = None
         """The buffer of the large frame that is being received."""
         self._large_fields: Fields = (0, 0, 0, 0, 0)
         self._filled = 0
-        """Number of received bytes of the large frame; for a refused frame, number of discarded bytes."""
+        """Number of received bytes of the large frame. For a refused large frame: number of discarded bytes."""
         self._moved_s = 0.0
-        """The time, in seconds, of the last progress of the large frame or of the buffered answers."""
+        """Time, in seconds, at which bytes of the large frame were last received, or bytes of the buffered answers were
+        last sent."""
         self._began_s = 0.0
         """The time, in seconds, at which the large frame got its turn."""
         self._is_checked = False
         """True while a timer runs that checks the progress of the large frame or of the buffered answers."""
         self._refusal: BaseException | None = None
         self._is_waiting = False
-        """True while a large frame waits for its turn, or a completely received one waits for the handler."""
+        """True while a large frame waits for its turn, and while a completely received large frame waits for the
+        handler."""
         self._requests = 0
-        """The number of unanswered requests."""
+        """Number of requests of this connection that are not yet answered."""
         self._out: deque[memoryview] = deque()
         self._events = 0
 
     def start(self) -> None:
-        """Send the hello and wait for the client's reply."""
+        """Send the server's hello to the client, and wait for the client's reply."""
         self._events = _READ
         self.server.loop.watch(self._stream.fileno(), _READ, self._on_events)
         if self._tls is None:
@@ -269,7 +280,7 @@ class Connection:
         if self.context is not None:
             self.context.close()
 
-    # Reading
+    # Reading requests from the client
 
     def _on_events(self, events: int) -> None:
         try:
@@ -292,8 +303,8 @@ class Connection:
             self.close()
 
     def _receive(self, buffer: memoryview) -> int:
-        """Receive bytes and return their number; 0 if none are available. Raises EOFError if the client has closed the
-        connection."""
+        """Receive bytes into `buffer` and return their number; 0 if none are available. Raises EOFError if the client
+        has closed the connection."""
         try:
             count = self._stream.recv_into(buffer)
         except BlockingIOError:
@@ -303,7 +314,8 @@ class Connection:
         return count
 
     def _read_decrypted(self) -> None:
-        """Schedule another read if TLS holds decrypted bytes, because epoll does not report them."""
+        """Schedule another read if the TLS layer holds decrypted bytes, because epoll does not report these
+        bytes."""
         if self._tls is not None and not self.is_closed and not self._is_paused and self._tls.pending():
             self.server.loop.call_soon(lambda: None if self.is_closed else self._on_events(_READ))
 
@@ -342,8 +354,8 @@ class Connection:
         self._read = self._read_frames
 
     def _judge_user(self) -> HandshakeStatus:
-        """Check the user who asks for the lane, and store the name. Returns the status for the handshake; OPEN if the
-        server has no users."""
+        """Check the user who requests the lane, and store the user's name. Returns the status for the handshake; OPEN
+        if the server has no users."""
         if self.server.users is None:
             return HandshakeStatus.OPEN
         self.user = handshake.user_of(self._rest)
@@ -364,7 +376,7 @@ class Connection:
         self._send((answer,), len(answer))
 
     def _read_frames(self) -> None:
-        # The shared buffer holds a whole small frame, or the beginning of a large frame.
+        # The shared buffer holds a whole small frame, or the first bytes of a large frame.
         scratch, have = self.server.scratch, len(self._rest)
         if have:
             scratch[:have] = self._rest
@@ -407,10 +419,11 @@ class Connection:
         except Exception as error:
             request.fail(self.server.told(error, f"a frame of kind {kind}"))
 
-    # Large frames
+    # Receiving large frames
 
     def _begin_large(self, fields: Fields, first: memoryview) -> None:
-        """Start to receive a large frame, or refuse it. `first`: the frame's bytes received so far."""
+        """Start to receive a large frame, or refuse it. `first`: the bytes of the frame that are already
+        received."""
         self._large_fields, self._rest, size = fields, bytes(first), fields[0]
         if size > self.server.frame_max_bytes:
             most = self.server.frame_max_bytes
@@ -426,7 +439,7 @@ class Connection:
             self.refuse_turn()
 
     def begin_turn(self) -> None:
-        """Start to receive the waiting large frame, which has got its turn."""
+        """Start to receive the large frame that waited for its turn. The server has granted the turn."""
         size = self._large_fields[0]
         self._large = self.server.buffers.take(size)
         self._filled = len(self._rest)
@@ -438,7 +451,8 @@ class Connection:
         self._watch()
 
     def refuse_turn(self) -> None:
-        """Refuse the waiting large frame and discard its bytes, because its turn would come too late."""
+        """Refuse the large frame that waits for its turn, and discard its bytes, because it would wait too
+        long."""
         wait_s = round(self.server.turn_wait_s(), 3)
         self._is_waiting = False
         self._refuse(
@@ -470,10 +484,10 @@ class Connection:
             self._take_large()
 
     def _take_large(self) -> None:
-        """Pass the large frame to its handler, and return its buffer to the pool."""
+        """Pass the large frame to its handler, and return the frame's buffer to the pool."""
         buffer = self._large
         if buffer is None:
-            return  # The connection was closed in the meantime.
+            return  # The connection was closed before its large frame was handled.
         self._large = None
         try:
             self._dispatch(self._large_fields, buffer[: self._large_fields[0]])
@@ -487,8 +501,8 @@ class Connection:
             self._watch()
 
     def _read_rest(self, free: Callable[[], memoryview]) -> bool:
-        """Receive the available bytes of the large frame into the memory that `free` returns for the frame's missing
-        bytes.
+        """Receive the available bytes of the large frame. `free` returns the memory for the bytes that are still
+        missing.
 
         Returns True if the frame is complete.
         """
@@ -511,10 +525,10 @@ class Connection:
         _, kind, _, _, correlation = self._large_fields
         self.reply(kind, FLAG_ERROR, 0, correlation, (encode_error(error),))
 
-    # Sending answers
+    # Sending answers to the client
 
     def reply(self, kind: int, flags: int, count: int, correlation: int, parts: Sequence[Buffer]) -> None:
-        """Send one request's answer."""
+        """Send the answer to one request."""
         if self.is_closed:
             return
         try:
@@ -537,14 +551,14 @@ class Connection:
         self.finish_request()
 
     def finish_request(self) -> None:
-        """Count down the unanswered requests, after a request was answered or dropped."""
+        """Decrement the number of unanswered requests, after a request was answered or dropped."""
         was_paused = self._requests >= PIPELINE_MAX
         self._requests -= 1
         if was_paused and not self.is_closed:
             self._go_on()
 
     def _send_one(self, data: bytes) -> None:
-        """Send an answer of one part. The socket usually accepts all its bytes at once."""
+        """Send an answer that has only one part. The socket usually accepts all its bytes at once."""
         sent = 0
         if not self._out:
             try:
@@ -556,7 +570,8 @@ class Connection:
         self._keep((data,), len(data), sent)
 
     def _send(self, parts: Sequence[Buffer], size: int) -> None:
-        """Write `size` bytes, and buffer the bytes that the socket does not accept now."""
+        """Write an answer of `size` bytes to the socket, and buffer the bytes that the socket does not accept
+        now."""
         sent = 0
         if not self._out:
             try:
@@ -568,7 +583,8 @@ class Connection:
         self._keep(parts, size, sent)
 
     def _keep(self, parts: Sequence[Buffer], size: int, sent: int) -> None:
-        """Buffer an answer, without its first `sent` bytes, until the socket accepts more."""
+        """Buffer the bytes of an answer that were not sent, until the socket accepts them. The first `sent` bytes were
+        sent."""
         if not self._out:
             self._note_move()
         self.server.unsent_bytes += size - sent
@@ -597,7 +613,7 @@ class Connection:
                 self._out.popleft()
         self._go_on()
 
-    # Events to wait for
+    # The events for which the loop watches this connection
 
     @property
     def _is_paused(self) -> bool:
@@ -613,7 +629,8 @@ class Connection:
             self.server.loop.change(self._stream.fileno(), events)
 
     def _go_on(self) -> None:
-        """Resume reading after a pause. The bytes received before the pause are handled first."""
+        """Resume reading from the connection after a pause. Bytes that were received before the pause are handled
+        first."""
         self._watch()
         if self._rest and self.is_open and not self._is_paused and self._read == self._read_frames:
             self.server.loop.call_soon(self._take_rest)
@@ -629,8 +646,8 @@ class Connection:
             self.close()
 
     def _note_move(self) -> None:
-        """Record progress, and start the timer that closes the connection if its large frame or its answers make no
-        progress."""
+        """Store the time of progress, and start the timer. The timer closes the connection if its large frame or its
+        answers make no progress."""
         self._moved_s = time.monotonic()
         if not self._is_checked:
             self._is_checked = True

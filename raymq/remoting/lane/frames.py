@@ -1,4 +1,5 @@
-"""Frame headers, and the encoding of errors in frames."""
+"""Headers of lane frames, and the encoding of errors in frames. A lane is a direct socket connection to a
+server."""
 
 from __future__ import annotations
 
@@ -46,11 +47,13 @@ Fields = tuple[int, int, int, int, int]
 
 
 class ProtocolError(OSError):
-    """Raised if the peer sent bytes that are not a frame, or an unexpected frame. The lane must be closed."""
+    """Raised if the peer of a lane sent bytes that are not a frame, or sent an unexpected frame. The lane must be
+    closed."""
 
 
 def pack_header(length: int, kind: int, flags: int, count: int, correlation: int, *, checked: bool) -> bytes:
-    """Encode a frame header, with a CRC if `checked`. Raises struct.error if a number does not fit its field."""
+    """Encode a frame header, with a CRC if `checked`. Raises struct.error if a number does not fit into its
+    field."""
     header = HEADER.pack(length, kind, flags, count, correlation)
     return header + _CRC.pack(crc32(header)) if checked else header
 
@@ -73,11 +76,12 @@ _ERRORS: Final[Mapping[str, type[RaymqError]]] = {
 
 
 def encode_error(error: BaseException) -> bytes:
-    """Encode an error as the payload of an answer."""
+    """Encode an error as the payload of an answer frame."""
     name = type(error).__name__
     try:
         return msgspec.msgpack.encode((name, error.args, str(error)))
-    except (TypeError, OverflowError, ValueError):  # msgpack cannot encode an argument of the error.
+    # msgpack cannot encode an argument of the error; send only the error's text.
+    except (TypeError, OverflowError, ValueError):
         return msgspec.msgpack.encode((name, None, str(error)))
 
 

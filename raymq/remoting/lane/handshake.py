@@ -1,7 +1,9 @@
-"""The handshake of a lane: each side proves that it has the lane's secret, without sending the secret. Uses no sockets.
+"""The handshake of a lane (direct socket connection): client and server each prove that they have the lane's secret,
+without sending it. Uses no sockets.
 
-The package's docstring describes the bytes. Each HMAC covers both sides' random parts, so a recorded handshake cannot
-be replayed. The HMACs of the two sides begin with different words, so neither side's proof can be reflected.
+The package's docstring describes the bytes. Each HMAC covers the random bytes of both sides, so a recorded handshake
+cannot be replayed. The HMACs of client and server begin with different words, so neither proof can be sent back to its
+sender as a proof.
 
 A client that acts as a user also signs with the user's key; the lane then belongs to the user. A server without users
 ignores the user's signature.
@@ -33,7 +35,7 @@ VERDICT_BYTES: Final = 1 + _PROOF_BYTES
 
 
 class HandshakeStatus(IntEnum):
-    """The server's verdict for a client that requests a lane."""
+    """The server's decision about a client that requests a lane: accept it, or refuse it for a reason."""
 
     OPEN = 1
     FULL = 2
@@ -51,14 +53,14 @@ class LaneSecretError(ProtocolError):
 
 
 class TlsRefusedError(ConnectionRefusedError):
-    """Raised if one end of a lane refuses the other end's certificate, or if only one end uses TLS.
+    """Raised if the client or the server of a lane refuses the other's certificate, or if only one of them uses TLS.
 
-    The text names the certificate that must be replaced.
+    The error text names the certificate that must be replaced.
     """
 
 
 def make_hello(version: int = VERSION) -> bytes:
-    """Build the hello, the first message that each side of a handshake sends."""
+    """Build the hello: the first message that client and server send in a handshake."""
     return _HEAD.pack(_MAGIC, version, 0) + secrets.token_bytes(_RANDOM_BYTES)
 
 
@@ -75,7 +77,7 @@ def _proof(secret: bytes, word: bytes, server_hello: bytes, client_part: bytes) 
 
 
 def make_reply(secret: bytes, server_hello: bytes, identity: Identity | None = None) -> bytes:
-    """Build the client's reply to the server's hello, in the name of a user if `identity` is given.
+    """Build the client's reply to the server's hello. If `identity` is given, the reply is signed as this user.
 
     Raises LaneRefusedError if the server uses another version, or if the user's name is longer than
     USER_NAME_MAX_BYTES. Raises ProtocolError if the hello is not from a lane server.
@@ -101,8 +103,8 @@ def check_reply(secret: bytes, server_hello: bytes, reply: bytes) -> bool:
 
 
 def user_of(reply: bytes) -> str:
-    """Return the user's name in a client's reply; empty if there is no user. Raises ProtocolError if the name cannot be
-    decoded."""
+    """Return the user's name in a client's handshake reply; empty if the reply has no user. Raises ProtocolError if the
+    name cannot be decoded."""
     length = reply[HELLO_BYTES]
     try:
         return reply[HELLO_BYTES + 1 : HELLO_BYTES + 1 + length].decode()
@@ -117,7 +119,7 @@ def check_user(key: bytes, server_hello: bytes, reply: bytes) -> bool:
 
 
 def make_verdict(secret: bytes, server_hello: bytes, reply: bytes, verdict: HandshakeStatus) -> bytes:
-    """Build the server's verdict, the last message of the handshake."""
+    """Build the server's last message of the handshake: its verdict, which opens or refuses the lane."""
     word = b"server" + bytes([verdict])
     return bytes([verdict]) + _proof(secret, word, server_hello, reply[:HELLO_BYTES])
 

@@ -35,10 +35,11 @@ _COPIED: Final = struct.Struct("<qqq")
 
 
 class ReadLog(NamedTuple):
-    """The payload of a READ_LOG or ACK_LOG. Offsets are physical; everything before `acked_offset` is on the follower's
-    disk.
+    """The payload of a READ_LOG or ACK_LOG frame. Offsets are physical. The follower has everything before
+    `acked_offset` on its disk.
 
-    The master answers a READ_LOG once the log has `min_bytes` more, or after `wait_s`, with about `max_bytes`.
+    The master answers a READ_LOG when the log has `min_bytes` more bytes, or after `wait_s` seconds. The answer has
+    about `max_bytes` of the log.
     """
 
     follower: int
@@ -53,8 +54,8 @@ class ReadLog(NamedTuple):
 
 
 class ChunkHead(NamedTuple):
-    """The head of a log chunk, before the log's bytes. `entry`: the epoch of the chunk's records and the epoch's first
-    offset, or None.
+    """The head of a log chunk, before the log's bytes. `entry`: (epoch of the chunk's records, first offset of this
+    epoch), or None if the records have no epoch.
 
     `hole`: the damaged range (hole) of the master's log to which the chunk's bytes belong; None for intact records.
     """
@@ -67,7 +68,8 @@ class ChunkHead(NamedTuple):
 
 
 def encode_read_log(request: ReadLog) -> bytes:
-    """Encode a READ_LOG or an ACK_LOG. Raises InvalidArgumentError if a number does not fit its field."""
+    """Encode a READ_LOG or an ACK_LOG frame. Raises InvalidArgumentError if a number does not fit into its
+    field."""
     store_id = request.store_id.encode()
     try:
         head = _READ.pack(
@@ -87,7 +89,7 @@ def encode_read_log(request: ReadLog) -> bytes:
 
 
 def decode_read_log(payload: memoryview) -> ReadLog:
-    """Decode a READ_LOG or an ACK_LOG. Raises InvalidArgumentError for any other payload."""
+    """Decode a READ_LOG or an ACK_LOG frame. Raises InvalidArgumentError for any other payload."""
     try:
         follower, learner, length, epoch, next_offset, acked, least, most, wait_s = _READ.unpack_from(payload)
         store_id = bytes(payload[_READ.size :]).decode()
@@ -99,15 +101,15 @@ def decode_read_log(payload: memoryview) -> ReadLog:
 
 
 def encode_chunk_head(head: ChunkHead) -> bytes:
-    """Encode the head of a READ_LOG's answer. The log's bytes follow the head."""
+    """Encode the head of a log chunk, which is the answer to a READ_LOG. The log's bytes follow the head."""
     hole = b"" if head.hole is None else _encode_hole(head.hole)
     offsets = head.physical_offset, head.confirm_offset, head.end_offset
     return _CHUNK.pack(*offsets, *(head.entry or (0, 0)), len(hole)) + hole
 
 
 def decode_chunk(payload: memoryview) -> tuple[ChunkHead, memoryview]:
-    """Decode a READ_LOG's answer into its head and a view of the log's bytes. Raises ServiceNotAvailableError if the
-    payload is invalid."""
+    """Decode a log chunk, the answer to a READ_LOG, into its head and a view of the log's bytes. Raises
+    ServiceNotAvailableError if the payload is invalid."""
     try:
         physical_offset, confirm, end, epoch, start, hole_size = _CHUNK.unpack_from(payload)
         data_at = _CHUNK.size + hole_size
@@ -128,12 +130,12 @@ def _decode_hole(text: memoryview) -> HoleCopy:
 
 
 def encode_append_log(epoch: int) -> bytes:
-    """Encode the beginning of an APPEND_LOG. The answer to a READ_LOG follows it unchanged."""
+    """Encode the first bytes of an APPEND_LOG frame. The answer to a READ_LOG follows them unchanged."""
     return _EPOCH.pack(epoch)
 
 
 def decode_append_log(payload: memoryview) -> tuple[int, ChunkHead, memoryview]:
-    """Decode an APPEND_LOG into its epoch, the chunk's head, and a view of the chunk's bytes. Raises
+    """Decode an APPEND_LOG frame into its epoch, the log chunk's head, and a view of the chunk's bytes. Raises
     InvalidArgumentError if the payload is invalid."""
     try:
         [epoch] = _EPOCH.unpack_from(payload)
@@ -144,7 +146,7 @@ def decode_append_log(payload: memoryview) -> tuple[int, ChunkHead, memoryview]:
 
 
 def encode_copied(next_offset: int, acked_offset: int, copied_bytes: int) -> bytes:
-    """Encode the answer to an APPEND_LOG."""
+    """Encode a slave's answer to an APPEND_LOG: next offset, acked offset, copied bytes."""
     return _COPIED.pack(next_offset, acked_offset, copied_bytes)
 
 

@@ -1,4 +1,4 @@
-"""An event loop: one thread that waits with epoll for sockets, for calls from other threads, and for timers."""
+"""An event loop: one thread that uses epoll to wait for sockets, for calls from other threads, and for timers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ EVENTS_MAX: Final = 512
 STOP_TIMEOUT_S: Final = 5.0
 """Maximum time in seconds that `Loop.stop` waits for the loop's thread to end."""
 CANCELLED_MAX: Final = 1000
-"""Maximum number of cancelled calls that stay in the list of timers, unless they are less than half of the
-list."""
+"""Number of cancelled timers that always may stay in the list of timers. If more are cancelled, and they are more than
+half of the list, they are removed."""
 
 
 class Timer:
-    """A scheduled call, which `Loop.cancel` can cancel."""
+    """A call that is scheduled for a time. `Loop.cancel` can cancel it."""
 
     __slots__ = ("callback",)
 
@@ -36,9 +36,9 @@ class Timer:
 class Loop:
     """An event loop that waits for events and runs callbacks in one thread.
 
-    Any thread may call `call_soon`, `call_now` and `stop`. Only the loop's thread calls the other methods, unless the
-    thread has not started. A turn first serves each ready socket once, then runs the queued calls, then one step of
-    `background`, then the timers that are due. So no call waits for more than one step of `background`.
+    Any thread may call `call_soon`, `call_now` and `stop`. Only the loop's thread calls the other methods; before the
+    thread starts, any thread may call them. A turn first serves each ready socket once. Then it runs the queued calls,
+    one step of `background`, and the timers that are due. So no call waits for more than one step of `background`.
     """
 
     def __init__(self, name: str) -> None:
@@ -53,22 +53,24 @@ class Loop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = count()
         self._cancelled = 0
-        """Number of cancelled calls that are still in the list of timers."""
+        """Number of cancelled timers that are still in the list of timers."""
         self.background: deque[Callable[[], None]] = deque()
         self._stopping = False
         self._turn = threading.Lock()
-        """Held during a turn, but not during the wait for events. Only the loop's thread blocks on this lock, and that
-        thread holds no other lock."""
+        """Held during a turn of the event loop, but not during the wait for events. Only the loop's thread blocks on
+        this lock, and that thread then holds no other lock."""
         self._thread_id = 0
-        """The id of the thread that runs the current turn: the loop's thread, or a thread in `call_now`."""
+        """The id of the thread that runs the current turn of the event loop. This is the loop's thread, or another
+        thread in `call_now`."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the event loop's thread."""
         self._thread.start()
 
     def stop(self, last: Callable[[], None]) -> None:
-        """End the thread after its current turn and a last call of `last`, and wait for the end. Idempotent.
+        """End the event loop's thread, and wait for its end. The thread finishes its current turn and then calls
+        `last`. Idempotent.
 
         If the loop's own thread calls `stop`, the call does not wait.
         """
@@ -88,16 +90,16 @@ class Loop:
         return threading.get_ident() == self._thread_id
 
     def watch(self, descriptor: int, events: int, callback: Callable[[int], None]) -> None:
-        """Call `callback(events)` whenever a descriptor is ready."""
+        """Call `callback(events)` whenever the file descriptor `descriptor` is ready."""
         self._epoll.register(descriptor, events)
         self._callbacks[descriptor] = callback
 
     def change(self, descriptor: int, events: int) -> None:
-        """Change the events for which the loop watches a descriptor."""
+        """Change the events for which the loop watches a file descriptor."""
         self._epoll.modify(descriptor, events)
 
     def forget(self, descriptor: int) -> None:
-        """Stop watching a descriptor."""
+        """Stop watching a file descriptor."""
         if self._callbacks.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
 
@@ -108,8 +110,8 @@ class Loop:
             self._wake_up()
 
     def call_now(self, callback: Callable[[], None]) -> None:
-        """Run a short callback in the calling thread if the loop's thread is waiting, which saves a wake-up; otherwise
-        `call_soon`.
+        """Run a short callback in the calling thread if the loop's thread is waiting, which saves a wake-up. Otherwise
+        queue the callback with `call_soon`.
 
         Any thread may call this method. The callback must not need a lock that the caller holds.
         """
@@ -173,7 +175,8 @@ class Loop:
                     if callback is not None:
                         try:
                             callback(events)
-                        # A bug. The thread must survive it, because otherwise no client would be served.
+                        # A bug in the callback. The loop's thread must survive it, because otherwise no client would be
+                        # served.
                         except Exception:
                             logger.exception("a call in the thread of a lane failed")
                 if self._soon:
@@ -204,13 +207,13 @@ class Loop:
         self._is_woken = False
 
     def _call_those_soon(self) -> None:
-        """Run the queued calls. If a call queues another call, the other call runs in the next turn."""
+        """Run the queued calls. If a queued call queues a new call, the new call runs in the next turn."""
         for _ in range(len(self._soon)):
             self._call(self._soon.popleft())
 
     def _call_those_due(self) -> None:
-        """Run the timers that are due. If a timer schedules another call, the other call runs in the next turn, even if
-        it is already due."""
+        """Run the timers that are due. If a timer schedules a new call, the new call runs in the next turn, even if it
+        is already due."""
         now_s, due = time.monotonic(), []
         while self._timers and self._timers[0][0] <= now_s:
             due.append(heapq.heappop(self._timers)[2])
@@ -224,6 +227,6 @@ class Loop:
     def _call(self, callback: Callable[[], None]) -> None:
         try:
             callback()
-        # A bug in the callback. The thread must survive it, because otherwise no client would be served.
+        # A bug in the callback. The loop's thread must survive it, because otherwise no client would be served.
         except Exception:
             logger.exception("a call in the thread of a lane failed")

@@ -53,7 +53,7 @@ QueueName = tuple[str, int]
 
 
 class Fetch(NamedTuple):
-    """The decoded payload of a FETCH."""
+    """The decoded payload of a FETCH frame."""
 
     requests: list[FetchRequest]
     max_bytes: int
@@ -62,7 +62,8 @@ class Fetch(NamedTuple):
 
 
 def _topics(names: Iterable[str]) -> tuple[dict[str, int], list[bytes]]:
-    """Number the topics of a frame. Returns each topic's number, and the topics as the frame encodes them."""
+    """Assign a number to each topic of a frame. Returns each topic's number, and the topics as the frame
+    encodes them."""
     numbers: dict[str, int] = {}
     for name in names:
         numbers.setdefault(name, len(numbers))
@@ -74,7 +75,8 @@ def _topics(names: Iterable[str]) -> tuple[dict[str, int], list[bytes]]:
 
 
 def _read_topics(payload: memoryview, at: int, count: int) -> tuple[list[str], int]:
-    """Decode `count` topics from offset `at` on. Returns the topics and the offset after them."""
+    """Decode `count` topics of a frame's payload from offset `at` on. Returns the topics and the offset after
+    them."""
     topics = []
     for _ in range(count):
         [length] = _LENGTH.unpack_from(payload, at)
@@ -91,7 +93,7 @@ def _fitting(reads: ReadsInPlace) -> ReadsInPlace:
 def encode_fetch(
     requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, reads: ReadsInPlace = NO_READS
 ) -> bytes:
-    """Encode the payload of a FETCH. Raises InvalidArgumentError if a number does not fit its field."""
+    """Encode the payload of a FETCH frame. Raises InvalidArgumentError if a number does not fit into its field."""
     numbers, parts = _topics([request.topic for request in requests])
     codes: list[bytes] = []
     expressions: dict[str, int] = {}
@@ -120,7 +122,7 @@ def encode_fetch(
 
 
 def decode_fetch(payload: memoryview, count: int) -> Fetch:
-    """Decode a FETCH of `count` requests. Raises InvalidArgumentError if the payload is not a FETCH."""
+    """Decode a FETCH frame of `count` requests. Raises InvalidArgumentError if the payload is not a FETCH."""
     try:
         max_bytes, wait_s, found, messages, topic_count = _FETCH.unpack_from(payload)
         topics, at = _read_topics(payload, _FETCH.size, topic_count)
@@ -145,8 +147,8 @@ def decode_fetch(payload: memoryview, count: int) -> Fetch:
 
 
 def _read_expressions(payload: memoryview, at: int, count: int) -> tuple[list[str | None], int]:
-    """Decode the filter expressions of a FETCH. Returns the expressions by number, with None as number 0, and the
-    offset after them."""
+    """Decode the filter expressions of a FETCH frame. Returns a list in which expression i has index i, with None at
+    index 0, and the payload offset after the expressions."""
     expressions: list[str | None] = [None]
     while len(expressions) <= count:
         [length] = _TEXT_LENGTH.unpack_from(payload, at)
@@ -157,7 +159,7 @@ def _read_expressions(payload: memoryview, at: int, count: int) -> tuple[list[st
 
 
 def encode_fetched(results: Sequence[FetchResult]) -> list[Buffer]:
-    """Encode the answer to a FETCH as a list of payload parts."""
+    """Encode the answer to a FETCH frame as a list of payload parts."""
     names = [result.pull_from.encode() for result in results]
     heads = [
         _RESULT.pack(
@@ -175,7 +177,7 @@ def encode_fetched(results: Sequence[FetchResult]) -> list[Buffer]:
 
 
 def decode_fetched(payload: memoryview, count: int) -> list[FetchResult]:
-    """Decode the results in a FETCH's answer, with copies of their records. Raises ServiceNotAvailableError if the
+    """Decode the results in the answer to a FETCH, with copies of their records. Raises ServiceNotAvailableError if the
     payload is invalid."""
     try:
         rows = list(_RESULT.iter_unpack(payload[: count * _RESULT.size]))
@@ -197,8 +199,8 @@ def decode_fetched(payload: memoryview, count: int) -> list[FetchResult]:
 
 
 def encode_queues(queues: Sequence[QueueName]) -> bytes:
-    """Encode the part of a WAIT that names the queues, by topic and queue id. Raises InvalidArgumentError if a queue id
-    does not fit its field."""
+    """Encode the part of a WAIT frame that contains the queues, by topic and queue id. Raises InvalidArgumentError if a
+    queue id does not fit into its field."""
     numbers, parts = _topics([topic for topic, _ in queues])
     try:
         parts.insert(0, _TOPICS.pack(len(numbers)))
@@ -209,9 +211,10 @@ def encode_queues(queues: Sequence[QueueName]) -> bytes:
 
 
 def encode_wait(queues: bytes, offsets: Sequence[int], wait_s: float, reads: ReadsInPlace = NO_READS) -> bytes:
-    """Encode the payload of a WAIT for queues, which `encode_queues` has encoded, each with its offset.
+    """Encode the payload of a WAIT frame. `queues` is the result of `encode_queues`, and `offsets` has the offset of
+    each queue.
 
-    Raises InvalidArgumentError if a number does not fit its field.
+    Raises InvalidArgumentError if a number does not fit into its field.
     """
     try:
         return _WAIT.pack(wait_s, *_fitting(reads)) + queues + struct.pack(f"<{len(offsets)}q", *offsets)
@@ -220,7 +223,8 @@ def encode_wait(queues: bytes, offsets: Sequence[int], wait_s: float, reads: Rea
 
 
 def decode_queues(part: bytes, count: int) -> list[QueueName]:
-    """Decode the part of a WAIT that names `count` queues. Raises InvalidArgumentError if the part is invalid."""
+    """Decode the part of a WAIT frame that contains `count` queues. Raises InvalidArgumentError if the part is
+    invalid."""
     try:
         [topic_count] = _TOPICS.unpack_from(part)
         topics, at = _read_topics(memoryview(part), _TOPICS.size, topic_count)
@@ -233,8 +237,8 @@ def decode_queues(part: bytes, count: int) -> list[QueueName]:
 
 
 def decode_wait(payload: memoryview, count: int) -> tuple[bytes, tuple[int, ...], float, ReadsInPlace]:
-    """Decode a WAIT: the part that names its queues (for `decode_queues`), the queues' offsets, the longest wait in s,
-    and the client's reads in place.
+    """Decode a WAIT frame. Returns the part that contains its queues (for `decode_queues`), the queues' offsets and the
+    maximum wait in s. Also returns the counts of the client's direct reads from mapped files.
 
     Raises InvalidArgumentError if the payload is not a WAIT.
     """
@@ -249,14 +253,15 @@ def decode_wait(payload: memoryview, count: int) -> tuple[bytes, tuple[int, ...]
 
 
 def encode_ends(ends: Sequence[QueueEnds]) -> bytes:
-    """Encode the payload of a WAIT's answer."""
+    """Encode the first and end offsets of queues as the answer to a WAIT frame."""
     names = [one.pull_from.encode() if one.pull_from else b"" for one in ends]
     heads = [_ENDS.pack(one.min_offset, one.max_offset, len(name)) for one, name in zip(ends, names, strict=True)]
     return b"".join(heads + names)
 
 
 def decode_ends(payload: memoryview, count: int) -> list[QueueEnds]:
-    """Decode the queues' ends in a WAIT's answer. Raises ServiceNotAvailableError if the payload is invalid."""
+    """Decode the first and end offsets of queues in the answer to a WAIT frame. Raises ServiceNotAvailableError if the
+    payload is invalid."""
     try:
         at, ends = count * _ENDS.size, []
         for first, end, length in _ENDS.iter_unpack(payload[:at]):

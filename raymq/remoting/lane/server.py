@@ -1,9 +1,10 @@
-"""The server of lanes: one thread for all connections, and the limits that protect the server.
+"""The server of lanes (direct socket connections): one thread for all connections, and the limits that protect the
+server.
 
 Every process of the machine can connect to an abstract socket. The server accepts only processes of its own user and of
-root, who could read the server's memory anyway. Handshakes have a deadline, and the socket and the TCP port have
-separate limits of handshakes. So idle connections cannot block a client with the secret. Load on the port, which every
-machine of the network can reach, does not affect the socket.
+root, who could read the server's memory anyway. Handshakes have a deadline. The Unix socket and the TCP port have
+separate limits of concurrent handshakes. So idle connections cannot block a client that has the secret. Every machine
+of the network can reach the port, but load on the port does not affect the Unix socket.
 """
 
 from __future__ import annotations
@@ -40,18 +41,19 @@ from raymq.remoting.lane.turns import LargeFrames, Turn
 logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 4096
-"""Maximum number of authenticated connections of a server."""
+"""Maximum number of authenticated connections of a lane server."""
 HANDSHAKES_MAX: Final = 512
-"""Maximum number of unauthenticated connections of a listener. Each takes a file descriptor and TLS buffers."""
+"""Maximum number of unauthenticated connections of a listening socket. Each connection takes a file descriptor and TLS
+buffers."""
 HANDSHAKE_TIMEOUT_S: Final = 2.0
 """Maximum time of a handshake in seconds, after which the connection is closed."""
 HANDSHAKE_GRACE_S: Final = 0.05
-"""Maximum time of a handshake in seconds while HANDSHAKES_MAX are running. A handshake takes about a
+"""Maximum time of a handshake in seconds while HANDSHAKES_MAX handshakes are running. A handshake usually takes about a
 millisecond."""
 ACCEPT_PAUSE_S: Final = 0.1
-"""Pause in seconds after no connection could be accepted, because no file descriptor was free."""
+"""Pause in seconds after the server could not accept a connection, because no file descriptor was free."""
 ACCEPTS_MAX: Final = 16
-"""Maximum number of connections that are accepted in one turn of the loop."""
+"""Maximum number of connections that the server accepts in one turn of the event loop."""
 BACKLOG: Final = 4096
 """Maximum number of connections that wait to be accepted; the kernel may allow fewer (net.core.somaxconn)."""
 DESCRIPTORS_MAX: Final = 65_536
@@ -59,22 +61,23 @@ DESCRIPTORS_MAX: Final = 65_536
 FRAME_MAX_BYTES: Final = 64 << 20
 """Maximum payload of a frame in bytes, unless a server sets another limit."""
 LARGE_FRAMES_BYTES: Final = 64 << 20
-"""Maximum number of bytes of all large frames that are being received at the same time."""
+"""Maximum total size, in bytes, of the large frames that are being received at the same time."""
 LONGEST_TURN_WAIT_S: Final = 1.0
-"""Maximum wait in seconds of a large frame for its turn. The server refuses a frame that would wait longer."""
+"""Maximum time in seconds that a large frame waits for its turn. The server refuses a frame that would wait
+longer."""
 
 Handler = Callable[[LaneRequest], None]
 
 
 class _Door:
-    """A listening socket of a server, with the connections whose handshake is running."""
+    """A listening socket of a lane server, with the connections whose handshake is running."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.listener = listener
         self.handshakes: dict[Connection, float] = {}
         """The connections whose handshake is running, with the start times in seconds, oldest first."""
         self.timer: Timer | None = None
-        """The timer that closes the connection with the oldest handshake."""
+        """The timer that closes the connection with the oldest handshake when the handshake's time is over."""
         self.is_accepting = True
         self.is_failing = False
 
@@ -84,17 +87,18 @@ class _Door:
 
     @property
     def patience_s(self) -> float:
-        """The maximum time of a handshake in seconds, which is short while the listener has HANDSHAKES_MAX
-        handshakes."""
+        """The maximum time of a handshake in seconds. It is short while HANDSHAKES_MAX handshakes of this listening
+        socket are running."""
         return HANDSHAKE_GRACE_S if self.is_full else HANDSHAKE_TIMEOUT_S
 
 
 class LaneServer:
-    """Serves the frames of all lanes of one process. The server's one thread calls the `handlers`, which must not
-    block.
+    """Serves the frames of all lanes of one process. The server has one thread, which calls the `handlers`; they must
+    not block.
 
-    A handler raises to refuse a frame, or answers the frame, immediately or later (LaneRequest). `contexts` makes the
-    handlers' state for each connection. Large frames of `bulk_kinds` are handled one at a time, after all other work.
+    A handler raises to refuse a frame, or answers the frame, immediately or later (LaneRequest). `contexts` creates the
+    handlers' state for each connection. Large frames of the kinds `bulk_kinds` are handled one at a time, after all
+    other work.
     """
 
     def __init__(
@@ -109,23 +113,23 @@ class LaneServer:
         tls: TlsFiles | None = None,
         users: Users | None = None,
     ) -> None:
-        """`label` is part of the Unix socket's name. With `host`, an IP address of this node, the server also listens
-        on TCP at that address.
+        """`label` is part of the Unix socket's name. If `host` is given, an IP address of this node, the server also
+        listens on TCP at that address.
 
-        With `tls`, TCP connections use TLS; each new connection gets the certificate that the files hold at that
-        moment. With `users`, only a client that signs as one of the users gets a lane. Raises OSError if the server
-        cannot listen.
+        If `tls` is given, TCP connections use TLS; each new connection gets the certificate that is in the files at
+        that moment. If `users` is given, only a client that signs as one of the users gets a lane. Raises OSError if
+        the server cannot listen.
         """
         self.users = users
         self.label, self.bulk_kinds = label, bulk_kinds
         self.handlers: Mapping[int, Handler] = dict(handlers)
         self.frame_max_bytes = frame_max_bytes
         self.scratch = memoryview(bytearray(SHARED_BUFFER_BYTES))
-        """The buffer into which all connections receive small frames."""
+        """The shared buffer into which all connections receive small frames."""
         self.buffers = FrameBuffers()
         self.turns: LargeFrames[Connection] = LargeFrames(LARGE_FRAMES_BYTES, longest_wait_s=LONGEST_TURN_WAIT_S)
         self.unsent_bytes = 0
-        """Number of bytes of answers that the sockets have not accepted yet."""
+        """Number of bytes of buffered answers, which the clients' sockets have not accepted yet."""
         self.loop = Loop(f"lane-{label}")
         self._contexts = contexts
         self._connections: set[Connection] = set()
@@ -142,9 +146,10 @@ class LaneServer:
         self.loop.start()
 
     def open_to_nodes(self, host: str, tls: Callable[[], TlsFiles | None] = rays_tls) -> LaneAddress:
-        """Listen at `host` for clients on other nodes, unless the server already does, and return the server's address.
+        """Listen at `host` for clients on other nodes, unless the server already listens there. Returns the server's
+        address.
 
-        If that fails, the server keeps serving its own node, the address contains the reason, and the next call
+        If listening fails, the server keeps serving its own node, the address contains the reason, and the next call
         retries. Any thread may call this method.
         """
         with self._listening:
@@ -173,17 +178,17 @@ class LaneServer:
         return door.listener
 
     def close(self) -> None:
-        """Stop accepting, close every connection, and end the thread. Idempotent."""
+        """Stop accepting connections, close every connection, and end the server's thread. Idempotent."""
         self.loop.stop(self._close_all)
 
     @property
     def connections(self) -> int:
-        """The number of authenticated connections."""
+        """Number of authenticated connections of this server."""
         return len(self._connections)
 
     def told(self, error: Exception, what: str) -> RaymqError:
-        """Return the error for a client whose call `what` failed. An error that is not a RaymqError is a bug and is
-        logged."""
+        """Return the error to send to a client whose call `what` failed with `error`. An error that is not a RaymqError
+        is a bug and is logged."""
         if isinstance(error, RaymqError):
             return error
         logger.error("%s failed in %s", what, self.label, exc_info=error)
@@ -197,7 +202,7 @@ class LaneServer:
             self.loop.forget(door.listener.fileno())
             door.listener.close()
 
-    # Accepting
+    # Accepting connections
 
     def _accept(self, door: _Door, _events: int) -> None:
         for _ in range(ACCEPTS_MAX):
@@ -267,8 +272,8 @@ class LaneServer:
         self._look_after_handshakes(door)
 
     def admit(self, connection: Connection) -> bool:
-        """Register a connection whose client has the lane's secret. Returns False if the server has too many
-        connections."""
+        """Register a connection whose client has the lane's secret. Returns False if the server already has
+        CONNECTIONS_MAX connections."""
         if len(self._connections) >= CONNECTIONS_MAX:
             return False
         connection.context = self._contexts()
@@ -277,7 +282,8 @@ class LaneServer:
         return True
 
     def note_closed(self, connection: Connection) -> None:
-        """Forget a closed connection and its large frame, and start large frames that waited for it."""
+        """Remove a closed connection and its large frame. Start receiving the large frames that waited for this frame's
+        end."""
         self._connections.discard(connection)
         self._end_handshake(connection)
         self._let_in(self.turns.leave(connection, time.monotonic()))
@@ -287,18 +293,18 @@ class LaneServer:
             if door.handshakes.pop(connection, None) is not None and not door.is_failing:
                 self._set_accepting(door, True)
 
-    # The turns of large frames
+    # The turns in which large frames are received
 
     def ask_turn(self, connection: Connection, size: int) -> Turn:
-        """Request a turn for a connection's large frame of `size` bytes. Returns whether it may be received
-        now."""
+        """Request a turn to receive a connection's large frame of `size` bytes. Returns whether the turn is granted,
+        must be waited for, or is refused."""
         turn = self.turns.ask(connection, size, time.monotonic())
         if turn is Turn.WAITING:
             self._look_after_turns()
         return turn
 
     def turn_wait_s(self) -> float:
-        """Return the expected wait, in seconds, of a new large frame for its turn."""
+        """Return the expected time, in seconds, that a new large frame would wait for its turn."""
         return self.turns.wait_s()
 
     def finish_turn(self, connection: Connection) -> None:

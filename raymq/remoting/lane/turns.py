@@ -7,8 +7,8 @@ bytes of all separate buffers are limited. A connection requests a turn before t
     WAITING   leave it in the socket; connections are served in the order of their requests
     REFUSED   the wait would be long: the server sends the client the expected wait, after which the client retries
 
-The expected wait is computed from the bytes ahead, and from the recent speed of finished frames. A frame larger than
-the limit is granted if no other frame is being received.
+The expected wait is computed from the number of bytes that wait before the frame, and from the recent speed of finished
+frames. A frame larger than the limit is granted if no other frame is being received.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from enum import Enum
 from typing import Final, Generic, TypeVar
 
 FIRST_SPEED: Final = 256e6
-"""Assumed speed of large frames in bytes/s, until the first frame is finished."""
+"""Assumed receive speed of large frames in bytes/s, until the first large frame is finished."""
 SLOWEST_SPEED: Final = 1e6
 _WEIGHT: Final = 0.2
-"""Weight of the newest frame in the moving average of the speed."""
+"""Weight of the newest large frame in the moving average of the receive speed."""
 
 OwnerT = TypeVar("OwnerT", bound=Hashable)
 
 
 class Turn(Enum):
-    """The answer to a connection's request to send a large frame."""
+    """The server's answer to a connection that requests a turn to send a large frame."""
 
     GRANTED = "granted"
     WAITING = "waiting"
@@ -40,16 +40,17 @@ class Turn(Enum):
 class _Frame:
     size: int
     since_s: float
-    """The time of the grant; while the frame waits, the time of the request."""
+    """The time, in seconds, at which the large frame's turn was granted. While the frame waits, the time at which the
+    turn was requested."""
 
 
 class LargeFrames(Generic[OwnerT]):
-    """The large frames of one server that are being received or wait for their turn, at most one per owner. For one
-    thread."""
+    """The large frames of one server that are being received or wait for their turn. Each owner (connection) has at
+    most one. Only one thread may use this object."""
 
     def __init__(self, limit_bytes: int, *, longest_wait_s: float) -> None:
-        """`limit_bytes`: limit of all frames that are being received. `longest_wait_s`: limit of the wait for a
-        turn."""
+        """`limit_bytes`: maximum total size of the frames that are being received. `longest_wait_s`: maximum wait of a
+        frame for its turn."""
         self._limit_bytes, self._longest_wait_s = limit_bytes, longest_wait_s
         self._granted: dict[OwnerT, _Frame] = {}
         self._waiting: OrderedDict[OwnerT, _Frame] = OrderedDict()
@@ -61,12 +62,13 @@ class LargeFrames(Generic[OwnerT]):
         return len(self._granted) + len(self._waiting)
 
     def wait_s(self) -> float:
-        """Return the expected wait, in seconds, of a new large frame for its turn."""
+        """Return the expected time, in seconds, that a new large frame would wait for its turn."""
         ahead = self.granted_bytes + self.waiting_bytes
         return ahead / max(self._speed, SLOWEST_SPEED)
 
     def ask(self, owner: OwnerT, size: int, now_s: float) -> Turn:
-        """Request a turn for a large frame of `size` bytes. `owner` must not have another frame."""
+        """Request a turn for a large frame of `size` bytes of the connection `owner`. The owner must not have another
+        large frame."""
         if not self._waiting and self._fits(size):
             self._grant(owner, size, now_s)
             return Turn.GRANTED
@@ -77,8 +79,8 @@ class LargeFrames(Generic[OwnerT]):
         return Turn.WAITING
 
     def finish(self, owner: OwnerT, now_s: float) -> list[OwnerT]:
-        """End the turn of `owner`, whose frame was handled. Returns the waiting owners that may send now, in
-        order."""
+        """End the turn of the connection `owner`, whose large frame was handled. Returns the waiting owners that may
+        send now, in order."""
         frame = self._granted.get(owner)
         if frame is not None:
             took_s = max(now_s - max(self._finished_s, frame.since_s), 1e-6)
@@ -87,7 +89,7 @@ class LargeFrames(Generic[OwnerT]):
         return self.leave(owner, now_s)
 
     def leave(self, owner: OwnerT, now_s: float) -> list[OwnerT]:
-        """Remove `owner`, whose connection is closed, and its frame. Returns the waiting owners that may send now, in
+        """Remove the closed connection `owner` and its large frame. Returns the waiting owners that may send now, in
         order."""
         granted = self._granted.pop(owner, None)
         if granted is not None:
@@ -107,14 +109,16 @@ class LargeFrames(Generic[OwnerT]):
         return next_owners
 
     def take_overdue(self, now_s: float) -> list[OwnerT]:
-        """Remove and return the owners that have waited too long. The caller refuses their frames."""
+        """Remove and return the connections (owners) whose large frames have waited too long. The caller refuses these
+        frames."""
         overdue = [owner for owner, frame in self._waiting.items() if now_s - frame.since_s > self._longest_wait_s]
         for owner in overdue:
             self.waiting_bytes -= self._waiting.pop(owner).size
         return overdue
 
     def next_overdue_s(self) -> float | None:
-        """Return the time at which `take_overdue` must be called next; None if no owner waits."""
+        """Return the time, in seconds, at which `take_overdue` must be called next; None if no connection waits for a
+        turn."""
         first = next(iter(self._waiting.values()), None)
         return None if first is None else first.since_s + self._longest_wait_s
 

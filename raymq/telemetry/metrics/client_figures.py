@@ -3,15 +3,15 @@
     producers, consumers, listeners ──► CLIENT_FIGURES: histograms, totals ──► Reporter, every 10 s
                                           sources of gauges: called at each report
 
-Each process has one ClientFigures, not one per client, because a series of Ray belongs to a process: two clients that
+A process has one ClientFigures object for all its clients. Ray keeps one time series per process, so two clients that
 report the same histogram would overwrite each other. A batch or a call is counted once, with its number of messages, so
-no code runs per message. Threads that wake often enough anyway (for heartbeats, or for a listener's reports) call
-`report_if_due`; no thread is started for reports.
+no code runs per message. No thread is started for reports. Threads that wake often anyway (for heartbeats, or for a
+listener's reports) call `report_if_due`.
 
 ClientFigures counts until a broker's answer to a heartbeat switches the cluster's metrics off. After that, each call
-only costs one comparison. Nothing survives the process: its gauges disappear from Ray's agent within 20 s, and a
+only costs one comparison. Metrics end with the process: its gauges disappear from Ray's agent within 20 s, and a
 process that connects to another Ray cluster starts at 0. A consumer reports a topic without messages only once, and
-again after a change, because repeated reports of thousands of idle topics and groups would keep the agent busy.
+again after a change. Repeated reports of thousands of idle topics and groups would keep the agent busy.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ PROCESS_TIME: Final = "raymq_process_time_milliseconds"
 PROCESS_BOUNDS_MS: Final = INSTRUMENTS[PROCESS_TIME].bounds
 
 SERIES_MAX: Final = 4096
-"""Maximum number of series of each kind in a process. Further topics and groups are counted under "(other)"."""
+"""Maximum number of time series of each kind in a process. Further topics and groups are counted under
+"(other)"."""
 EARLY_S: Final = 1.0
-"""Seconds by which a report may be early. A caller that wakes every REPORT_INTERVAL_S would otherwise miss the time and
-report one interval late."""
+"""Seconds by which a report may be too early. Without this tolerance, a thread that wakes every REPORT_INTERVAL_S could
+wake just too early, and report one interval late."""
 
 logger = logging.getLogger(__name__)
 
 
 class ClientMetrics(Struct, frozen=True):
-    """The options of a cluster's metrics, which a broker sends to its clients."""
+    """The metrics options of a cluster, which a broker sends to its clients."""
 
     cluster: str
     enable: bool = True
@@ -55,7 +56,7 @@ class ClientMetrics(Struct, frozen=True):
 
 
 class ConsumerFigures(NamedTuple):
-    """Metrics of a group's consumer, for one queue or summed over several queues of a topic.
+    """Metrics of a consumer in a group, for one queue or summed over several queues of a topic.
 
     `inflight`: number of messages that are fetched and not committed. `ready`: number of messages that are visible and
     not fetched. `queueing_ms`: the age of the first ready message, 0 if no message is ready. `cached` and
@@ -71,7 +72,7 @@ class ConsumerFigures(NamedTuple):
     cached_bytes: int = 0
 
     def plus(self, other: ConsumerFigures) -> ConsumerFigures:
-        """Return the sum of both metrics; `queueing_ms` is the greater of both ages."""
+        """Return the sum of two consumers' metrics. `queueing_ms` is the greater of the two ages."""
         return ConsumerFigures(
             self.topic,
             self.group,
@@ -84,8 +85,8 @@ class ConsumerFigures(NamedTuple):
 
 
 Source = Callable[[], Iterable[ConsumerFigures]]
-"""A function that returns the current gauges of a consumer. The reporting thread calls the function at each report. The
-function may call storage actors, for a few seconds at most."""
+"""A function that returns the current gauge metrics of a consumer. The reporting thread calls the function at each
+report. The function may call storage actors, for a few seconds at most."""
 
 
 def _worker() -> str:
@@ -116,22 +117,23 @@ class ClientFigures:
         self._lock = threading.Lock()
         """Guards the tables of histograms, bytes and sources. A thread that holds the lock never blocks."""
         self._histograms: dict[tuple[str, ...], Histogram] = {}
-        """Histograms by instrument name and label values. The labels are in the instrument's order."""
+        """Histograms by metric name and label values. The label values are in the order of the metric's labels."""
         self._out_bytes: dict[tuple[str, str], int] = {}
-        """Number of bytes that a group has fetched from a topic, by topic and group."""
+        """Total number of bytes that each group has fetched from each topic; the key is (topic, group)."""
         self._unreadable: dict[tuple[str, str], int] = {}
-        """Number of a topic's messages that a group could not read, by topic and group."""
+        """Total number of messages that each group could not read in each topic; the key is (topic, group)."""
         self._sources: dict[int, Source] = {}
         self._reporting = threading.Lock()
-        """The reporting thread holds this lock, so that only one thread reports at a time. The lock guards the fields
-        below."""
+        """The reporting thread holds this lock, so that only one thread reports at a time. The lock guards the
+        reporter, the time of the next report, and the set of idle topics."""
         self._reporter: tuple[str, ClientMetrics, Reporter] | None = None
         self._next_s = clock()
         self._told_idle: set[tuple[str, str]] = set()
-        """Pairs of topic and group that were idle in the last report."""
+        """Pairs of (topic, group) that were idle in the last report and are not reported again."""
 
     def identify(self, role: str, name: str) -> None:
-        """Also report the metric `raymq_up` for this process. Called if the process is an actor of raymq."""
+        """Also report the metric `raymq_up` for this process. The method is called if the process is an actor
+        of raymq."""
         self._up = role, name
 
     @property
@@ -140,32 +142,33 @@ class ClientFigures:
         return self._options
 
     def told(self, options: ClientMetrics) -> None:
-        """Store the cluster's metrics options, which a broker's answer contains."""
+        """Store the cluster's metrics options from a broker's answer."""
         self.enabled, self._options = options.enable, options
 
     def add(self, owner: object, source: Source) -> None:
-        """Register `source`, which returns the gauges of the consumer `owner` at each report, until
-        `remove(owner)`."""
+        """Register `source`, a function that returns the gauges of the consumer `owner`. It is called at each report,
+        until `remove(owner)`."""
         with self._lock:
             self._sources[id(owner)] = source
 
     def remove(self, owner: object) -> None:
-        """Stop reporting the gauges of the consumer `owner`, so that they disappear. Does nothing if the consumer is
-        unknown."""
+        """Stop reporting the gauges of the consumer `owner`, so that they disappear from Ray's metrics. Does nothing if
+        the consumer is unknown."""
         with self._lock:
             self._sources.pop(id(owner), None)
 
     # Methods that count messages and calls
 
     def sent(self, topic: str, cost_ms: float, count: int, *, ok: bool) -> None:
-        """Count `count` messages whose send succeeded or failed `cost_ms` after the send of the first message."""
+        """Count `count` messages that a producer sent to a topic, as succeeded or failed. `cost_ms`: the time from the
+        send of the first message to the outcome."""
         if self.enabled:
             self._observe((SEND_COST, topic, "success" if ok else "failure"), cost_ms, count)
 
     def delivered(self, topic: str, group: str, stored_ms: int, count: int, size_bytes: int) -> None:
         """Count `count` messages with a total of `size_bytes` that a consumer has received. `stored_ms`: the time at
-        which the first message was stored, in ms since 1970 by the store's clock. All messages count as stored at this
-        time."""
+        which the first message was stored, in ms since 1970 by the store's clock. All of the messages are counted with
+        this store time."""
         if self.enabled:
             self._observe((DELIVERY_LATENCY, topic, group), max(0.0, time.time() * 1000 - stored_ms), count)
             self._add(self._out_bytes, topic, group, size_bytes)
@@ -183,12 +186,13 @@ class ClientFigures:
             totals[place] = totals.get(place, 0) + count
 
     def awaited(self, topic: str, group: str, wait_ms: float, count: int) -> None:
-        """Count `count` messages that are passed to a listener `wait_ms` after the first of them was fetched."""
+        """Count `count` messages that are passed to a listener. `wait_ms`: the time since the first of these messages
+        was fetched."""
         if self.enabled:
             self._observe((AWAIT_TIME, topic, group), wait_ms, count)
 
     def processed(self, topic: str, group: str, took_ms: float, count: int, *, ok: bool) -> None:
-        """Count `count` calls of a listener. Each call took about `took_ms`."""
+        """Count `count` calls of a listener that took about `took_ms` each."""
         if self.enabled:
             self._observe((PROCESS_TIME, topic, group, "success" if ok else "failure"), took_ms, count)
 
@@ -199,18 +203,19 @@ class ClientFigures:
         histogram.add(value, count)
 
     def _new_histogram(self, key: tuple[str, ...]) -> Histogram:
-        """Create the histogram of a new key. If SERIES_MAX histograms exist, return the histogram that all further keys
-        share."""
+        """Create the histogram for a new combination of instrument and labels. If SERIES_MAX histograms exist, return
+        the histogram that all further combinations share."""
         with self._lock:
             if key not in self._histograms and len(self._histograms) >= SERIES_MAX:
                 name, _, *rest = key
                 key = (name, OTHER, *rest) if name == SEND_COST else (name, OTHER, OTHER, *rest[1:])
             return self._histograms.setdefault(key, Histogram(key[0]))
 
-    # Methods that report to Ray
+    # Methods that report metrics to Ray
 
     def report_if_due(self) -> None:
-        """Report all metrics if the last report is about REPORT_INTERVAL_S old and no other thread is reporting.
+        """Report all client metrics to Ray if the last report is about REPORT_INTERVAL_S old and no other thread is
+        reporting.
 
         Does nothing if the process is not connected to Ray, or has no answer from a broker yet. Never raises.
         """
@@ -224,14 +229,14 @@ class ClientFigures:
             worker = self._worker()
             if worker:
                 self._reporter_for(worker, options).report(self._report_counted, self._report_consumers)
-        except Exception:  # errors of Ray's metrics must not end a client
+        except Exception:  # errors of Ray's metrics must not end a client's thread
             logger.warning("the metrics of this process cannot be reported, trying again", exc_info=True)
         finally:
             self._reporting.release()
 
     def _reporter_for(self, worker: str, options: ClientMetrics) -> Reporter:
-        """Return the reporter for this process in its current Ray cluster. If the cluster has changed, all counts for
-        the earlier cluster are dropped."""
+        """Return the reporter for this process in its current Ray cluster. If the process has moved to another cluster,
+        all counts for the earlier cluster are dropped."""
         known = self._reporter
         if known is not None and known[:2] == (worker, options):
             return known[2]
@@ -283,7 +288,7 @@ class ClientFigures:
 
 
 def _together(sources: Iterable[Source]) -> list[ConsumerFigures]:
-    """Return the metrics from all sources, summed by topic and group."""
+    """Return the consumers' metrics from all sources, summed by topic and group."""
     found: dict[tuple[str, str], ConsumerFigures] = {}
     for source in sources:
         for one in source():

@@ -1,4 +1,4 @@
-"""A histogram of plain numbers, which a Reporter converts into Prometheus series."""
+"""A histogram of plain numbers. A Reporter converts it into Prometheus series."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ class HistogramFigures(NamedTuple):
 
 
 class Histogram:
-    """The distribution of one instrument's values since the process started. Thread-safe. Adding a value takes less
-    than a microsecond; callers add one value per batch."""
+    """The distribution of one metric's values since the process started. Thread-safe. Adding a value takes less than a
+    microsecond; callers add one value per batch."""
 
     def __init__(self, name: str) -> None:
-        """`name`: the name of a histogram in the table of instruments. Raises KeyError if the table has no such
-        histogram."""
+        """`name`: the name of a histogram in the table of metrics (instruments.py). Raises KeyError if the table has no
+        such histogram."""
         self._bounds = INSTRUMENTS[name].bounds
         self._lock = threading.Lock()
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        """Count a value `times` times."""
+        """Add a value to the histogram, `times` times."""
         index = bisect_left(self._bounds, value)
         with self._lock:
             self._counts[index] += times
             self._sum += value * times
 
     def add_many(self, values: Sequence[float] | NDArray[np.float64], times: Sequence[int] | None = None) -> None:
-        """Count several values: each value once, or as often as the same index of `times` states."""
+        """Add several values to the histogram. `times[i]` is the number of times that value i is counted; by default
+        each value is counted once."""
         if not len(values):
             return
         indices = np.searchsorted(self._bounds, values)
@@ -52,6 +53,6 @@ class Histogram:
             self._sum += total
 
     def figures(self) -> HistogramFigures:
-        """Return a snapshot of the histogram."""
+        """Return a snapshot of the histogram's counts and sum."""
         with self._lock:
             return HistogramFigures(tuple(self._counts), self._sum)

@@ -2,8 +2,8 @@
 
 Ray exposes a gauge `x` as `ray_x` and a counter `x` as `ray_x_total`. A histogram of raymq is three gauges that only
 increase: `x_bucket` with the label `le`, `x_sum` and `x_count`. raymq does not use Ray's own histogram, because its sum
-is wrong and each observation costs the node's agent time. A Reporter refuses names and labels that are not in this
-table.
+is wrong, and because each value that is added costs the node's agent time. A Reporter refuses names and labels that are
+not in this table.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 
 class InstrumentKind(Enum):
-    """The kinds of instruments: a running total (counter), a current value (gauge), a distribution (histogram)."""
+    """The kinds of metrics: a running total (counter), a current value (gauge), a distribution (histogram)."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -24,12 +24,12 @@ class InstrumentKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Instrument:
-    """One metric, a row of the table of instruments.
+    """One metric: a row of the table of instruments.
 
-    `labels`: all labels of the series, including `cluster` and `broker`. `description`: the first sentence is the title
-    of the instrument's chart. `rocketmq`: RocketMQ 5's name of the metric; "=" if only the prefix differs; empty if
-    RocketMQ has no such metric. `reported_by`: the actor or client that reports the instrument. `bounds`: the upper
-    ends of a histogram's buckets, in `unit`; one more bucket counts larger values.
+    `labels`: all labels of the metric's series, including `cluster` and `broker`. `description`: the first sentence is
+    the title of the metric's chart. `rocketmq`: RocketMQ 5's name of the metric; "=" if only the prefix differs; empty
+    if RocketMQ has no such metric. `reported_by`: the actor or client that reports the metric. `bounds`: the upper ends
+    of a histogram's buckets, in `unit`; one more bucket counts larger values.
     """
 
     name: str
@@ -43,12 +43,12 @@ class Instrument:
 
     @property
     def title(self) -> str:
-        """The title of the instrument's chart: the first sentence of the description, without its full stop."""
+        """The title of the metric's chart: the first sentence of the description, without its full stop."""
         return self.description.partition(". ")[0].removesuffix(".")
 
 
 COMMON_LABELS: Final = ("cluster", "broker")
-"""Labels that every instrument has. `broker` is empty if a value belongs to no broker group."""
+"""Labels that every metric has. `broker` is empty if a value belongs to no broker group."""
 OTHER: Final = "(other)"
 """The label value under which a Reporter sums all topics, or all groups, beyond its limits."""
 REPORT_INTERVAL_S: Final = 10.0
@@ -63,7 +63,7 @@ _CREATE_MS: Final = (10, 100, 1000, 3000, 5000)
 _CLIENT_MS: Final = (1, 5, 10, 20, 50, 200, 500)
 
 INSTRUMENTS: Final[dict[str, Instrument]] = {}
-"""All instruments (metrics) of the table, by name."""
+"""All metrics of the table (instruments), by name."""
 
 
 def _add(
@@ -77,8 +77,8 @@ def _add(
     rocketmq: str = "",
     *bounds: int,
 ) -> None:
-    """Add an instrument to the table. `name` omits the prefix `raymq_`. The further labels follow COMMON_LABELS and are
-    separated by spaces."""
+    """Add a metric to the table. `name` omits the prefix `raymq_`. `further_labels` are separated by spaces, and follow
+    COMMON_LABELS."""
     labels = (*COMMON_LABELS, *first_label.split(), *further_labels.split())
     name = f"raymq_{name}"
     INSTRUMENTS[name] = Instrument(name, kind, labels, unit, description, rocketmq, reported_by, bounds)
@@ -92,7 +92,7 @@ _pull = partial(_add, "Pull", "")
 _fetcher = partial(_add, "Pull, pull consumer", "")
 
 # fmt: off
-# The rows are excluded from formatting: the formatter would put each column of a row on a separate line.
+# The rows of the table are excluded from formatting: the formatter would put each column of a row on a separate line.
 _add("every actor", "", _G, "up", "role name", "1", "Running actors. Each actor of raymq reports 1.", "proxy_up")
 _broker(_G, "broker_permission", "", "bits", "Permissions of the broker group. 4 to read, 2 to write, 6 for both.", "=")
 _broker(_G, "topic_number", "", "topics", "Topics of the broker group. Internal topics do not count.", "=")

@@ -1,11 +1,11 @@
 """Passes a process's metrics to the Ray agent of its node, from which Prometheus scrapes them.
 
-A process has one Reporter, and one thread calls `report` every REPORT_INTERVAL_S. The Reporter's sources name
-instruments of the table. A source reports a counter as its running total, and the Reporter passes on the increase since
-the last report. A smaller total means that the counter was reset to 0. A source reports a histogram as its buckets
-(raymq.telemetry.metrics.instruments).
+A process has one Reporter, and one thread calls `report` every REPORT_INTERVAL_S. The Reporter's sources report values
+by the names in the table of metrics (raymq.telemetry.metrics.instruments). A source reports a counter as its running
+total, and the Reporter passes on the increase since the last report. A smaller total means that the counter was reset
+to 0. A source reports a histogram as its buckets.
 
-Topics and groups beyond the limits are combined under "(other)": counts are added, and of times the maximum is
+Topics and groups beyond the limits are combined under "(other)": counts are added, and the maximum of times is
 reported. Nothing survives the process.
 """
 
@@ -19,8 +19,8 @@ from raymq.telemetry.metrics.histogram import HistogramFigures
 from raymq.telemetry.metrics.instruments import INSTRUMENTS, OTHER, Instrument, InstrumentKind
 
 FORGET_AFTER_REPORTS: Final = 60
-"""Number of reports after which the Reporter drops a series that no report named. Its topic or group was probably
-deleted."""
+"""Number of reports after which the Reporter drops a time series that no report contained. Its topic or group was
+probably deleted."""
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +31,8 @@ NO_LABELS: Final[Labels] = {}
 
 
 class _Series:
-    """One time series of an instrument: its tags, its tags after the limits are applied, and its last reported
-    total."""
+    """One time series of a metric: its tags, its tags after the limits on topics and groups are applied, and its last
+    reported total."""
 
     __slots__ = ("_make", "instrument", "limited", "seen", "tags", "total")
 
@@ -42,7 +42,7 @@ class _Series:
         self.seen = 0
 
     def metric(self, name: str, *more: str) -> Any:
-        """Return the Ray metric object for the metric `name` of the series' instrument."""
+        """Return the Ray metric object with the name `name` for this time series."""
         return self._make(self.instrument, name, *more)
 
 
@@ -63,17 +63,17 @@ class Reporter:
         per_topic_max: int = 500,
         per_group_max: int = 500,
     ) -> None:
-        """`cluster`, `broker` and `storage`: default values of these labels, for instruments that have the labels.
-        `enable` False: nothing is passed to Ray, and no source is called."""
+        """`cluster`, `broker` and `storage`: default values of these labels, for metrics that have the labels. If
+        `enable` is False, nothing is passed to Ray, and no source is called."""
         self._common = {"cluster": cluster, "broker": broker, "storage": storage}
         self._enable = enable
         self._limits = {"topic": per_topic_max, "consumer_group": per_group_max}
         self._known: dict[str, set[str]] = {label: set() for label in self._limits}
-        """The topics and the consumer groups that have separate series, by label."""
+        """The topics, and the consumer groups, that have separate time series. The key is the label."""
         self._series: dict[tuple[str, tuple[tuple[str, object], ...]], _Series] = {}
-        """The time series that were reported so far, by instrument name and labels."""
+        """The time series that were reported so far, by metric name and labels."""
         self._others: dict[_Key, tuple[float, Labels]] = {}
-        """The gauges that the current report combines under "(other)"."""
+        """The gauge values that the current report combines under "(other)"."""
         self._metrics: dict[str, Any] = {}
         self._reports = 0
         self._logged: set[str] = set()
@@ -85,12 +85,12 @@ class Reporter:
 
     @property
     def enabled(self) -> bool:
-        """False if the settings switch metrics off."""
+        """True unless the settings turn metrics off."""
         return self._enable
 
     def report(self, *sources: Source) -> None:
-        """Call each source, and pass its values to Ray. Never raises: a failed source is left out of this report, and
-        each kind of failure is logged once."""
+        """Call each source, and pass its metrics to Ray. Never raises. If a source fails, its metrics are left out of
+        this report, and each kind of failure is logged once."""
         if not self._enable:
             return
         failed = False
@@ -101,14 +101,14 @@ class Reporter:
                 failed = True
                 self._log_once(error)
         self._others.clear()
-        # after a failure, keep all series: a source that fails reports no topics, but its topics still exist
+        # If a source failed, keep all time series: the source reported no topics, but its topics still exist.
         if not failed:
             self._reports += 1
             self._forget()
 
     def count(self, name: str, total: float, /, **labels: object) -> None:
-        """Report a counter's running total; the increase since the last report is passed to Ray. Raises KeyError if the
-        name is unknown, and ValueError if the instrument does not have the labels."""
+        """Report a counter's running total. The increase since the last report is passed to Ray. Raises KeyError if the
+        name is unknown, and ValueError if the metric does not have the labels."""
         series = self._find(name, InstrumentKind.COUNTER, labels)
         new = total - series.total if total >= series.total else total
         if new > 0:  # Ray refuses to add 0
@@ -116,13 +116,13 @@ class Reporter:
         series.total = total
 
     def gauge(self, name: str, value: float, /, **labels: object) -> None:
-        """Set a gauge, which disappears after 20 s without a report. Raises KeyError and ValueError like
-        `count`."""
+        """Report a gauge's value. Ray drops a gauge that was not reported for 20 s. Raises KeyError if the name is
+        unknown, and ValueError if the metric does not have the labels."""
         self._set(name, value, self._find(name, InstrumentKind.GAUGE, labels))
 
     def buckets(self, name: str, figures: HistogramFigures, /, **labels: object) -> None:
-        """Report a histogram's buckets (raymq.telemetry.metrics.histogram.Histogram.figures). Raises KeyError and
-        ValueError like `count`."""
+        """Report a histogram's buckets (raymq.telemetry.metrics.histogram.Histogram.figures). Raises KeyError if the
+        name is unknown, and ValueError if the metric does not have the labels."""
         series = self._find(name, InstrumentKind.HISTOGRAM, labels)
         below = 0
         for bound, count in zip((*series.instrument.bounds, "+Inf"), figures.counts, strict=True):
@@ -158,7 +158,7 @@ class Reporter:
             return
         key = (name, tuple(tags.values()))
         before, _ = self._others.get(key, (0.0, tags))
-        # Ages under "(other)" are combined by their maximum, because a sum of ages has no meaning.
+        # Times under "(other)" are combined by their maximum, because a sum of ages has no meaning.
         longest = series.instrument.kind is InstrumentKind.GAUGE and series.instrument.unit == "ms"
         self._others[key] = (max(before, value) if longest else before + value, tags)
 
@@ -167,7 +167,7 @@ class Reporter:
             self._metrics[name].set(value, tags)
 
     def _limited(self, tags: Labels) -> Labels:
-        """Return the tags, in which "(other)" replaces a topic or a group beyond the limit."""
+        """Return the tags of a time series, with "(other)" in place of a topic or a group beyond the limit."""
         limited = tags
         for label, most in self._limits.items():
             value = tags.get(label)
@@ -190,7 +190,7 @@ class Reporter:
         return metric
 
     def _forget(self) -> None:
-        """Drop the series of deleted topics and groups, so that other topics and groups can get separate
+        """Drop the time series of deleted topics and groups, so that other topics and groups can get separate
         series."""
         oldest = self._reports - FORGET_AFTER_REPORTS
         gone = [key for key, series in self._series.items() if series.seen < oldest]

@@ -7,8 +7,8 @@ later.
     Begun, Done   messages that a listener gets, and has finished          ▶ SubBefore, SubAfter, one per message
     Polled        messages that a poll returned                            ▶ both at once, as RocketMQ's pull consumer
 
-A context only stores references; the dispatcher's thread formats the records. Messages whose property TRACE_ON is
-"false" are left out.
+A context only stores references to messages; the dispatcher's thread formats the records. Messages whose property
+TRACE_ON is "false" are left out.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from raymq.telemetry.trace.records import (
 )
 
 REGION: Final = "DefaultRegion"
-"""The region in all trace records: RocketMQ's name for a broker without a configured region."""
+"""The region in all trace records. It is RocketMQ's name for a broker without a configured region."""
 TRACE_ON: Final = "TRACE_ON"
-"""The message property that excludes a message from the trace if its value is "false"."""
+"""Message property. If its value is "false", the message is not traced."""
 
 
 _OFFSET_DIGITS: Final = 16
@@ -75,9 +75,9 @@ def _host_of(host_digits: str) -> str:
 
 
 class Sent(Struct, eq=False):
-    """A trace context of messages of one topic that are stored. `took_ms`: the time from the send of the first message
-    until the answer. `ended_ms`: the time at which the answer arrived. `results` returns the messages' SendResults, in
-    order."""
+    """A trace context of stored messages of one topic that were sent together. `took_ms`: the time from the send of the
+    first message to the answer. `ended_ms`: the time at which the answer arrived. `results` returns the messages'
+    SendResults, in order."""
 
     group: str
     topic: str
@@ -91,7 +91,7 @@ class Sent(Struct, eq=False):
         return len(self.messages)
 
     def lines(self) -> Iterator[TraceLine]:
-        """Return a Pub record for each message."""
+        """Return a Pub trace record for each message that was sent."""
         results, messages = self.results(), self.messages
         count = len(results)
         common = Pub(
@@ -122,7 +122,7 @@ class SingleRecordContext(Struct, eq=False):
     count: int = 1
 
     def lines(self) -> Iterator[TraceLine]:
-        """Return the context's only record."""
+        """Return the only trace record of this context."""
         yield TraceLine(encode_records([self.record]), record_keys([self.record]))
 
 
@@ -136,7 +136,7 @@ def ended_transaction(
     *,
     from_check: bool,
 ) -> SingleRecordContext:
-    """Return a trace context for the end of `message`'s transaction in `topic`, with the ids of the half
+    """Return a trace context for the end of the transaction of `message` in `topic`, with the ids of the half
     message."""
     return SingleRecordContext(
         EndTransaction(
@@ -157,14 +157,14 @@ def ended_transaction(
 
 
 def recalled(group: str, topic: str, message_id: str, *, success: bool) -> SingleRecordContext:
-    """Return a trace context for a recall. `success`: whether the delayed message was recalled."""
+    """Return a trace context for a recall of a delayed message. `success`: whether the message was recalled."""
     return SingleRecordContext(Recall(now_ms(), REGION, group, topic, message_id, success))
 
 
 class TracedCalls(NamedTuple):
-    """A group of listener calls that are traced together. `request_id` joins the trace records of the calls' beginning
-    and end. `calls`: the listener's arguments, which are messages, lists of messages, or placeholders of damaged
-    messages. `message_count`: the total number of messages in the calls."""
+    """A group of listener calls that are traced together. `request_id` is in the trace records of the calls' beginning
+    and of their end, and so connects them. `calls`: the listener's arguments, which are messages, lists of messages, or
+    placeholders of damaged messages. `message_count`: the total number of messages in the calls."""
 
     request_id: str
     calls: Sequence[Any]
@@ -172,7 +172,7 @@ class TracedCalls(NamedTuple):
 
 
 class Begun(Struct, eq=False):
-    """A trace context of messages that a listener of `group` will get next."""
+    """A trace context of messages that are about to be passed to a listener of `group`."""
 
     group: str
     traced: TracedCalls
@@ -183,7 +183,7 @@ class Begun(Struct, eq=False):
         return self.traced.message_count
 
     def lines(self) -> Iterator[TraceLine]:
-        """Return a SubBefore record for each message."""
+        """Return a SubBefore trace record for each message."""
         common = SubBefore(self.began_ms, REGION, self.group, self.traced.request_id, "", 0, None)
         deliveries = [delivery for call in self.traced.calls for delivery in _deliveries(call)]
         for text, one in zip(before_texts(common, deliveries), deliveries, strict=True):
@@ -191,8 +191,9 @@ class Begun(Struct, eq=False):
 
 
 class Done(Struct, eq=False):
-    """A trace context of messages that a listener has finished. `took_ms`: the total time of the calls. `ended`: the
-    indices of the calls that were made. `failed`: the outcomes of failed calls; all other calls succeeded."""
+    """A trace context of messages that a listener has finished. `took_ms`: the total time of the listener calls.
+    `ended`: the indices of the calls that were made. `failed`: the outcomes of failed calls; all other calls succeeded.
+    """
 
     group: str
     traced: TracedCalls
@@ -206,7 +207,7 @@ class Done(Struct, eq=False):
         return self.traced.message_count
 
     def lines(self) -> Iterator[TraceLine]:
-        """Return a SubAfter record for each message."""
+        """Return a SubAfter trace record for each message."""
         request_id, calls, count = self.traced
         cost_ms = round(self.took_ms / max(count, 1))
         common = SubAfter(request_id, "", cost_ms, True, None, time_ms=self.ended_ms, group=self.group)
@@ -229,8 +230,8 @@ class Polled(Struct, eq=False):
     ended_ms: int
 
     def lines(self) -> Iterator[TraceLine]:
-        """Return a SubBefore and a SubAfter record for each message. The processing time in the records is 0, because
-        the time that the program spends on a message is unknown."""
+        """Return a SubBefore and a SubAfter trace record for each message. The processing time in the records is 0,
+        because the time that the program spends on a message is unknown."""
         request_id = new_request_id()
         before = SubBefore(self.ended_ms, REGION, self.group, request_id, "", 0, None)
         after = SubAfter(request_id, "", 0, True, None, time_ms=self.ended_ms, group=self.group)
@@ -243,7 +244,7 @@ class Polled(Struct, eq=False):
 
 
 def new_request_id() -> str:
-    """Return a new id that joins the trace records of one listener call or poll."""
+    """Return a new id that connects the trace records of one listener call or poll."""
     return secrets.token_hex(16).upper()
 
 

@@ -1,7 +1,7 @@
-"""Traces the messages that one consumer gets, through the trace dispatcher of its process.
+"""Traces the messages that are delivered to one consumer, through the trace dispatcher of its process.
 
-A consumer without a trace has None instead of a DeliveryTrace. So the disabled trace costs one comparison per poll or
-task.
+If tracing is disabled, the consumer has None instead of a DeliveryTrace. So disabled tracing costs one comparison per
+poll or task.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from raymq.telemetry.trace.records import ContextCode
 
 
 class DeliveryTrace:
-    """The trace of the messages that a member of `group` gets. Thread-safe. The methods never block and never
+    """Traces the messages that are delivered to a member of `group`. Thread-safe. The methods never block and never
     raise."""
 
     def __init__(self, group: str, dispatcher: TraceDispatcher) -> None:
@@ -34,11 +34,11 @@ class DeliveryTrace:
         self, topic: str, calls: TracedCalls, ended: Sequence[int], failed: Mapping[int, ContextCode], took_ms: float
     ) -> None:
         """Trace the end of a group of listener calls, which took `took_ms` in total. `ended`: the indices of the calls
-        that were made. `failed`: the outcomes of failed calls. The caller must not change `ended` and `failed` later.
-        """
+        that were made. `failed`: the outcomes of failed calls. The caller must not change `ended` and `failed` after
+        this call."""
         if topic != self._dispatcher.topic:
             self._dispatcher.put(Done(self._group, calls, ended, failed, took_ms, now_ms()))
 
     def close(self) -> None:
-        """Send the recorded trace contexts, for a bounded time."""
+        """Send the trace contexts that are recorded and not yet sent, for a bounded time."""
         self._dispatcher.close()

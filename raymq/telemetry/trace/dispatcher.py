@@ -6,7 +6,7 @@
 A context stands for all messages of a batch, a poll or a task. Adding a context costs one append to a list; the
 dispatcher's thread formats the text. If the buffer is full or contexts cannot be sent, contexts are dropped and
 counted, because tracing must never prevent the delivery of a message. The thread uses at most SHARE of a processor. So
-a program whose messages are too fast for the trace keeps its speed, and loses part of its trace.
+a program that sends more messages than this thread can trace keeps its speed, and loses part of its trace.
 
 The body of a trace message has records of up to TRACE_TEXT_MAX characters. The keys of a trace message are the ids and
 keys of the traced messages (spec/features.md §6). Unsent records are lost if the process ends; `close` waits for them,
@@ -31,7 +31,8 @@ from raymq.common.names import TRACE_TOPIC
 CONTEXTS_MAX: Final = 2048
 """Maximum number of trace contexts that wait to be sent, as in RocketMQ's buffer."""
 TRACED_MESSAGES_MAX: Final = 65_536
-"""Maximum number of messages in waiting trace contexts. Each context keeps its messages in memory."""
+"""Maximum number of messages in the trace contexts that wait to be sent. Each context keeps its messages in
+memory."""
 TRACE_TEXT_MAX: Final = 128_000
 """Approximate maximum number of characters in the records of one trace message, as in RocketMQ."""
 TRACE_KEYS_MAX: Final = 24_000
@@ -41,7 +42,7 @@ DISPATCH_INTERVAL_S: Final = 1.0
 """Seconds for which trace contexts accumulate before they are sent, unless the buffer is half full earlier. RocketMQ's
 interval is 5 s."""
 SHARE: Final = 0.05
-"""Maximum share of a processor that the dispatcher's thread uses."""
+"""Maximum share of a processor that the trace dispatcher's thread uses."""
 TRACE_CLOSE_TIMEOUT_S: Final = 5.0
 TRACE_SEND_TIMEOUT_S: Final = 5.0
 TRACE_PRODUCER_GROUP: Final = "_INNER_TRACE_PRODUCER"
@@ -84,11 +85,11 @@ class TraceProducer(Protocol):
         """Send a message and wait until it is stored. Raises RaymqError if the send fails."""
 
     def close(self) -> None:
-        """Release the producer's resources."""
+        """Release the resources of the producer of trace messages."""
 
 
 class TraceDispatcher:
-    """Collects and sends the trace of one process or client. Thread-safe.
+    """Collects trace contexts of one process or client, and sends their records. Thread-safe.
 
     `connect` creates the producer; the dispatcher's thread calls it when it sends the first records. `share`: the
     maximum share of a processor that the thread uses, greater than 0 and at most 1.
@@ -99,7 +100,7 @@ class TraceDispatcher:
         self._connect = connect
         self._share = share
         self._changed = threading.Condition()
-        """Condition that guards the buffer and the counters, which are all fields below."""
+        """Condition that guards the buffer of trace contexts and the counters."""
         self._contexts: deque[TraceContext] = deque()
         self._messages = 0
         """Number of messages in the trace contexts that wait to be sent."""
@@ -123,7 +124,7 @@ class TraceDispatcher:
                 self._thread.start()
 
     def close(self, timeout_s: float = TRACE_CLOSE_TIMEOUT_S) -> None:
-        """Refuse further contexts, and send the waiting contexts for at most `timeout_s`. Repeated calls are
+        """Refuse further trace contexts, and send the waiting contexts for at most `timeout_s`. Repeated calls are
         harmless."""
         with self._changed:
             self._closing = True
@@ -146,7 +147,8 @@ class TraceDispatcher:
                 producer = producer or self._connect()
                 for message, count in self._messages_of(contexts):
                     self._send(producer, message, count)
-            except Exception as error:  # a bug or a lost connection must not affect the program's own messages
+            # a bug in tracing, or a lost connection, must not affect the program's own messages
+            except Exception as error:
                 logger.warning("a part of the trace is lost: %s", error)
                 self._note(0, sum(context.count for context in contexts), error)
             rest_s = (time.thread_time() - began_s) * (1 / self._share - 1)
@@ -154,8 +156,9 @@ class TraceDispatcher:
             producer.close()
 
     def _take(self, rest_s: float) -> list[TraceContext]:
-        """Wait `rest_s`, which limits the thread's processor time, and until contexts have accumulated. Returns these
-        contexts; empty if the dispatcher is closed and no contexts are left."""
+        """Wait for trace contexts, and return them. First waits `rest_s`, which limits the thread's processor time, and
+        then until contexts have accumulated. Returns an empty list if the dispatcher is closed and no contexts are
+        left."""
         with self._changed:
             self._changed.wait_for(lambda: self._closing, rest_s)
             self._changed.wait_for(lambda: self._closing or self._is_half_full(), DISPATCH_INTERVAL_S)
@@ -169,7 +172,7 @@ class TraceDispatcher:
         return len(self._contexts) >= CONTEXTS_MAX // 2
 
     def _messages_of(self, contexts: Iterable[TraceContext]) -> Iterator[tuple[SystemMessage, int]]:
-        """Pack the records of all contexts into trace messages. Returns each message with its number of
+        """Pack the records of all trace contexts into trace messages. Yields each trace message with the number of its
         records."""
         texts: list[str] = []
         keys: dict[str, None] = {}

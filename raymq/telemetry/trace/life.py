@@ -3,7 +3,8 @@
     Pub, EndTransaction, Recall              by the message's id
     SubBefore + SubAfter = one Attempt       by request id and message id; one of both may be missing
 
-A trace message may be sent twice. A record that several trace messages contain counts once. The module has no state.
+A trace message may be sent twice. So a record that several trace messages contain counts only once. The module has no
+state.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from raymq.telemetry.trace.records import ContextCode, EndTransaction, Pub, Reca
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One delivery of a message to a consumer group. `began_ms`: None if only the end of the delivery is recorded.
-    `code` and `cost_ms`: None if only the beginning is recorded, because the consumer still works on the message, or
+    """One delivery of a message to a consumer group. `began_ms` is None if only the end of the delivery is recorded.
+    `code` and `cost_ms` are None if only the beginning is recorded: the consumer still works on the message, or has
     died. `retry_times`: number of earlier deliveries."""
 
     group: str
@@ -40,12 +41,12 @@ class MessageLife:
 
     @property
     def topic(self) -> str | None:
-        """The topic to which the message was sent; None if no record names the topic."""
+        """The topic to which the message was sent; None if no trace record contains the topic."""
         told: list[Pub | EndTransaction | Recall] = [*self.sends, *self.transactions, *self.recalls]
         return told[0].topic if told else None
 
     def __bool__(self) -> bool:
-        """True if the history contains any record."""
+        """True if the history contains at least one trace record."""
         return bool(self.sends or self.attempts or self.transactions or self.recalls)
 
 

@@ -51,12 +51,12 @@ class ContextCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pub:
-    """A trace record of a send that was answered.
+    """A trace record of a send to which the store answered.
 
     `time_ms`: the beginning of the send, in ms since 1970. `tags`, `keys`: the message's tags and keys, keys separated
-    by spaces; None if the message has none. `store_host`: ``"address:port"`` of the store. `body_length`: in bytes.
-    `cost_ms`: the send's time divided by the number of messages sent together. `success`: the store answered SEND_OK.
-    `client_host`: only in records of newer RocketMQ clients.
+    by spaces; None if the message has none. `store_host`: ``"address:port"`` of the store. `body_length`: the body's
+    length in bytes. `cost_ms`: the send's time divided by the number of messages sent together. `success`: the store
+    answered SEND_OK. `client_host`: only in records of newer RocketMQ clients.
     """
 
     time_ms: int
@@ -77,7 +77,8 @@ class Pub:
 
 @dataclass(frozen=True, slots=True)
 class SubBefore:
-    """A trace record of a message that a listener will get next. `retry_times`: number of earlier deliveries."""
+    """A trace record of a message that is about to be passed to a listener. `retry_times`: number of earlier
+    deliveries."""
 
     time_ms: int
     region: str
@@ -90,8 +91,8 @@ class SubBefore:
 
 @dataclass(frozen=True, slots=True)
 class SubAfter:
-    """A trace record of a message after a listener's call. `cost_ms`: the call's time divided by its number of
-    messages. Some records lack `time_ms` and `group`."""
+    """A trace record of a message after the listener's call with this message. `cost_ms`: the call's time divided by
+    its number of messages. Some records lack `time_ms` and `group`."""
 
     request_id: str
     message_id: str
@@ -105,7 +106,7 @@ class SubAfter:
 
 @dataclass(frozen=True, slots=True)
 class EndTransaction:
-    """A trace record of the end of a half message's local transaction. `state`: RocketMQ's name, such as
+    """A trace record of the end of a transaction (half message). `state`: RocketMQ's name of the outcome, such as
     ``COMMIT_MESSAGE``. `from_check`: True if the producer answered a broker's check."""
 
     time_ms: int
@@ -168,7 +169,8 @@ class DecodedTrace(NamedTuple):
 
 
 def encode_records(records: Iterable[TraceRecord]) -> str:
-    """Format trace records as text, back to back. A separator character inside a field becomes a space."""
+    """Format trace records as text, one after another without a gap. A separator character inside a field becomes a
+    space."""
     return "".join([FIELD_END.join(_fields(record)) + RECORD_END for record in records])
 
 
@@ -179,8 +181,8 @@ def pub_texts(
     offset_ids: Iterable[str],
     types: Iterable[int],
 ) -> list[str]:
-    """Format the Pub records of messages that were sent together. The text is the same as from `encode_records`, but no
-    object is created per message. `common` has the fields that all records share. The other arguments list ids,
+    """Format the Pub records of messages that were sent together. The text equals the result of `encode_records`, but
+    no object is created per message. `common` has the fields that all records share. The other arguments list ids,
     messages, offset message ids and TracedTypes in the same order."""
     head = f"Pub\x01{common.time_ms}\x01{_clean(common.region)}\x01{_clean(common.group)}\x01{_clean(common.topic)}\x01"
     host, cost = common.store_host, common.cost_ms
@@ -193,7 +195,7 @@ def pub_texts(
 
 
 def before_texts(common: SubBefore, deliveries: Iterable[TracedDelivery]) -> list[str]:
-    """Format the SubBefore records of the messages of one listener call or poll. `common` has the fields that all
+    """Format a SubBefore trace record for each message of one listener call or poll. `common` has the fields that all
     records share."""
     head = FIELD_END.join(_fields(common)[:5]) + FIELD_END
     return [
@@ -203,7 +205,7 @@ def before_texts(common: SubBefore, deliveries: Iterable[TracedDelivery]) -> lis
 
 
 def after_texts(common: SubAfter, deliveries: Iterable[tuple[TracedDelivery, ContextCode]]) -> list[str]:
-    """Format the SubAfter records of the messages of one listener call or poll, with the outcome of each message.
+    """Format a SubAfter trace record for each message of one listener call or poll, with the message's outcome.
     `common` has the fields that all records share."""
     _, request_id, _, cost, *_ = _fields(common)
     tail = f"\x01{common.time_ms}\x01{common.group}{RECORD_END}"
@@ -215,8 +217,8 @@ def after_texts(common: SubAfter, deliveries: Iterable[tuple[TracedDelivery, Con
 
 
 def record_keys(records: Iterable[TraceRecord]) -> set[str]:
-    """Return the keys of a trace message with these records: the id of each traced message, and each of its
-    keys."""
+    """Return the keys of a trace message that contains these records: the id and the keys of each traced
+    message."""
     found: set[str] = set()
     for record in records:
         found.add(record.message_id)
@@ -238,7 +240,7 @@ def decode_records(text: str) -> DecodedTrace:
             continue
         try:
             records.append(read(fields))
-        except (IndexError, ValueError):  # the record has too few fields, or text in place of a number
+        except (IndexError, ValueError):  # the trace record has too few fields, or text in place of a number
             unreadable += 1
     return DecodedTrace(records, unreadable)
 
@@ -253,8 +255,8 @@ def _fields(record: TraceRecord) -> Sequence[str]:
                 *((record.client_host,) if record.client_host else ()),
             )  # fmt: skip
         case SubBefore():
-            # The last field must not be empty: RocketMQ's reader drops empty fields at the end, and then cannot read
-            # the record.
+            # The last field of a trace record must not be empty: RocketMQ's reader drops empty fields at the end, and
+            # then cannot read the record.
             values = (
                 "SubBefore", record.time_ms, record.region, record.group, record.request_id, record.message_id,
                 record.retry_times, record.keys or ABSENT,
@@ -279,7 +281,7 @@ def _fields(record: TraceRecord) -> Sequence[str]:
 
 
 def _beginning(record: Pub | EndTransaction) -> Sequence[object]:
-    """Return the fields with which Pub records and EndTransaction records begin."""
+    """Return the fields that Pub records and EndTransaction records have in common; both begin with them."""
     return (
         record.time_ms, record.region, record.group, record.topic, record.message_id, _given(record.tags),
         _given(record.keys), record.store_host,

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans around sends, polls and listener calls, and the spans' context in the messages.
+"""OpenTelemetry spans around sends, polls and listener calls. Messages carry the spans' context.
 
     send T      PRODUCER   a message; the properties `traceparent`, `tracestate` and `baggage` carry its context
                 CLIENT     several messages sent together: one span, one context for all of them
@@ -7,10 +7,10 @@
     process T   CONSUMER   a listener call: the child of its message's context, or with links to several contexts
 
 A client has spans if its process sets a tracer provider before the client connects. A listener has spans if its process
-sets a tracer provider before the listener is loaded. `spans_if_set` checks this once; a process without spans pays one
-comparison per call. The module imports OpenTelemetry only if the program has imported it. Retries, dead letters and
-replays keep a message's properties, and so its context. The context of a Java client's message in the property
-TRACE_CONTEXT is also read.
+sets a tracer provider before the listener is loaded. `spans_if_set` checks this once. In a process without spans, each
+call costs one comparison. The module imports OpenTelemetry only if the program has imported it. Retries, dead letters
+and replays keep a message's properties, and so its context. The context of a Java client's message, in the property
+TRACE_CONTEXT, is also read.
 
 Names and attributes follow OpenTelemetry's conventions for messaging. They are written as literals in this module
 because the conventions are still changing (spec/ecosystem.md §2d).
@@ -45,8 +45,8 @@ JAVA_CONTEXT: Final = "TRACE_CONTEXT"
 _SYSTEM: Final = {"messaging.system": "rocketmq"}
 
 _settles: Final = logging.getLogger("raymq.trace")
-"""Logger whose level controls whether commits have spans. By default commits have none, because a program may commit at
-each poll, and the spans contain little information."""
+"""Logger that controls whether commits have spans: only if its level is DEBUG. By default commits have no spans,
+because a program may commit at each poll, and such spans contain little information."""
 
 
 def spans_if_set() -> Spans | None:
@@ -67,11 +67,11 @@ class Spans:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
-    # Spans of sends
+    # Methods that create the spans of sends
 
     def send_begins(self, group: str, messages: Sequence[Message]) -> tuple[Sequence[Message], SendSpan | None]:
-        """Start the span of a send of messages of one topic. Returns the messages with the span's context in their
-        properties, and the span. If the span is not recorded, the messages are unchanged and the span is None."""
+        """Start the span of a send of messages to one topic. Returns the messages with the span's context in their
+        properties, and the span. If the span is not recorded, returns the unchanged messages and None."""
         from opentelemetry import propagate, trace
 
         topic, count = messages[0].topic, len(messages)
@@ -88,7 +88,7 @@ class Spans:
         propagate.inject(carrier, trace.set_span_in_context(span))
         return _with_context(messages, carrier), SendSpan(span, count)
 
-    # Spans of deliveries
+    # Methods that create the spans of polls, commits and listener calls
 
     def received(self, group: str, topic: str, found: Any, began_ns: int) -> None:
         """Record the span of a poll that began at `began_ns`, in ns since 1970. `found`: the messages of `topic` that
@@ -152,14 +152,14 @@ class Spans:
 
 
 class Processing(Struct, eq=False):
-    """The span of a listener call in progress, and the token that restores the previous context."""
+    """The span of a listener call that is running, and the token that restores the previous context."""
 
     span: Span
     token: Any
 
     def end(self, error: str) -> None:
-        """End the span of the listener call, in the thread that began it. `error`: why the messages were not consumed;
-        empty if they were consumed."""
+        """End the span of the listener call. The thread that began the span must call this method. `error`: the reason
+        why the messages were not consumed; empty if they were consumed."""
         from opentelemetry import context as contexts
 
         contexts.detach(self.token)
@@ -178,8 +178,8 @@ class SendSpan:
         """Guards the span, because the messages of one send may complete in several threads."""
 
     def fail(self, error: BaseException) -> None:
-        """End the span with an error, because the messages could not be passed to the sender. Does nothing if the span
-        has ended."""
+        """End the span of the send with an error, because the messages could not be passed to the sender. Does nothing
+        if the span has ended."""
         with self._lock:
             if self._left > 0:
                 self._left = 0
@@ -187,8 +187,8 @@ class SendSpan:
                 self._span.end()
 
     def ended(self, count: int, outcome: Any) -> None:
-        """Record that `count` messages have succeeded or failed. `outcome` is an exception, or an object whose method
-        `results` returns the SendResults."""
+        """Record that `count` messages of the send have succeeded or failed. `outcome` is an exception, or an object
+        whose method `results` returns the SendResults."""
         with self._lock:
             if self._left > 0:
                 self._left -= count
@@ -245,7 +245,7 @@ def _of_message(message: Message | MessageExt) -> dict[str, Any]:
 
 
 def _with_context(messages: Sequence[Message], carrier: Mapping[str, str]) -> Sequence[Message]:
-    """Return the messages with the context `carrier` added to their properties. A message that already has a
+    """Return the messages with the span context `carrier` added to their properties. A message that already has a
     `traceparent` keeps its own context."""
     if not carrier:
         return messages
@@ -274,8 +274,8 @@ def _context_of(message: MessageExt) -> Context | None:
 
 
 def _links(messages: Iterable[MessageExt]) -> list[Link]:
-    """Return span links to the contexts of messages. Each context is linked once; the result has at most LINKS_MAX
-    links."""
+    """Return span links to the contexts of messages, for OpenTelemetry. Each context is linked once; the result has at
+    most LINKS_MAX links."""
     from opentelemetry.trace import Link, get_current_span
 
     links: dict[int, Link] = {}

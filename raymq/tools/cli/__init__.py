@@ -1,9 +1,9 @@
 """The command `raymq`: manages servers, topics, groups and messages from a shell.
 
-Commands print tables for people, and JSON with `--json`. Each noun has a module with its commands. The decorator
-`raymq.tools.cli.terminal.command.command` turns a function into a command.
+Commands print tables for people, and JSON with `--json`. The commands of each noun (`raymq topic`, `raymq group`) are
+in one module. The decorator `raymq.tools.cli.terminal.command.command` turns a function into a command.
 
-`raymq job` contains the finished jobs of raydp_jobs.jobs. Each job is a file with its own command, so that ``python -m
+`raymq job` contains the ready-made jobs of raydp_jobs.jobs. Each job is a file with its own command, so ``python -m
 raydp_jobs.jobs.archive`` has the same options and help. A job's file is imported when its command is used, so that
 other commands do not load Spark.
 """
@@ -41,7 +41,8 @@ _MODULES: Final = {
 
 
 class JobCommands(MutableMapping[str, click.Command]):
-    """The commands of the jobs by name; each is imported when it is first used. click may add commands."""
+    """The commands of `raymq job`, by name; each command is imported when it is first used. click may add
+    commands."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, click.Command | None] = dict.fromkeys(_MODULES)

@@ -1,4 +1,4 @@
-"""`raymq dlq` and `raymq replay`: send messages again.
+"""`raymq dlq` and `raymq replay`: commands that send messages again.
 
 `raymq dlq` lists and replays dead letters, the messages that a group could not consume. `raymq replay` sends messages
 of a topic again, to a topic or to one group.
@@ -87,7 +87,7 @@ def _row(letter: Any) -> dict[str, Any]:
 
 
 def _place(text: str) -> Any:
-    """Return the position that the text BROKER:QUEUE:OFFSET names."""
+    """Return the position of a dead letter that the text BROKER:QUEUE:OFFSET describes."""
     from raymq.client.admin.dead_letters import LetterPlace
 
     try:

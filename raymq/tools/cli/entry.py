@@ -1,4 +1,4 @@
-"""The command `raymq`, to which each module adds its commands, and the exit codes of `raymq` and of every job.
+"""The command `raymq`, to which each command module adds its commands, and the exit codes of `raymq` and of every job.
 
 Exit codes: 0 success; 1 refused or failed (one line on standard error gives the reason and the remedy); 2 wrong usage;
 130 interrupted.
@@ -42,7 +42,8 @@ def main() -> NoReturn:
 def run_command(command: click.Command) -> NoReturn:
     """Run a command with the process's arguments, and exit the process with the command's exit code."""
     if not sys.stdout.isatty():
-        out.width = 200  # output to a file has no width, and text that is wrapped in a cell is hard to search for
+        # Output to a file has no terminal width. Text that is wrapped in a table cell is hard to search for.
+        out.width = 200
     try:
         code = command.main(standalone_mode=False)
     except click.ClickException as error:
@@ -55,5 +56,5 @@ def run_command(command: click.Command) -> NoReturn:
         say_error("interrupted")
         sys.exit(130)
     finally:
-        sys.stdout = sys.stderr  # Ray may print until the process exits
+        sys.stdout = sys.stderr  # Ray may print until the process exits; this must not mix with the command's output.
     sys.exit(code if isinstance(code, int) else 0)

@@ -1,4 +1,4 @@
-"""`raymq group`: manage consumer groups: their offsets, configuration, members and statistics."""
+"""`raymq group`: commands that manage consumer groups: their offsets, configuration, members and statistics."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def group_delete(admin: Admin, group_name: str) -> CommandResult:
 
 
 def _reset_arguments(text: str) -> dict[str, Any]:
-    """Parse the value of `--to` into keyword arguments of Admin.reset_offsets."""
+    """Convert the value of the option `--to` into keyword arguments of Admin.reset_offsets."""
     if text in ("earliest", "latest"):
         return {"to": text}
     if text.isdecimal():

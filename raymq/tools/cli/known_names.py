@@ -1,9 +1,9 @@
 """`raymq completion`, and the cache of topic, consumer group and broker names for completion with TAB.
 
 A request to the cluster takes a second, so completion reads `~/.cache/raymq/names.json` instead. Commands write the
-names that they receive from the cluster to this file. A list of all names replaces the older names, and a single name
-is added. Names that were listed more than a day ago are not used. The file is replaced as a whole, and only its user
-may read it. Commands do not need the file: without the file, TAB completes no names.
+names that they receive from the cluster to this file. A list of all names replaces the older names; a single name is
+added. Names that were listed more than a day ago are not used. Each write replaces the whole file, and only its user
+may read it. Commands do not need the file; without it, TAB completes no names.
 """
 
 from __future__ import annotations
@@ -26,27 +26,29 @@ from raymq.tools.cli.terminal.output import out, say
 Kind = Literal["topics", "groups", "brokers"]
 
 NAMES_MAX: Final = 5000
-"""Maximum number of names of one kind in the cache file."""
+"""Maximum number of names of one kind (topics, groups or brokers) in the cache file."""
 NAMES_KEPT_S: Final = 86_400.0
 
 
 def names_file() -> Path:
-    """Return the path of the cache file, below XDG_CACHE_HOME or ~/.cache."""
+    """Return the path of the cache file for TAB completion, below XDG_CACHE_HOME or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "raymq/names.json"
 
 
 def known_names(kind: Kind) -> list[str]:
-    """Return the cached names of a kind, sorted. Names that were listed more than a day ago are left out."""
+    """Return the cached names of one kind (topics, groups or brokers), sorted. Names that were listed more than a day
+    ago are left out."""
     return _names(_read(), kind)
 
 
 def remember_all_names(kind: Kind, names: Iterable[str]) -> None:
-    """Replace all cached names of a kind by `names`."""
+    """Replace all cached names of one kind (topics, groups or brokers) by `names`."""
     _write_names({**_read(), kind: {"seen_s": time.time(), "names": sorted(names)[:NAMES_MAX]}})
 
 
 def remember_name(kind: Kind, name: str) -> None:
-    """Add one name of a kind to the cache. The time at which all names of the kind were listed does not change."""
+    """Add one topic, group or broker name to the cache. The time at which all names of this kind were listed does not
+    change."""
     content = _read()
     names = _names(content, kind)
     if name in names:
@@ -56,7 +58,7 @@ def remember_name(kind: Kind, name: str) -> None:
 
 
 def forget_name(kind: Kind, name: str) -> None:
-    """Remove a name from the cache because its object was deleted."""
+    """Remove a name from the cache, because the topic, group or broker was deleted."""
     content = _read()
     names = _names(content, kind)
     if name in names:
@@ -65,7 +67,7 @@ def forget_name(kind: Kind, name: str) -> None:
 
 
 def completes(kind: Kind) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """Return the completion function for an argument that is a name of this kind."""
+    """Return the TAB completion function for an argument that is the name of a topic, group or broker."""
 
     def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(name) for name in known_names(kind) if name.startswith(incomplete)]
@@ -140,7 +142,7 @@ def completion(ctx: click.Context, shell: str, install: bool) -> None:
 
 
 def _install(shell: str, script: str) -> str:
-    """Write the completion script to a file that new shells read. Returns a line that names the file."""
+    """Write the completion script to a file that new shells read. Returns a sentence that names the file."""
     if shell == "fish":
         path = Path(_FISH).expanduser()
         _write(path, script)

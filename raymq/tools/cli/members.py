@@ -159,7 +159,7 @@ def _as_json(info: RunningInfo) -> dict[str, Any]:
 
 
 def _shown(info: RunningInfo) -> list[str | Table]:
-    """Return a member's live state as texts and tables."""
+    """Return the live state of a consumer group's member as texts and tables."""
     state = " suspended" if info.suspended else ""
     shown: list[str | Table] = [
         f"{info.member or info.client_id}: {info.consume_type} {info.message_model}{state}, client {info.client_id}"

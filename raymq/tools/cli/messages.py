@@ -1,4 +1,4 @@
-"""`raymq send`, `consume`, `receive`, `query` and `recall`: send and read messages from a shell.
+"""`raymq send`, `consume`, `receive`, `query` and `recall`: commands that send and read messages from a shell.
 
 `raymq receive` acknowledges messages one by one, as a simple consumer does.
 """
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from raymq.client.cluster.launcher import ProgressCallback
 
 JOIN_S: Final = 15.0
-"""Seconds that `consume --timeout` adds for joining the group and getting the first queues."""
+"""Seconds that `consume --timeout` adds to the user's timeout, for joining the group and getting the first
+queues."""
 
 
 @command(cli, quiet=True)
@@ -146,7 +147,8 @@ def consume(
     ):
         consumer.subscribe(topic_name, expression)
         while left is None or left > 0:
-            # if queues were assigned only during the poll, they were not polled for the whole timeout
+            # True if the consumer already had queues before the poll. Queues that are assigned during the poll were not
+            # polled for the whole timeout.
             held = bool(consumer.assignment())
             messages = consumer.poll(min(left or 500, 500), 1.0 if timeout is None else max(timeout, 0.1))
             if messages:
@@ -214,8 +216,8 @@ def query(
 
 
 def _message_at(admin: Admin, queue: Any, offset: int, position: str) -> Any:
-    """Return the message at `offset` of a queue. `position` is the text for queue and offset in the error if no message
-    exists."""
+    """Return the message at `offset` of a queue. If no message exists, the error contains `position`, the text that the
+    user gave for queue and offset."""
     result = admin.pull(queue, offset, max_messages=1)
     if not result.messages:
         raise InvalidArgumentError(f"no message is at {position} yet: the queue's next offset is {result.max_offset}")
@@ -274,7 +276,7 @@ def receive(
         with steps() as progress:
             progress(f"receiving from {topic_name}")
             messages = consumer.receive(limit, invisible, wait_s=wait)
-        # print before the acknowledgement, so that a failed print loses no message
+        # Print the messages before they are acknowledged, so that a failed print loses no message.
         _received(messages, keep=keep).print(as_json=as_json)
         if not keep:
             consumer.ack(messages)

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and the types of their values."""
+"""Command-line arguments and options that several commands share, and the types of their values."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ config_option = click.option(
 class TimeType(click.ParamType[int]):
     """Option type for a time in ms since 1970, given as ISO 8601 or relative to now, such as -2h or +30m.
 
-    A text of another form raises InvalidArgumentError: exit code 1.
+    A text of another form raises InvalidArgumentError, and the command exits with code 1.
     """
 
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the time in ms since 1970. Raises InvalidArgumentError if the text is not a time."""
+        """Convert an option's text to a time in ms since 1970. Raises InvalidArgumentError if the text is not a
+        time."""
         return value if isinstance(value, int) else parse_time(value, time.time_ns() // 1_000_000)
 
 
@@ -47,20 +48,20 @@ TIME: Final = TimeType()
 def number_option(
     option: str, bounds: NumberRange, text: str, default: float | None = None, *, name: str | None = None
 ) -> Callable[[Any], Any]:
-    """Return an option whose value is a number within `bounds`. `text`: help text. `name`: name of the function's
-    argument, if it differs from the option's."""
+    """Return a command-line option whose value is a number within `bounds`. `text`: the help text. `name`: the name of
+    the function's argument, if it differs from the option's name."""
     names = [option] if name is None else [option, name]
     return click.option(*names, type=NumberType(bounds), default=default, show_default=True, help=text)
 
 
 def max_option(text: str, bounds: NumberRange = POSITIVE, default: int | None = None) -> Callable[[Any], Any]:
-    """Return the option `--max`. The command's function gets its value as the argument `limit`."""
+    """Return the command-line option `--max`. The command's function gets its value as the argument `limit`."""
     return number_option("--max", bounds, text, default, name="limit")
 
 
 def subscription_options(verb: str) -> Callable[[Any], Any]:
-    """Return the filter options --tags and --sql. The command's function gets their values as the arguments `tags` and
-    `condition`."""
+    """Return the command-line options --tags and --sql, which filter messages. The command's function gets their values
+    as the arguments `tags` and `condition`."""
 
     def decorate(function: Any) -> Any:
         sql = click.option(
@@ -97,7 +98,8 @@ start_option = click.option(
 
 
 def consume_from(start: str) -> ConsumeFromWhere:
-    """Return the position at which a new group begins, for the value of `start_option`."""
+    """Return the position at which a new group begins to consume. `start` is the value of the option that
+    `start_option` defines."""
     from raymq.common.message import ConsumeFromWhere
 
     return ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET if start == "first" else ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET

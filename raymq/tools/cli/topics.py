@@ -1,4 +1,4 @@
-"""`raymq topic`: manage topics, their queues, permissions and statistics."""
+"""`raymq topic`: commands that manage topics, their queues, permissions and statistics."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ retention_option = click.option(
 
 
 def _seconds(retention: str | None) -> float | None:
-    """Convert the value of --retention to seconds."""
+    """Convert the value of the option --retention to seconds."""
     return None if retention is None else 0.0 if retention == "0" else parse_delay_levels(retention)[0] / 1000
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """Return only the options that the user gave (not None)."""
+    """Return only the command-line options that the user gave, which are not None."""
     return {key: value for key, value in options.items() if value is not None}
 
 

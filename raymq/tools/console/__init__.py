@@ -7,6 +7,6 @@
     pages/      the pages, a module per noun
     templates/, static/    markup, one style sheet, a little JavaScript; static/vendor/ is third-party
 
-The application gets a ConsoleCluster and imports no Ray. Calls to the cluster run in a bounded pool of threads, each
-with a timeout. If a server is slow or dead, its rows show "no answer", and the rest of the page works.
+The application is created with a ConsoleCluster and imports no Ray. Calls to the cluster run in a bounded pool of
+threads, each with a timeout. If a server is slow or dead, its rows show "no answer", and the rest of the page works.
 """

@@ -1,7 +1,7 @@
-"""`create_app` builds the web console as an ASGI application. ConsoleServer serves this application by uvicorn in a
+"""`create_app` builds the web console as an ASGI application. ConsoleServer serves this application with uvicorn in a
 thread.
 
-The actor `console` and the tests use both. Ray Serve needs only the application.
+The actor `console` and the tests use the application and ConsoleServer. Ray Serve needs only the application.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ from raymq.tools.console.web.console import Console
 from raymq.tools.console.web.render import STATIC_DIRECTORY
 
 FILES_KEPT_S: Final = 365 * 86_400
-"""Seconds for which browsers may cache static files. The address of a static file changes with its content."""
+"""Seconds for which browsers may cache the console's static files. The address of a static file changes with its
+content."""
 
 
 def create_app(cluster: ConsoleCluster, settings: ConsoleSettings) -> ASGIApp:
     """Build the web console of one cluster as an ASGI application.
 
-    While the application's lifespan runs, the console samples the cluster's metrics for its charts. A server without
-    lifespan support leaves the charts empty. Sessions are stored in this object, so all requests must be sent to one
-    process with one event loop.
+    While the application's lifespan runs, the console samples the cluster's metrics for its charts. If the server does
+    not support lifespan, the charts are empty. Sessions are stored in the application object, so all requests must be
+    sent to one process with one event loop.
     """
     console = Console(cluster, settings)
 
@@ -59,7 +60,7 @@ def create_app(cluster: ConsoleCluster, settings: ConsoleSettings) -> ASGIApp:
     async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Console]]:
         sampling = asyncio.create_task(console.sample_figures())
         try:
-            yield {"console": console}  # ConsoleServer reads the console from this lifespan state
+            yield {"console": console}  # ConsoleServer reads the Console object from this lifespan state.
         finally:
             sampling.cancel()
             console.close()
@@ -109,7 +110,7 @@ async def favicon(request: Request) -> Response:
 
 
 class KeptFiles(StaticFiles):
-    """Static files that browsers may cache."""
+    """Serves static files of the console, which browsers may cache."""
 
     def file_response(
         self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
@@ -121,19 +122,20 @@ class KeptFiles(StaticFiles):
 
 
 CONSOLE_GRACE_S: Final = 5
-"""Seconds that running requests have to finish when the console's server stops."""
+"""Seconds that running requests get to finish when the console's server stops."""
 CONSOLE_STOP_S: Final = 20.0
 
 
 class ConsoleServer(uvicorn.Server):
-    """The web server of the console, on a socket that the caller has bound.
+    """The web server of the console. It serves on a socket that the caller has bound.
 
-    When it stops, it first ends the live tails: uvicorn waits for open connections, and a live tail never closes its
-    connection by itself.
+    When the server stops, it first ends the live tails. uvicorn waits for open connections, and a live tail never
+    closes its connection by itself.
     """
 
     def __init__(self, app: ASGIApp, listening: socket.socket, **config: Any) -> None:
-        """`listening`: the bound socket. `config`: further arguments of uvicorn.Config, such as ssl_certfile."""
+        """`listening`: the bound socket on which the server listens. `config`: further arguments of uvicorn.Config,
+        such as ssl_certfile."""
         super().__init__(
             uvicorn.Config(app, lifespan="on", log_level="warning", timeout_graceful_shutdown=CONSOLE_GRACE_S, **config)
         )
@@ -143,18 +145,20 @@ class ConsoleServer(uvicorn.Server):
         )
 
     def start(self) -> None:
-        """Serve in a new thread. Connections that arrive before the server is ready wait in the socket's queue."""
+        """Start serving in a new thread. Connections that arrive before the server is ready wait in the
+        socket's queue."""
         self._listening.listen()
         self._thread.start()
 
     def stop(self) -> bool:
-        """Stop the server. Waits at most CONSOLE_STOP_S; returns False if the server still runs after that."""
+        """Stop the console's web server. Waits at most CONSOLE_STOP_S; returns False if the server still runs after
+        that time."""
         self.should_exit = True
         self._thread.join(CONSOLE_STOP_S)
         return not self._thread.is_alive()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the live tails, then let uvicorn close the other connections."""
+        """End all live tails, then let uvicorn close the other connections."""
         console = self.lifespan.state.get("console")
         if console is not None:
             console.close_streams()

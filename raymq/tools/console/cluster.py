@@ -1,4 +1,5 @@
-"""ConsoleCluster, the cluster that the web console shows and changes, and the data classes of its pages."""
+"""ConsoleCluster: the cluster that the web console shows and changes. Also the data classes of the console's
+pages."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from raymq.common.protocol.status import ClusterStatus, PushInstanceReport
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """One replica of a broker group. `role`: "master", "slave", or "" while unknown. `lag_bytes`, `lag_s`: replication
-    lag behind the master, None if unknown. `error`: empty if the replica's actor answers."""
+    """One replica of a broker group. `role`: "master", "slave", or "" while unknown. `lag_bytes`, `lag_s`: the
+    replica's lag relative to the master, None if unknown. `error`: empty if the replica's actor answers."""
 
     actor: str
     node: str
@@ -28,7 +29,8 @@ class ReplicaView:
 @dataclass(frozen=True, slots=True)
 class BrokerGroupView:
     """The state of a broker group. `master`: the storage actor that is the master, None without a master. `reason`: a
-    description of what is wrong; else empty. `writable`: messages may be sent to the group's topics."""
+    description of the fault; empty if there is no fault. `writable`: True if messages may be sent to the group's
+    topics."""
 
     name: str
     ready: bool
@@ -44,7 +46,7 @@ class BrokerGroupView:
 @dataclass(frozen=True, slots=True)
 class ServerView:
     """The state of a server: a NameServer, the Controller, a Rebalance actor, a Pull actor or the console. `state`: a
-    text for people. `error`: empty if the server answers."""
+    text for people. `error`: the reason why the server does not answer; empty if it answers."""
 
     actor: str
     kind: str
@@ -58,7 +60,7 @@ class ClusterView:
     """The state of the cluster: its `status`, and rows for its broker groups and its other servers.
 
     `nodes`: the addresses of the nodes that can be drained; the value is True for a drained node. `settings`: the
-    settings that the servers report, by name.
+    settings that the servers report, by the setting's name.
     """
 
     name: str
@@ -70,14 +72,15 @@ class ClusterView:
 
     @property
     def problems(self) -> list[str]:
-        """The failures that `raymq status` shows, one sentence each: where, what, and what to do."""
+        """The faults that `raymq status` shows. Each is one sentence with the server, the fault, and what to
+        do."""
         failures = [one for one in self.status.problems if one.state == "fail"]
         return [": ".join(filter(None, (one.where, f"{one.seen}; {one.do}"))) for one in failures]
 
 
 @dataclass(frozen=True, slots=True)
 class PushInstances:
-    """The push-consumer instances of one group. `nodes`: the node address of each Pull actor, by the actor's name.
+    """The push-consumer instances of one group. `nodes`: maps the name of each Pull actor to the address of its node.
     `missing`: a sentence for each Pull actor that did not answer."""
 
     instances: tuple[PushInstanceReport, ...] = ()
@@ -86,14 +89,14 @@ class PushInstances:
 
     @property
     def owners(self) -> dict[str, str]:
-        """The instance that consumes each queue, by the queue's name."""
+        """Maps each queue's name to the push-consumer instance that consumes the queue."""
         return {queue: one.instance for one in self.instances for queue in one.holding}
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """A change that a user made or tried in the console: the time `at_ms` (ms since 1970), the user with role and
-    address, the change, and its outcome ("done", or the error text). `arguments` never contain message bodies or
+    """A change that a user made or tried in the console. It has the time `at_ms` (ms since 1970), the user with role
+    and address, the change, and its outcome ("done", or the error text). `arguments` never contain message bodies or
     tokens."""
 
     at_ms: int
@@ -107,16 +110,16 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class AuditPage:
-    """A page of audit log entries, newest first. `cursor` continues with older entries; None if no older
-    entries exist."""
+    """A page of audit log entries, newest first. `cursor` is the position of the next page with older entries; None if
+    no older entries exist."""
 
     entries: tuple[AuditEntry, ...]
     cursor: str | None = None
 
 
 class ClusterControl(Protocol):
-    """The console's requests to the cluster that Admin does not offer. Calls block, and several threads may call at
-    once. They raise RaymqError, whose text the page shows."""
+    """Interface of the console's requests to the cluster that Admin does not offer. Calls block, and several threads
+    may call at once. They raise RaymqError, whose text the page shows."""
 
     def cluster(self) -> ClusterView:
         """Return the state of all servers and stores. If a server does not answer, its row contains the error."""
@@ -127,8 +130,8 @@ class ClusterControl(Protocol):
         ...
 
     def drain(self, node: str, *, drained: bool) -> None:
-        """Start moving all replicas off a node, and keep new replicas off it. With `drained` False, allow replicas on
-        the node again. The call does not wait for the moves; `cluster` shows them."""
+        """Start moving all replicas off a node, and place no new replicas there. If `drained` is False, allow replicas
+        on the node again. The call does not wait for the moves; `cluster` shows them."""
         ...
 
     def balance(self) -> None:
@@ -148,7 +151,7 @@ class ClusterControl(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ConsoleCluster:
-    """The cluster that the console shows. Its calls block, so the pages call it in a bounded pool of threads
+    """The cluster that the web console shows. Its calls block, so the pages make them in a bounded pool of threads
     (raymq.tools.console.web.snapshots), each call with a timeout.
 
     `admin` answers the pages' queries and makes their changes; `producer` sends and recalls messages; `control` makes

@@ -1,4 +1,4 @@
-"""Take the doctor's snapshot, run all checks, and make the repairs of `raymq doctor --fix`.
+"""Takes the doctor's snapshot, runs all checks, and makes the repairs of `raymq doctor --fix`.
 
 Repairs change permissions and create missing directories, on this machine only. Each repair is safe while servers run,
 and can be undone by hand. Repairs neither change the content of a file nor delete anything.
@@ -32,7 +32,7 @@ CHECKS = (*MACHINE_CHECKS, *NODE_CHECKS, *CLUSTER_CHECKS, *METRICS_CHECKS)
 
 
 def examine(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Run all checks on a snapshot and return their findings."""
+    """Run all checks of `raymq doctor` on a snapshot and return their findings."""
     return run_checks(CHECKS, snapshot)
 
 
@@ -41,8 +41,8 @@ def take_snapshot(
 ) -> DoctorSnapshot:
     """Collect facts about this machine, and about the Ray cluster and raymq at `address` if they run.
 
-    `settings` name the store directories if raymq does not run, and the limits of disk usage. If a server is missing or
-    does not answer, no error is raised: the snapshot contains the error.
+    `settings` contains the store directories to use if raymq does not run, and the limits of disk usage. If a server is
+    missing or does not answer, no error is raised: the snapshot contains the error.
     """
     named = None if prometheus is None else collect_prometheus(prometheus)
     try:
@@ -129,7 +129,8 @@ PRIVATE_DIRECTORY: Final = 0o700
 
 
 def fix(machine: MachineFacts) -> list[str]:
-    """Make the safe repairs that `machine` needs. Returns one line for each repair, including failed repairs."""
+    """Make the safe repairs that the facts about `machine` require. Returns one line for each repair, including failed
+    repairs."""
     done = []
     if machine.token_mode is not None and machine.token_mode & 0o077:
         done.append(_make_private(Path(machine.token_path)))

@@ -1,4 +1,5 @@
-"""The snapshot of facts that the doctor's checks examine: plain values, so that tests can write a snapshot by hand.
+"""The snapshot of facts that the doctor's checks examine. It has plain values, so that tests can write a snapshot by
+hand.
 
 If a collector cannot determine a fact, it sets an `error` or leaves the value None. The checks then report the fact as
 unknown.
@@ -19,10 +20,10 @@ class DirectoryFacts:
     `existing_path`: the directory, or its nearest existing parent. The facts about disk, file system and flush times
     describe this path. `used_ratio`: the used share of the disk, 0 to 1, as the store computes it. `max_used_ratio`:
     the used share above which the store deletes old messages at any hour. `refuse_ratio`: the used share above which
-    the store refuses messages. `readable`: a few files that other users may read, or directories that they may enter;
-    `readable_count`: the number of all these files and directories. `locks`: the pid that holds the lock of each store
-    directory. `fiemap`: True if the file system reports written blocks. `fdatasync_ms`: the durations of small flushes,
-    ascending.
+    the store refuses messages. `readable`: some of the files that other users may read and the directories that they
+    may enter; `readable_count`: the number of all such files and directories. `locks`: the pid of the process that
+    holds the lock of each store directory. `fiemap`: True if the file system reports which blocks were written.
+    `fdatasync_ms`: the durations of small flushes, ascending.
     """
 
     path: str
@@ -46,8 +47,8 @@ class DirectoryFacts:
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """Facts about a machine, collected by a process on this machine: the process of the command, or a Ray task on a
-    node.
+    """Facts about a machine. A process on this machine has collected them: the process of the command, or a Ray task on
+    a node.
 
     `copies`: for each package, the folders of the import path that contain it, in the order of the import path.
     `floors_missing`: server packages that this installation lacks. `token_digest`: a digest for comparing tokens; it
@@ -91,9 +92,9 @@ class LaneFacts:
 class NodeFacts:
     """Facts about a Ray node.
 
-    `machine`: the facts that a task on the node collected; None, with an `error`, if the task returned no result.
-    `skew_ms`: the node's clock minus the head's clock, with an error of up to `skew_error_ms`. `board`: True if this
-    Ray session has the Grafana dashboard; None if unknown, and on all nodes except the head.
+    `machine`: the facts that a task on the node collected; None if the task returned no result, which `error` explains.
+    `skew_ms`: the node's clock minus the head node's clock, with an error of up to `skew_error_ms`. `board`: True if
+    this Ray session has the Grafana dashboard; None if unknown, and on all nodes except the head node.
     """
 
     node_id: str
@@ -111,10 +112,9 @@ class NodeFacts:
 class GroupFacts:
     """Facts about a consumer group.
 
-    `members`: the number of connected consumers. `slowest_topic`: the topic with the group's oldest unread message,
-    relative to the topic's retention. `lag_ms` is the age of this message, and `retention_ms` the time for which the
-    topic keeps messages (None: without limit). `lost`: the number of messages that were deleted before the group read
-    them.
+    `members`: the number of connected consumers. `slowest_topic`: the topic whose oldest unread message is nearest to
+    deletion by retention. `lag_ms`: the age of this message in ms. `retention_ms`: how long this topic keeps messages
+    (None if the group has no such topic). `lost`: the number of messages that were deleted before the group read them.
     """
 
     group: str
@@ -130,7 +130,7 @@ class GroupFacts:
 
 @dataclass(frozen=True, slots=True)
 class HealthChecks:
-    """Ray's health-check settings, with which Ray detects lost nodes."""
+    """Ray's health-check settings. Ray uses these settings to detect lost nodes."""
 
     period_ms: int
     timeout_ms: int
@@ -139,10 +139,10 @@ class HealthChecks:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """Facts about a running raymq.
+    """Facts about a running raymq cluster.
 
-    `status`: the report of `raymq status`. `groups_left_out`: the number of consumer groups that were not examined,
-    because there were too many groups or the time was used up.
+    `status`: the report of `raymq status`. `groups_left_out`: the number of consumer groups that the doctor did not
+    examine, because there were too many groups or the time limit was reached.
     """
 
     status: ClusterStatus
@@ -168,7 +168,8 @@ class MetricsPort:
 
 @dataclass(frozen=True, slots=True)
 class PrometheusFacts:
-    """The Prometheus server that --prometheus names. `rules`: the names of its alert rules."""
+    """The Prometheus server that the option --prometheus names. `rules`: the names of the alert rules that it has
+    loaded."""
 
     url: str
     error: str = ""
@@ -177,11 +178,11 @@ class PrometheusFacts:
 
 @dataclass(frozen=True, slots=True)
 class DoctorSnapshot:
-    """All facts that the checks examine.
+    """All facts that the doctor's checks examine.
 
-    `ray_error`: the reason why there are no facts about nodes. `cluster_error`: the reason why there are no facts about
-    the cluster. `named`: True if the user gave the address of a Ray cluster, so that a missing Ray cluster is a fault.
-    `metrics_enable`: the setting metrics.enable.
+    `ray_error`: the reason why the facts about the nodes are missing. `cluster_error`: the reason why the facts about
+    the raymq cluster are missing. `named`: True if the user gave the address of a Ray cluster, so that a missing Ray
+    cluster is a fault. `metrics_enable`: the setting metrics.enable.
     """
 
     machine: MachineFacts

@@ -1,4 +1,4 @@
-"""The findings of checks: what a check found, how bad it is, and what to do."""
+"""The findings of the doctor's checks: what a check found, how severe it is, and what the user should do."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Final
 from raymq.tools.doctor.facts import DoctorSnapshot
 
 HERE: Final = "here"
-"""The `where` of a finding about the machine on which the command runs."""
+"""Value of a finding's field `where` if the finding is about the machine on which the command runs."""
 PLACES_SHOWN: Final = 5
 """Maximum number of places (machines, actors or groups) that one row of findings names."""
 
 
 class State(Enum):
-    """The result of a check. SKIP: the check needs a server that does not run. WARN: a likely cause of later faults.
-    FAIL: a part of the system does not work, or a message may be lost or be read by other users."""
+    """The result of a check. OK: the check passed. SKIP: the check needs a server that does not run. WARN: the check
+    found a likely cause of later faults. FAIL: a part of the system does not work, messages may be lost, or other users
+    may read them."""
 
     SKIP = "skip"
     OK = "ok"
@@ -27,8 +28,8 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check at one place. `where` is the address of a machine, an actor or a group; empty for the
-    whole cluster."""
+    """The result of one check at one place. `where` names the place: a machine's address, an actor or a group. It is
+    empty if the result concerns the whole cluster."""
 
     check: str
     state: State
@@ -42,8 +43,8 @@ Judge = Callable[[DoctorSnapshot], list[Finding]]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check with its name. The check is skipped if the snapshot does not contain the facts that it `needs`:
-    "machine", "nodes", "cluster" or "prometheus"."""
+    """A check with its name. `needs` names the facts that the check needs: "machine", "nodes", "cluster" or
+    "prometheus". The check is skipped if the snapshot does not contain these facts."""
 
     name: str
     needs: str
@@ -51,7 +52,7 @@ class Check:
 
 
 def finding(state: State, seen: str, do: str = "", where: str = "") -> Finding:
-    """Create a finding without the name of its check. `run_checks` adds the name."""
+    """Create a finding without the name of its check. `run_checks` adds the check's name."""
     return Finding("", state, seen, "" if state is State.OK else do, where)
 
 
@@ -66,14 +67,14 @@ def warn(seen: str, do: str, where: str = "") -> Finding:
 
 
 def fail(seen: str, do: str, where: str = "") -> Finding:
-    """Create a failure: a finding about a part that does not work, or about messages in danger."""
+    """Create a failure: a finding that a part of the system does not work, or that messages are in danger."""
     return finding(State.FAIL, seen, do, where)
 
 
 def run_checks(checks: Iterable[Check], snapshot: DoctorSnapshot) -> list[Finding]:
     """Run all checks in order, and return their findings. A skipped check has one finding with the reason."""
-    # Drop the text after the colon of a reason: it is advice for users who need a cluster, but the doctor also works
-    # without one.
+    # The text before the colon is the reason. The text after the colon is advice for users who need a cluster; drop it,
+    # because the doctor also works without a cluster.
     missing = {
         "nodes": "" if snapshot.nodes else snapshot.ray_error.partition(": ")[0] or "no Ray cluster runs",
         "cluster": "" if snapshot.cluster else snapshot.cluster_error.partition(": ")[0] or "no raymq runs",
@@ -88,7 +89,7 @@ def run_checks(checks: Iterable[Check], snapshot: DoctorSnapshot) -> list[Findin
 
 
 def folded(findings: Sequence[Finding]) -> list[Finding]:
-    """Merge findings of a check that are equal except for their places into one finding.
+    """Merge the findings of a check that differ only in their places.
 
     `where` of a merged finding is the number of places if the check passed, else the names of the first places.
     """
@@ -100,7 +101,8 @@ def folded(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _places(alike: Sequence[Finding]) -> str:
-    """Return the text that names the places of equal findings in one row."""
+    """Return the text for one row that stands for several equal findings: the number or the names of their
+    places."""
     if alike[0].state is State.OK:
         return f"{len(alike)} places"
     more = len(alike) - PLACES_SHOWN

@@ -69,5 +69,5 @@ class ClusterShape:
             "console": {
                 "enable": True,
                 "host": "0.0.0.0",
-            },  # an address inside of the pod; network.yaml limits access to it
+            },  # Address inside the pod; network.yaml limits access to this address.
         }

@@ -1,8 +1,9 @@
-"""Generate the RayCluster: a head, a worker group for each store, and a worker group without a volume for computing.
+"""Generate the RayCluster object: a head, a worker group for each store, and a worker group without a volume for
+computing.
 
-The pod of store 0 runs `raymq up` each time the pod is created. With several replicas the Controller starts missing
-servers, but a cluster with one store has no Controller. If the head is lost, a new Ray cluster starts, and so do all
-worker containers, so that `raymq up` runs again.
+The pod of store 0 runs `raymq up` each time Kubernetes creates the pod. In a cluster with several replicas, the
+Controller starts missing servers; a cluster with one store has no Controller. If the head is lost, a new Ray cluster
+starts. All worker containers then restart too, so `raymq up` runs again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ DASHBOARD_PORT: Final = 8265
 CONSOLE_PORT: Final = 8270
 
 GRACE_PERIOD_S: Final = 60
-"""Seconds that the stores of a pod have to close before Kubernetes kills the pod."""
+"""Time in seconds that the stores of a pod have to close before Kubernetes kills the pod."""
 COMPUTE_NODES_MAX: Final = 10
 USERS_GROUP: Final = 100
 """Group id of the user `ray` in Ray's images. The volumes get this group, because the user `ray` must be able to write
@@ -69,10 +70,10 @@ def _head(shape: ClusterShape) -> dict[str, Any]:
     }
     return {
         "serviceType": "ClusterIP",
-        "resources": {"CPU": "0"},  # the head runs the Controller and the NameServer, but no user tasks
+        "resources": {"CPU": "0"},  # The head runs the Controller and the NameServer, but no user tasks.
         "rayStartParams": {
             "dashboard-host": "0.0.0.0",
-            # quoted, because KubeRay inserts this text into a shell command
+            # Quote this text, because KubeRay inserts it into a shell command.
             "system-config": f"'{json.dumps(HEALTH_CHECKS)}'",
         },
         "template": _pod(container, "head", volume=claim_name(shape, "head")),
@@ -82,8 +83,8 @@ def _head(shape: ClusterShape) -> dict[str, Any]:
 def _store(shape: ClusterShape, number: int) -> dict[str, Any]:
     lifecycle: dict[str, Any] = {"preStop": _shell(f"raymq store close --address {_ADDRESS}")}
     if number == 0:
-        # Kubernetes waits for this hook, and KubeRay starts Ray only after the hook. So the command runs in the
-        # background; its output is in the pod's log.
+        # Kubernetes waits for this hook, and KubeRay starts Ray only after the hook returns. So the hook runs the
+        # command in the background. The command's output is in the pod's log.
         up = f"raymq up --config {SETTINGS_MOUNT}/raymq.yaml --address {_ADDRESS} --wait-nodes {shape.stores}"
         lifecycle["postStart"] = _shell(f"(until {up}; do sleep 5; done) > /proc/1/fd/1 2>&1 &")
     container = _container(shape, "ray-worker") | {
@@ -125,7 +126,8 @@ def _compute(shape: ClusterShape) -> dict[str, Any]:
 
 
 _ADDRESS: Final = '"$RAY_ADDRESS"'
-"""Shell expression for the address of the Ray cluster. KubeRay sets this variable in every container."""
+"""Shell expression for the address of the Ray cluster. KubeRay sets the variable RAY_ADDRESS in every
+container."""
 
 
 def _shell(command: str) -> dict[str, Any]:
@@ -165,8 +167,8 @@ def _pod(container: dict[str, Any], component: str, volume: str | None) -> dict[
 
 
 def _one_per_machine(shape: ClusterShape) -> dict[str, Any]:
-    """Return the rule that puts the stores of a cluster on different machines, so that the loss of a machine affects
-    only one copy."""
+    """Return the rule that puts the stores of a cluster on different machines. The loss of one machine then affects
+    only one copy of each message."""
     return {
         "podAntiAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": [

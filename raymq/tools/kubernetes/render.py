@@ -107,7 +107,7 @@ the object types of Prometheus' operator."""
 
 
 def rendered_files(shape: ClusterShape) -> dict[str, str]:
-    """Return the text of each file, by file name. Equal shapes give identical bytes."""
+    """Return the text of each Kubernetes file, by file name. Equal cluster shapes give identical bytes."""
     applied = {
         "claims.yaml": claims(shape),
         "settings.yaml": [settings_map(shape)],
@@ -130,10 +130,11 @@ def rendered_files(shape: ClusterShape) -> dict[str, str]:
 
 
 def render(shape: ClusterShape, folder: Path) -> list[Path]:
-    """Write all files into `folder` and return their paths. Existing files with the same names are replaced.
+    """Write all Kubernetes files of the cluster into `folder` and return their paths. Existing files with the same
+    names are replaced.
 
-    Creates the folder if it does not exist. Raises InvalidArgumentError if a file cannot be written; earlier files may
-    have been written already.
+    Creates the folder if it does not exist. Raises InvalidArgumentError if a file cannot be written. Files before the
+    failed file may have been written already.
     """
     paths = []
     try:

@@ -23,8 +23,8 @@ DATA_SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 _ON_EVERY_SERIES: Final = 'SessionName=~"$SessionName",ray_io_cluster=~"$Cluster"'
 
 VARIABLES: Final = (
-    # Only a PodMonitor adds the name of a KubeRay cluster to the series. The choice of all clusters also matches series
-    # without a name.
+    # Only a PodMonitor adds the name of a KubeRay cluster to the series. If the user selects all clusters, series
+    # without a cluster name match too.
     ("SessionName", "label_values(ray_raymq_up, SessionName)", "Ray sessions"),
     ("Cluster", 'label_values(ray_raymq_up{SessionName=~"$SessionName"}, ray_io_cluster)', "KubeRay clusters"),
     ("broker", f"label_values(ray_raymq_broker_permission{{{_ON_EVERY_SERIES}}}, broker)", "Broker groups"),
@@ -35,7 +35,7 @@ VARIABLES: Final = (
         "Consumer groups",
     ),
 )
-"""The variables of the dashboard: name, query of the possible values, and description."""
+"""The variables of the dashboard. Each has a name, a query for its possible values, and a description."""
 
 
 def board_json() -> str:
@@ -81,8 +81,8 @@ def _flat(panels: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _row(row: Row, y: int, next_id: int) -> tuple[list[dict[str, Any]], int]:
-    """Return a row's header followed by its panels, and the row's height. The header of a collapsed row contains the
-    panels."""
+    """Return the Grafana objects of a dashboard row and the row's height. The row's header comes first, then its
+    panels. If the row is collapsed, the header contains the panels."""
     width = GRID_WIDTH // COLUMNS
     panels = [
         _panel(

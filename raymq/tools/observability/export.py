@@ -1,7 +1,7 @@
 """Export files for other Prometheus and Grafana servers: the dashboard, the alert rules, and Kubernetes objects.
 
 The alert rules are in alerts.yml in this folder, in Prometheus' format. The two objects for Prometheus' operator define
-the scraped pods and the alerts in Kubernetes.
+which pods Prometheus scrapes in Kubernetes, and the alerts.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def relabel_text() -> str:
 
 
 def exported_files() -> dict[str, str]:
-    """Return the exported texts by file name."""
+    """Return the texts of the exported monitoring files, by file name."""
     return {
         BOARD_FILE: board_json(),
         "alerts.yml": alerts_text(),
@@ -90,10 +90,11 @@ def exported_files() -> dict[str, str]:
 
 
 def export(folder: Path) -> list[Path]:
-    """Write all files into `folder` and return their paths. Existing files with the same names are replaced.
+    """Write all exported monitoring files into `folder` and return their paths. Existing files with the same names are
+    replaced.
 
-    Creates the folder if it does not exist. Raises InvalidArgumentError if a file cannot be written; earlier files may
-    have been written already.
+    Creates the folder if it does not exist. Raises InvalidArgumentError if a file cannot be written. Files before the
+    failed file may have been written already.
     """
     paths = []
     try:

@@ -1,7 +1,7 @@
 """The panels of the Grafana dashboard, as a table of rows of charts.
 
-A chart names its instruments. The chart takes its title, unit and help text from the table of instruments
-(raymq.telemetry.metrics.instruments). To add a chart, add a line to this table.
+Each chart names its instruments (metrics). Its title, unit and help text come from the table of instruments
+(raymq.telemetry.metrics.instruments). To add a chart, add a line to the table in this module.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _RATE_UNITS: Final = {"messages": "suffix: msg/s", "bytes": "Bps"}
 RAYMQ_PROCESSES: Final = (
     "ray::(NameServer|Controller|Broker|Storage|Replicator|Rebalance|Pull|Listener|PredicateRunner)"
 )
-"""Regular expression for the process titles that Ray gives raymq's actors. The name of the running method may
-follow."""
+"""Regular expression for the process titles that Ray gives raymq's actors. In a process title, the name of the running
+method may follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,9 @@ def _of(
 ) -> InstrumentLines:
     """Return the chart lines of an instrument: one line for each combination of values of the labels `by`.
 
-    A counter is shown as a rate per second (or as its `increase`), a histogram as `percents`, and a gauge as its
-    maximum or by another function of raymq.tools.observability.series (`how`). `legend`: text before the labels.
-    `equal`: labels, each with the value that it must have.
+    The line of a counter is its rate per second (or its `increase`). The lines of a histogram are its `percents`. The
+    line of a gauge is its maximum, or the result of another function of raymq.tools.observability.series (`how`).
+    `legend`: text before the labels. `equal`: the value that a label must have.
     """
     instrument = INSTRUMENTS[name]
     unit = _GAUGE_UNITS.get(instrument.unit, "none")
@@ -88,8 +88,8 @@ def _of(
 
 
 def _clients(name: str, *by: str) -> InstrumentLines:
-    """Return the chart lines of connected clients: the largest number that one broker reports. Each client sends
-    heartbeats to every broker, so a sum over the brokers would count each client several times."""
+    """Return the chart lines for the number of connected clients: the largest number that any broker reports. Each
+    client sends heartbeats to every broker, so a sum over the brokers would count each client several times."""
 
     def largest(name: str, *by: str) -> str:
         return f"max by ({', '.join(by)}) ({total(name, 'broker', *by)})"
@@ -98,8 +98,8 @@ def _clients(name: str, *by: str) -> InstrumentLines:
 
 
 def _of_processes(name: str, unit: str, description: str) -> InstrumentLines:
-    """Return the chart lines of a gauge that Ray reports for its processes: one line with the sum for each kind of
-    raymq actor."""
+    """Return the chart lines of a gauge that Ray reports for each process. Each line is the sum for one kind of raymq
+    actor."""
     filters = f'SessionName=~"$SessionName",ray_io_cluster=~"$Cluster",Component=~"{RAYMQ_PROCESSES}.*"'
     lines = f'sum by (actor) (label_replace({name}{{{filters}}}, "actor", "$1", "Component", "ray::(\\\\w+).*"))'
     instrument = Instrument(name, InstrumentKind.GAUGE, ("Component",), unit, description, "", "Ray")
@@ -107,8 +107,8 @@ def _of_processes(name: str, unit: str, description: str) -> InstrumentLines:
 
 
 def _panel(*parts: InstrumentLines, title: str = "") -> Panel:
-    """Build a chart of several instruments. The first instrument gives the unit, and the title if `title` is
-    empty."""
+    """Build a chart of several instruments. The chart has the unit of the first instrument, and also its title if
+    `title` is empty."""
     first = parts[0]
     return Panel(
         title or first.instrument.title,

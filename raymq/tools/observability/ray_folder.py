@@ -1,8 +1,8 @@
 """Install the Grafana dashboard in the folder from which Ray's Grafana loads its dashboards.
 
-Ray's web dashboard creates `SESSION/metrics/grafana/` again at each start, so raymq's dashboard is written after each
-start. The file `provisioning/dashboards/default.yml` in this folder names the folder of dashboards; an environment
-variable of Ray's web dashboard can move that folder. Without Ray's web dashboard, none of these files exists.
+Ray's web dashboard creates `SESSION/metrics/grafana/` again at each start, so raymq writes its dashboard after each
+start. The file `provisioning/dashboards/default.yml` in this folder names the folder of dashboards. An environment
+variable of Ray's web dashboard can select another folder. Without Ray's web dashboard, none of these files exists.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ def metrics_root(session: Path) -> Path:
 
 
 def watched_folder(root: Path) -> Path | None:
-    """Return the folder from which Grafana loads dashboards, according to Ray's files below `root`; None if these files
-    do not exist."""
+    """Return the folder from which Grafana loads dashboards, as configured in Ray's files below `root`. Return None if
+    Ray's files do not exist."""
     try:
         providers = yaml.safe_load((root / PROVIDER_FILE).read_text())["providers"]
         return Path(providers[0]["options"]["path"])
     except (OSError, KeyError, IndexError, TypeError, yaml.YAMLError):
-        return None  # Ray has no web dashboard, or its files have another layout
+        return None  # Ray has no web dashboard, or the dashboard's files have another layout.
 
 
 def install_board(output: str | None = None) -> dict[str, Any]:
-    """Write the dashboard on this node, which must be the head node. The process must be connected to Ray.
+    """Write raymq's dashboard file on this node, which must be the head node. The process must be connected to Ray.
 
     `output`: absolute path of a folder. The default is the folder of dashboards in Ray's files, or Ray's default folder
     if these files do not exist. Returns `path`, the written file, and `watched`: True if Ray's Grafana shows the file.
@@ -60,7 +60,8 @@ def install_board(output: str | None = None) -> dict[str, Any]:
     path = folder / BOARD_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        beside = path.with_suffix(".new")  # write to another name and rename, because Grafana may be reading the file
+        # Write to another name and rename the file, because Grafana may be reading the old file.
+        beside = path.with_suffix(".new")
         beside.write_text(board_json())
         beside.replace(path)
     except OSError as error:
@@ -71,7 +72,7 @@ def install_board(output: str | None = None) -> dict[str, Any]:
 
 
 def has_board() -> bool:
-    """Return True if the file that `install_board` wrote on this node still exists. Ray deletes it when it creates the
-    folder again."""
+    """Return True if the dashboard file that `install_board` wrote on this node still exists. Ray deletes the file when
+    it creates the folder of dashboards again."""
     root = metrics_root(session_folder())
     return ((watched_folder(root) or root / BOARDS_FOLDER) / BOARD_FILE).exists()

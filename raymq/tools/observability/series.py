@@ -1,8 +1,8 @@
 """Generate PromQL expressions for the instruments of raymq.telemetry.metrics.instruments.
 
 Ray adds the prefix `ray_` to each name, and the suffix `_total` to counters. Each histogram of raymq has three series:
-`_bucket`, `_sum` and `_count`. A selector filters by each of the dashboard's variables whose label the instrument has.
-An unknown instrument or label raises KeyError when the dashboard is generated.
+`_bucket`, `_sum` and `_count`. If an instrument has the label of a dashboard variable, its selector filters by this
+variable. An unknown instrument or label raises KeyError when the dashboard is generated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ RATE_WINDOW: Final = "$__rate_interval"
 """Grafana's variable for the time window of rates: at least four scrape intervals."""
 
 BOARD_LABELS: Final = {"SessionName": "SessionName", "ray_io_cluster": "Cluster"}
-"""Labels that Ray and KubeRay add to every series, each with the dashboard variable that selects its value."""
+"""Maps each label that Ray or KubeRay adds to every series to the dashboard variable that selects its value."""
 CHOSEN_LABELS: Final = ("broker", "topic", "consumer_group")
 """raymq's labels for which the dashboard has a variable of the same name."""
 
@@ -32,8 +32,8 @@ def exposed_names(instrument: Instrument) -> tuple[str, ...]:
 
 
 def selector(name: str, suffix: str = "", **equal: str) -> str:
-    """Return a PromQL selector for an instrument's series, filtered by the dashboard's variables. `equal`: labels, each
-    with its required value."""
+    """Return a PromQL selector for an instrument's series, filtered by the dashboard's variables. `equal`: the value
+    that a label must have."""
     instrument = INSTRUMENTS[name]
     _check(instrument, suffix, equal)
     matchers = [f'{label}=~"${variable}"' for label, variable in BOARD_LABELS.items()]
@@ -43,27 +43,29 @@ def selector(name: str, suffix: str = "", **equal: str) -> str:
 
 
 def per_second(name: str, *by: str, **equal: str) -> str:
-    """Return the PromQL expression for a counter's rate per second, summed by the labels `by`."""
+    """Return the PromQL expression for a counter's rate per second, with one sum for each value of the labels
+    `by`."""
     return _summed("sum", by, f"rate({selector(name, '_total', **equal)}[{RATE_WINDOW}])")
 
 
 def increase(name: str, *by: str, **equal: str) -> str:
-    """Return the PromQL expression for a counter's growth in the time window, summed by the labels `by`."""
+    """Return the PromQL expression for a counter's growth in the time window, with one sum for each value of the labels
+    `by`."""
     return _summed("sum", by, f"increase({selector(name, '_total', **equal)}[{RATE_WINDOW}])")
 
 
 def total(name: str, *by: str, **equal: str) -> str:
-    """Return the PromQL expression for the sum of a gauge by the labels `by`."""
+    """Return the PromQL expression for the sum of a gauge, for each value of the labels `by`."""
     return _summed("sum", by, selector(name, **equal))
 
 
 def highest(name: str, *by: str, **equal: str) -> str:
-    """Return the PromQL expression for the maximum of a gauge by the labels `by`."""
+    """Return the PromQL expression for the maximum of a gauge, for each value of the labels `by`."""
     return _summed("max", by, selector(name, **equal))
 
 
 def lowest(name: str, *by: str, **equal: str) -> str:
-    """Return the PromQL expression for the minimum of a gauge by the labels `by`."""
+    """Return the PromQL expression for the minimum of a gauge, for each value of the labels `by`."""
     return _summed("min", by, selector(name, **equal))
 
 
@@ -78,7 +80,8 @@ def _summed(function: str, by: tuple[str, ...], inner: str) -> str:
 
 
 def _check(instrument: Instrument, suffix: str, equal: dict[str, str]) -> None:
-    """Raise KeyError if the instrument does not have this suffix or one of the labels in `equal`."""
+    """Raise KeyError if the instrument does not have the series suffix `suffix` or one of the labels in
+    `equal`."""
     if suffix not in SUFFIXES[instrument.kind]:
         raise KeyError(f"{instrument.name} is a {instrument.kind.value}: it has no series with {suffix!r}")
     for label in equal:

@@ -1,5 +1,5 @@
-"""Benchmark of consuming: polls of objects and of columns with a commit after each, a listener, the commit alone, and
-receives."""
+"""Benchmark of consuming messages: polls that return objects or columns, each with a commit; a listener; the commit
+alone; and receives of a simple consumer."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def drain_columns(consumer: Any, total: int) -> None:
 
 
 def push_to_listener(client: raymq.Client, topic: str, total: int, without: set[int]) -> Sample:
-    """Return the messages per second that an empty listener consumes, measured from its first message to its
-    last."""
+    """Return the number of messages per second that a consumer passes to a listener that does nothing. The time counts
+    from the listener's first message to its last."""
     push = client.push_consumer(f"{topic}-push-{next(_groups)}", consume_from=FROM_FIRST)
     with push.subscribe(topic).on_message(lambda message: None).start() as subscription:
         first, started, cpu = 0, 0.0, 0.0
@@ -84,11 +84,11 @@ def push_to_listener(client: raymq.Client, topic: str, total: int, without: set[
             if consumed >= total:
                 seconds = time.perf_counter() - started
                 return Sample((consumed - first) / seconds, (cpu_s(without) - cpu) / max(consumed - first, 1) * 1e6)
-            time.sleep(0.02)  # a pause, because each status call takes a millisecond of the Pull actor's time
+            time.sleep(0.02)  # Pause, because each status call takes a millisecond of the Pull actor's time.
 
 
 def _commits(client: raymq.Client, topic: str, mode: str, rounds: int) -> Figure:
-    """Measure the p50 of the time of a commit after a poll of one message."""
+    """Measure the median (p50) time of a commit after a poll of one message."""
     goals = [Goal("<=", 1000)] if mode == "SYNC" else []
     figure = Figure(f"consume {mode}", "commit() p50", "us", False, goals)
     with joined_consumer(client, f"{topic}-{next(_groups)}", topic) as consumer:
@@ -106,7 +106,7 @@ def _commits(client: raymq.Client, topic: str, mode: str, rounds: int) -> Figure
 def receive(client: raymq.Client, *, rounds: int, scale: float) -> Iterable[Figure]:
     """Yield the measurements of a simple consumer that receives `scale` × 100,000 messages of 1 KiB from 4 queues.
 
-    A pull consumer of the same messages is the peer.
+    The measurements are compared with a pull consumer that reads the same messages.
     """
     total = max(5000, int(scale * 100_000) // 5000 * 5000)
     topic = new_topic(client, "receive")

@@ -55,8 +55,8 @@ def filters(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figu
     """Yield the number of messages per second that a filter checks, for `scale` × 1,000,000 messages of 1 KiB in 4
     queues.
 
-    The filter is measured over a lane (direct socket connection) and in place. A further measurement is the number of
-    bytes that the lane carried.
+    The filter is measured with reads over a lane (direct socket connection) and with direct reads of the store's files.
+    Another measurement is the number of bytes sent over the lane.
     """
     total = max(5, int(scale * 100)) * TABLE_ROWS
     topic = new_topic(client, "filters")
@@ -104,8 +104,8 @@ def _send(client: raymq.Client, topic: str, total: int) -> None:
 
 
 def _consumer(client: raymq.Client, topic: str, expression: Any) -> Any:
-    """Return a consumer that all queues are assigned to directly, from their first messages, so that no group has to
-    form first."""
+    """Return a consumer to which all queues are assigned directly, from their first messages. So the benchmark need not
+    wait until a consumer group has formed."""
     consumer = client.pull_consumer(f"filters-{next(_groups)}", consume_from=FROM_FIRST, auto_commit=False)
     consumer.assign(consumer.fetch_message_queues(topic), expression)
     return consumer

@@ -65,7 +65,8 @@ def tables(rows: int) -> dict[str, pa.Table]:
 
 
 def measure(name: str, rows: int, rounds: int, work: Callable[[], object], clock: Callable[[], float]) -> None:
-    """Run `work` several times, and print the best round."""
+    """Run `work` `rounds` times, and print the time of the fastest run under `name`. `rows`: the number of rows that
+    `work` handles."""
     best_s = min(_seconds(work, clock) for _ in range(rounds))
     print(f"{name:42s} {best_s / rows * 1e6:7.3f} µs {rows / best_s / 1e6:7.2f}M/s", flush=True)
 

@@ -3,7 +3,7 @@ the store's mapped files.
 
     python -m tests.bench.programs.bench_filters [--messages 1000000] [--rounds 3]
 
-Each filter is compared with reading all messages the same way and filtering them in the client by the same condition.
+Each filter is compared with a client that reads all messages in the same way, and filters them by the same condition.
 The store has a process of its own, in a temporary directory. With Ray: `make bench BENCH="--only filter"`.
 """
 
@@ -43,15 +43,15 @@ MAX_BYTES: Final = 8 << 20
 
 
 class Read(NamedTuple):
-    """Number of messages that passed the filter, and the bytes of records that reached the client."""
+    """The result of a read: the number of messages that passed the filter, and the bytes of records that reached the
+    client."""
 
     passed: int
     moved_bytes: int
 
 
 class Files:
-    """Reader of the store's mapped files, like that of a client on the store's node. Queue 0 has `end`
-    messages."""
+    """Reads the store's mapped files, as a client on the store's node does. Queue 0 has `end` messages."""
 
     def __init__(self, root: str, end: int) -> None:
         settings = StoreSettings(store_path_root_dir=Path(root))
@@ -83,7 +83,8 @@ def is_dear(message: MessageExt) -> bool:
 
 
 def over_lane(lane: StorageLane, end: int, sql: str | None) -> Read:
-    """Read queue 0 by fetches. The store filters by `sql`; if `sql` is None, this function filters."""
+    """Read queue 0 with fetches over a lane (direct socket connection). The store filters by `sql`. If `sql` is None,
+    the store returns all messages, and this function filters them."""
     offset, passed, moved_bytes = 0, 0, 0
     while offset < end:
         request = FetchRequest("bench", 0, offset, MAX_MESSAGES, None, sql)
@@ -96,7 +97,8 @@ def over_lane(lane: StorageLane, end: int, sql: str | None) -> Read:
 
 
 def in_place(files: Files, sql: str | None) -> Read:
-    """Read queue 0 in the mapped files. The reader filters by `sql`; if `sql` is None, this function filters."""
+    """Read queue 0 from the mapped files. The reader filters by `sql`. If `sql` is None, the reader returns all
+    messages, and this function filters them."""
     offset, passed = 0, 0
     while offset < files.end:
         request = FetchRequest("bench", 0, offset, MAX_MESSAGES, None, sql)
@@ -108,7 +110,8 @@ def in_place(files: Files, sql: str | None) -> Read:
 
 
 def by_predicate(files: Files, process: PredicateProcess) -> Read:
-    """Read queue 0 with a predicate, as a PredicateRunner does."""
+    """Read queue 0 with a predicate (a Python filter function) that runs in its own process, as a
+    PredicateRunner does."""
     scan = PredicateScan(
         files,  # type: ignore[arg-type]  # it is asked for lists
         lambda records, until_s, log: process.evaluate(records, "bench", until_s, log),
@@ -124,8 +127,8 @@ def by_predicate(files: Files, process: PredicateProcess) -> Read:
 
 
 def timed(read: Callable[[], Read], end: int) -> tuple[float, int]:
-    """Time a read. Returns the messages per second that the read checks, and the bytes of records that reach the
-    client."""
+    """Measure a read of `end` messages. Returns the number of messages checked per second, and the bytes of records
+    that reach the client."""
     start_s = time.perf_counter()
     found = read()
     took_s = time.perf_counter() - start_s

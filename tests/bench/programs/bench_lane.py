@@ -4,7 +4,8 @@ twenty producers at full speed.
     python -m tests.bench.programs.bench_lane             one client: Unix and TCP, both flush settings
     python -m tests.bench.programs.bench_lane overload    1 and 20 producer processes, with a small client beside them
 
-The store has its own process, in a temporary directory. The results are of one run: compare runs on a quiet machine.
+The store has its own process, in a temporary directory. Each result comes from one run: run the program several times
+on a quiet machine, and compare.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ OVERLOAD_S = 5.0
 
 
 def serve(root: str, flush: str) -> None:
-    """Run a storage process: print its address, serve requests, and exit when its standard input ends."""
+    """Run a storage process: print its address, answer requests, and exit at the end of its standard input."""
     sys.setswitchinterval(1e-4)
     settings = StoreSettings(store_path_root_dir=Path(root), flush_disk_type=FlushDiskType(flush))
     store = MessageStore.open(settings, broker_name="bench")
@@ -85,7 +86,7 @@ def batch(count: int, queue_id: int = 0) -> EncodedBatch:
 
 
 def percentiles(times_s: list[float]) -> str:
-    """Format the median, the 99th percentile and the maximum of the times as text."""
+    """Return the median, the 99th percentile and the maximum of durations, as text."""
     times_s.sort()
     p50, p99 = times_s[len(times_s) // 2], times_s[len(times_s) * 99 // 100]
     return f"p50 {p50 * 1e6:8.1f} µs, p99 {p99 * 1e6:9.1f} µs, longest {times_s[-1] * 1e3:7.1f} ms"
@@ -119,8 +120,8 @@ def throughput(address: LaneAddress, *, remote: bool, messages: int, total: int)
 
 
 def watched_appends(address: LaneAddress, count: int) -> str:
-    """Measure the times from an append to the answer of a watch of the queue's end. Returns their percentiles
-    as text."""
+    """Measure the time from an append until a watch of the queue's end answers. Returns the percentiles of `count`
+    times as text."""
     lane, one, watch = StorageLane(address, remote=False), [batch(1, 1)], EndsWatch("bench", address)
     end = lane.call("queue_bounds", ("bench", 1), QueueBounds, TIMEOUT_S).max_offset
     times_s = []
@@ -138,7 +139,8 @@ def watched_appends(address: LaneAddress, count: int) -> str:
 
 
 def produce(address: LaneAddress, queue_id: int, messages: int) -> None:
-    """Run a producer process at full speed. The producer starts when it reads a line from standard input.
+    """Send messages at full speed, as the program of a producer process. Starts after a line was read from standard
+    input.
 
     Prints the number of messages, the duration of each append, and how often the store refused an append as busy.
     """
@@ -161,8 +163,8 @@ def produce(address: LaneAddress, queue_id: int, messages: int) -> None:
 
 
 def overload(address: LaneAddress, producers: int, messages: int) -> None:
-    """Run `producers` producer processes at full speed, and one client that appends a small message every 10
-    ms."""
+    """Run `producers` producer processes at full speed, and a client that appends one small message every 10 ms. Print
+    the measurements of both."""
     data = pickle.dumps(address).hex()
     command = [sys.executable, "-m", "tests.bench.programs.bench_lane", "produce", data]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -212,7 +214,7 @@ def main() -> None:
 
 
 def one_client() -> None:
-    """Measure one client over Unix sockets and TCP, with both flush settings."""
+    """Measure a single client over Unix sockets and over TCP, with both flush settings."""
     for flush in FlushDiskType:
         with storage(flush) as address:
             for remote in (False, True):

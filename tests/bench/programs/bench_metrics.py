@@ -6,10 +6,10 @@ topics and groups.
     python -m tests.bench.programs.bench_metrics idle [--topics 500] [--groups 20]   clusters without and with both
 
 Each command starts its own raymq in a temporary directory. `cost` and `clients` compare medians of one run, with the
-CPU of all processes per message. In `clients` the servers count all the time, and this process counts in every other
-call, so that other load on the machine disturbs both alike. `idle` measures the CPU of every process of an idle
-cluster, in percent of a core: first without metrics and console, then with both and a scrape every 15 s. `idle` also
-times a scrape.
+CPU time of all processes per message. In `clients` the servers always count, and this process counts in every other
+call. So other load on the machine disturbs the calls with and without counting alike. `idle` measures the CPU of every
+process of an idle cluster, in percent of a core: first without metrics and console, then with both and a scrape every
+15 s. `idle` also times a scrape.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from tests.bench.ways import ways
 TOLD_S = 60.0
 SETTLE_S = 30.0
 SCRAPE_INTERVAL_S = 15.0
-"""Seconds between two scrapes. Prometheus scrapes every minute by default; Ray's configuration of Prometheus
-uses 10 s."""
+"""Seconds between two scrapes of the benchmark. Prometheus scrapes every minute by default, and every 10 s in Ray's
+configuration of Prometheus."""
 SHOWN_PERCENT = 0.1
 GOAL = 0.02
 IDLE_GOAL_PERCENT = 3.0
@@ -66,8 +66,8 @@ def cluster(*, metrics: bool) -> Iterator[raymq.Client]:
 
 
 Samples = dict[tuple[str, bool], list[tuple[float, float]]]
-"""Samples by (name of the measured call, metrics on or off): messages per second, and CPU time per message in
-us."""
+"""Samples of calls, by the call's name and by whether metrics are on. Each sample is the number of messages per second
+and the CPU time per message in us."""
 
 
 def cost(rounds: int, seconds: float) -> None:
@@ -86,8 +86,8 @@ def cost(rounds: int, seconds: float) -> None:
 
 
 def counting(rounds: int, seconds: float) -> None:
-    """Compare this client with and without metrics in one cluster: print the ratios of messages per second and CPU
-    time."""
+    """Measure this client with and without metrics in one cluster. Print the ratios of messages per second and of CPU
+    time per message."""
     samples: Samples = defaultdict(list)
     with cluster(metrics=True) as client:
         for name, number, call in ways(client):
@@ -137,7 +137,7 @@ def idle(topics: int, groups: int, seconds: float) -> None:
 def idle_shares(topics: int, groups: int, seconds: float, *, watched: bool) -> dict[str, float]:
     """Return the CPU use of an idle cluster's processes, in percent of a core, summed by process name.
 
-    `watched`: the cluster has metrics and a console.
+    `watched`: run the cluster with metrics and a console.
     """
     with cluster(metrics=watched) as client:
         if watched:
@@ -151,7 +151,7 @@ def idle_shares(topics: int, groups: int, seconds: float, *, watched: bool) -> d
             with client.pull_consumer(f"idle-g{number}", auto_commit=False) as consumer:
                 consumer.assign(queues)
                 consumer.commit(dict.fromkeys(queues, 0))
-        time.sleep(SETTLE_S)  # time for two reports, so that the metrics agent has all series
+        time.sleep(SETTLE_S)  # Wait for two reports, so that the metrics agent has all time series.
         before = {process.pid: (server_name(process), cpu_of(process.pid)) for process in processes()}
         start_s = time.monotonic()
         while time.monotonic() < start_s + seconds:
@@ -170,7 +170,7 @@ def idle_shares(topics: int, groups: int, seconds: float, *, watched: bool) -> d
 
 
 def scrape() -> str:
-    """Read the metrics of every node, as Prometheus does. Returns a text with the duration of the read."""
+    """Read the metrics of every node, as Prometheus does. Returns the duration of the read as text."""
     told = []
     for node in ray.nodes():
         url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"

@@ -1,12 +1,12 @@
-"""Benchmark of replication: the speed of copying a log, of appends that wait for copies, and the duration of a
-failover.
+"""Benchmark of replication: the speed of copying a log, the speed of appends that wait for copies, and the duration of
+a failover.
 
     python tests/bench/programs/bench_replication.py [--directory DIR] [--mib 400] [--seconds 5] [--cluster]
         [--kills 10] [--node-kills 3]
 
-Without `--cluster` all replicas are in this process, on one disk and under one interpreter lock: no data passes between
+Without `--cluster` all replicas are in this process, on one disk and under one interpreter lock. No data passes between
 processes, but the replicas share one core. With `--cluster` the replicas are actors of a Ray cluster on this machine,
-of one node or three. Numbers vary by machine and by minute; compare ratios, and run the program twice.
+with one node or three nodes. Numbers vary by machine and by minute; compare ratios, and run the program twice.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def row(name: str, value: str, aim: str = "") -> None:
 
 
 def make_batch(producer: int, number: int, messages: int = BATCH) -> EncodedBatch:
-    """Return batch number `number` of producer number `producer`, for the producer's own queue."""
+    """Return the batch with number `number` for the queue of producer `producer`. Each producer has its own
+    queue."""
     return encode_batch(
         [Message("bench", BODY, tags="even" if index % 2 else "odd") for index in range(messages)],
         producer,
@@ -91,7 +92,8 @@ def bench_copy(directory: Path, mib: int) -> None:
     end = master.gate.flush_all()
     started, started_cpu = time.perf_counter(), time.thread_time()
     while slave.log.end_offset < end:
-        # does not wait for the flush: as in a slave that is far behind, the disk works while the next chunk is read
+        # Do not wait for the flush of the slave's log. As in a slave with a large lag, the disk writes one chunk while
+        # the next chunk is read.
         chunk = master.chunks.read_chunk(slave.log.end_offset, CHUNK_MAX_BYTES, end)
         slave.chunks.append_chunk(slave.log.end_offset, chunk, wait=False)
     slave.gate.flush_all()
@@ -135,8 +137,8 @@ class Carriers:
 
 
 def append_rate(directory: Path, replicas: int, seconds: float) -> tuple[float, float]:
-    """Measure a local group: messages per second of four producer threads, and the p50 of a single append in
-    ms."""
+    """Measure a broker group whose replicas are all in this process. Returns the messages per second of four producer
+    threads, and the median (p50) duration of a single append in ms."""
     touch_memory(directory, 600 << 20)
     group = LocalReplicas(directory, replicas, ReplicaRules(lease_s=600.0), **FILES)
     group.settle()
@@ -148,7 +150,7 @@ def append_rate(directory: Path, replicas: int, seconds: float) -> tuple[float, 
             try:
                 group.master.append([make_batch(producer, counts[producer])])
             except SystemBusyError:
-                # the store was busy and stored nothing; the thread appends the batch again, as a producer does
+                # The store was busy and stored nothing. The thread appends the batch again, as a producer does.
                 continue
             counts[producer] += 1
 
@@ -169,7 +171,7 @@ def append_rate(directory: Path, replicas: int, seconds: float) -> tuple[float, 
 
 
 def timed(call: Callable[[], object], calls: int) -> list[float]:
-    """Return the duration of each of `calls` calls, in ms."""
+    """Run `call` `calls` times. Returns the duration of each call in ms."""
     times = []
     for _ in range(calls):
         started = time.perf_counter()
@@ -179,7 +181,7 @@ def timed(call: Callable[[], object], calls: int) -> list[float]:
 
 
 def print_rates(where: str, rates: dict[int, tuple[float, float]]) -> None:
-    """Print the rates for each number of copies, compared with the rates for one copy."""
+    """Print the append rates for each number of copies, and compare them with the rates for one copy."""
     one, alone_ms = rates[1]
     for copies, (rate, _) in rates.items():
         share, aim = f" ({rate / one:.2f} of one copy)" if copies > 1 else "", ">= 0.5" if copies == 2 else ""
@@ -191,8 +193,7 @@ def print_rates(where: str, rates: dict[int, tuple[float, float]]) -> None:
 
 @contextmanager
 def cluster(directory: Path, replicas: int) -> Iterator[raymq.Client]:
-    """Run a raymq with one broker group of `replicas` replicas, which are all in sync at the start. Yields a
-    client."""
+    """Run a raymq with one broker group of `replicas` replicas. Yields a client after all replicas are in sync."""
     config = directory / "raymq.yaml"
     config.write_text(
         f"broker_groups: 1\nreplication: {{replicas: {replicas}, spread: false}}\n"
@@ -207,7 +208,8 @@ def cluster(directory: Path, replicas: int) -> Iterator[raymq.Client]:
 
 
 def cluster_rate(client: raymq.Client, seconds: float) -> tuple[float, float]:
-    """Measure a cluster: messages per second of four producers, and the p50 of a single send in ms."""
+    """Measure a cluster. Returns the messages per second of four producers, and the median (p50) duration of a single
+    send in ms."""
     counts = [0] * PRODUCERS
     until = time.perf_counter() + seconds
 
@@ -231,8 +233,8 @@ def cluster_rate(client: raymq.Client, seconds: float) -> tuple[float, float]:
 
 
 def failover_gaps(client: raymq.Client, kills: int, prepare: Callable[[], Callable[[], None]]) -> list[float]:
-    """Kill the master several times while a producer sends. Returns the longest time between two acknowledgements
-    around each kill, in s.
+    """Kill the master `kills` times while a producer sends. Returns, for each kill, the longest time in s between two
+    acknowledgements.
 
     `prepare` waits until all replicas are in sync, and returns a function that kills the master.
     """
@@ -274,16 +276,16 @@ def bench_failover(client: raymq.Client, group: RayReplicas, kills: int) -> None
 
 
 def bench_node_failover(kills: int) -> None:
-    """Measure how long a producer gets no acknowledgement after the master's node is killed, in a cluster of three
+    """Measure how long a producer receives no acknowledgement after the master's node is killed, in a cluster of three
     nodes.
 
-    A node is a raylet with all its processes.
+    To kill a node means to kill its raylet and all its processes.
     """
     settings = "broker_groups: 1\nreplication: {replicas: 3, min_in_sync_replicas: 2}\n"
     with sandbox(settings) as box, nodes(box, NODES) as machines, raymq.connect(embedded=True) as client:
         client.admin.create_topic("bench", queues=PRODUCERS)
         group = PlacedGroup("broker-a", len(NODES), machines)
-        leading = cycle(NODES[1:])  # the head node is never killed, because Ray's cluster ends with its head
+        leading = cycle(NODES[1:])  # Never kill the head node, because the Ray cluster cannot run without it.
 
         def prepare() -> Callable[[], None]:
             for name in NODES:

@@ -1,11 +1,12 @@
-"""Benchmark of delayed messages: how late they are delivered, and the cost of a million waiting messages.
+"""Benchmark of delayed messages: how late they are delivered, and the cost of a million messages that wait for
+delivery.
 
     python tests/bench/programs/bench_schedule.py [--directory DIR] [--pending N] [--due N] [--over SECONDS]
 
-The program stores N messages with delivery times spread over the next day. It also stores messages that become due
-during the measurement, spread evenly over some seconds. It prints how late the messages that became due were delivered
-(by their store times), the growth of the process's memory, and the time to open such a store. Numbers vary by machine;
-run the program twice.
+The program stores `--pending` messages with delivery times spread over the next day. It also stores `--due` messages
+with delivery times spread evenly over the next seconds. For the second kind it prints how late each message was
+delivered, by its store time. It also prints the growth of the process's memory, and the time to open such a store.
+Numbers vary by machine; run the program twice.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def anonymous_bytes() -> int:
 
 
 def make_batches(topic: str, times_ms: list[int], dice: random.Random) -> list[EncodedBatch]:
-    """Return messages that are due at the given times, in one batch for each delay queue in which they wait."""
+    """Return messages that are due at the given times. The result has one batch for each delay queue in which the
+    messages wait."""
     by_queue: dict[int, list[int]] = {}
     for due_ms in times_ms:
         by_queue.setdefault(timer_queue(due_ms, now_ms()), []).append(due_ms)
@@ -69,9 +71,10 @@ def make_batches(topic: str, times_ms: list[int], dice: random.Random) -> list[E
 
 
 def fill(store: MessageStore, pending: int, due: int, over_s: float, dice: random.Random) -> None:
-    """Append messages that are due in the next day, then messages that are due in the next seconds.
+    """Append `pending` messages that are due within the next day, then `due` messages that are due within the next
+    seconds.
 
-    The second messages are due between 3 s and 3 + `over_s` seconds after the append begins.
+    The delivery times of the `due` messages are between 3 s and 3 + `over_s` seconds after their append begins.
     """
     start_ms = now_ms() + 120_000
     for _ in range(pending // BATCH):
@@ -84,7 +87,8 @@ def fill(store: MessageStore, pending: int, due: int, over_s: float, dice: rando
 
 
 def lateness_ms(store: MessageStore, due: int, timeout_s: float) -> np.ndarray:
-    """Wait until all `due` messages are delivered. Returns how late each message was delivered, in ms."""
+    """Wait until all `due` messages of the topic `soon` are delivered. Returns how late each message was delivered, in
+    ms."""
     deadline_s = time.monotonic() + timeout_s
     while sum(store.queues.bounds("soon", queue_id).max_offset for queue_id in range(QUEUES)) < due:
         if time.monotonic() > deadline_s:

@@ -3,9 +3,9 @@ mapped file.
 
     python tests/bench/programs/bench_store.py [--directory DIR] [--seconds S] [--rounds N] [--large]
 
-The program prints a table: the measurement, its value, and the goal. Everything runs in this process, one after
+The program prints a table: the measurement, its value, and the goal. All measurements run in this process, one after
 another. Numbers vary by machine and by minute; compare ratios, and run the program twice. `--large` also writes 10 GiB
-and measures the process's memory beyond the page cache.
+and measures the process's memory without the page cache.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ ASYNC, SYNC = FlushDiskType.ASYNC_FLUSH, FlushDiskType.SYNC_FLUSH
 
 
 def make_batch(count: int, queue_id: int = 0, *, mixed: bool = False) -> EncodedBatch:
-    """Return a batch of messages with bodies of 1 KiB, as a producer sends it. `mixed`: each message has one to four
-    properties."""
+    """Return a batch of messages with bodies of 1 KiB, encoded as a producer sends it. `mixed`: give each message one
+    to four properties."""
     messages = [
         Message(
             "bench",
@@ -89,18 +89,19 @@ def timed(seconds: float, action: Callable[[], object]) -> float:
 
 
 class AppendRound(NamedTuple):
-    """Times of repeated appends of one batch to a new store."""
+    """The times of one round, which appends one batch repeatedly to a new store."""
 
     # Duration of each append, in s.
     times: list[float]
-    # Time that the index needed after the last append to cover all messages, in s.
+    # Time in s from the last append until the index covers all messages.
     index_s: float
-    # CPU time of this process for the appends and the index, in s. Opening the store is not included.
+    # CPU time of this process for the appends and the index, in s, without the opening of the store.
     cpu_s: float
 
 
 def append_round(directory: Path, batch: EncodedBatch, size: int, **changes: Any) -> AppendRound:
-    """Append `batch` to a new store repeatedly, up to `size` bytes in all. Returns the times."""
+    """Append `batch` to a new store repeatedly, up to `size` bytes in all. Returns the times of the appends and of the
+    index."""
     touch_memory(directory, size + TOUCHED_MORE)
     times = []
     with open_store(directory / "store", **changes) as store:
@@ -116,8 +117,8 @@ def append_round(directory: Path, batch: EncodedBatch, size: int, **changes: Any
 
 
 def bench_append(directory: Path, rounds: int, count: int, aim: str) -> None:
-    """Measure appends in rounds of a fixed size, each compared with a loop that copies the bytes. Prints the median
-    round and the best round."""
+    """Measure appends in `rounds` rounds of a fixed size. Compare each round with a loop that copies the bytes. Print
+    the median round and the best round."""
     batch = make_batch(count)
     size = ROUND_BYTES if count > 1 else ROUND_BYTES // 16
     for name, changes in (
@@ -140,8 +141,8 @@ def bench_append(directory: Path, rounds: int, count: int, aim: str) -> None:
 
 
 def bench_rolls(directory: Path, rounds: int) -> None:
-    """Measure the slowest appends: alternately with small log files, which roll often, and with one large log file,
-    which never rolls."""
+    """Measure the slowest appends. Alternate between a store with small log files, which often begins a new file, and a
+    store with one large log file."""
     batch = make_batch(10)
     for _ in range(rounds):
         for name, size in (("no roll", 2 * GIB), ("a roll each 16 MiB", 16 << 20)):
@@ -173,7 +174,8 @@ def bench_columns(directory: Path, seconds: float) -> None:
 
 
 def fill_and_be_killed(directory: Path, gib: float) -> None:
-    """Fill a store with `gib` GiB, then kill this process with SIGKILL. Must run in a process of its own."""
+    """Fill a store with `gib` GiB of messages, then kill this process with SIGKILL. The caller must run this function
+    in a separate process."""
     settings = StoreSettings(
         store_path_root_dir=directory, flush_disk_type=ASYNC, mapped_file_size_commit_log_bytes=GIB
     )
@@ -184,15 +186,15 @@ def fill_and_be_killed(directory: Path, gib: float) -> None:
 
 
 def lose_queues_and_snapshot(root: Path) -> None:
-    """Delete the consume queues and the snapshot of a closed store, so that only the log is left: the worst result of a
-    crash."""
+    """Delete the consume queues and the snapshot of a closed store, so that only its log remains. This is the worst
+    state after a crash."""
     (root / "dedup").unlink(missing_ok=True)
     (root / "abort").touch()
     shutil.rmtree(root / "consumequeue")
 
 
 def bench_recovery(directory: Path) -> None:
-    """Measure opening a store after SIGKILL, after a clean stop, and with only its log."""
+    """Measure how long a store takes to open after SIGKILL, after a clean stop, and with only its log."""
     root = directory / "store"
     for gib in (0.25, 1.0):
         subprocess.run([sys.executable, __file__, "--fill", f"{gib}", "--directory", str(root)], check=False)
@@ -208,7 +210,7 @@ def bench_recovery(directory: Path) -> None:
 
 
 def bench_memory(directory: Path) -> None:
-    """Measure the process's memory beyond the page cache after it has written and read 10 GiB."""
+    """Measure the process's memory without the page cache, after the process has written and read 10 GiB."""
     batch = make_batch(1000)
     with open_store(directory / "store", ASYNC) as store:
         while store.status().max_physical_offset < 10 * GIB:

@@ -1,6 +1,7 @@
-"""The disk of the master of three replicas breaks permanently, and the two other replicas continue without the master.
+"""Tests of a disk that breaks permanently: the master of three replicas loses its disk, and the two other replicas
+continue without it.
 
-Each fault has a cluster of its own, which is closed while the disk is still broken.
+Each fault has its own cluster, which is closed while the disk is still broken.
 """
 
 from __future__ import annotations
@@ -30,18 +31,19 @@ SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}")
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 ENOUGH = 200
 LOADED_S = 15.0
-"""Seconds, after the master's lease has expired, within which sends must succeed again on a loaded machine."""
+"""Maximum number of seconds, after the master's lease has expired, until sends succeed again on a loaded
+machine."""
 WATCH_S = RESTART_INTERVAL_S + 3.0
-"""Seconds for which the test observes the broken replica. A process that ends repeatedly would end within this
-time."""
+"""Seconds for which the test watches the replica whose disk is broken. If its process ended repeatedly, it would end
+within this time."""
 ELECTIONS_MAX = 3
 """Maximum number of elections after the disk breaks. One election replaces the master. A loaded machine may miss a
 lease, which costs another election."""
 
 
 class BrokenMaster:
-    """Three replicas, the marker that breaks the master's disk, and checks of the group while that disk is
-    broken."""
+    """A broker group of three replicas whose master's disk breaks. `break_disk` breaks the disk, and `check` checks the
+    group while the disk is broken."""
 
     def __init__(self, machine: FaultyMachine, fault: str) -> None:
         self.replicas = RayReplicas(BROKER, REPLICAS)
@@ -58,8 +60,8 @@ class BrokenMaster:
         return time.monotonic()
 
     def check(self) -> None:
-        """Fail if the broken replica is the master, counts as in sync or works, or if the master changes too
-        often."""
+        """Fail if the broken replica is the master, counts as in sync, or reports no error. Also fail if there were too
+        many elections."""
         account = self.replicas.led()
         assert account["master"] in self.others, account
         assert set(account["in_sync"]) <= set(self.others), account
@@ -71,8 +73,8 @@ class BrokenMaster:
         return int(account["epoch"]) - self._epoch
 
     def others_end(self) -> int:
-        """Wait until the two other replicas are in sync and their logs end at the same visible offset. Returns the
-        offset."""
+        """Wait until the two replicas with working disks are in sync and their logs end at the same confirmed offset.
+        Returns this offset."""
 
         def end() -> int:
             account = self.replicas.led()
@@ -97,8 +99,8 @@ def test_a_disk_that_stays_broken_causes_one_election_and_loses_no_message(tmp_p
 
 
 def run_without_the_disk(mq: raymq.Client, group: BrokenMaster, fault: str, heard: ListenerNotes) -> int:
-    """Send and consume before and after the disk breaks. Returns the offset at which the logs of the two other replicas
-    end."""
+    """Send and consume before and after the master's disk breaks. Returns the offset at which the logs of the two other
+    replicas end."""
     mq.admin.create_topic(TOPIC, queues=4)
     history = History()
     senders = Senders(mq, TOPIC, producers=2, count=10**6, history=history, pause_s=0.005)
@@ -138,7 +140,7 @@ def run_without_the_disk(mq: raymq.Client, group: BrokenMaster, fault: str, hear
 
 
 def acknowledged(history: History) -> set[bytes]:
-    """Return the bodies of the acknowledged messages."""
+    """Return the bodies of the messages in `history` that were acknowledged."""
     return {operation.sent.body() for operation in history if operation.outcome is Outcome.OK}
 
 

@@ -1,11 +1,11 @@
-"""All processes of three replicas are killed at once, and one bit of one log is flipped: no acknowledged message is
-lost.
+"""Tests of a damaged log after a crash: all processes of three replicas are killed at once, and one bit of one log is
+flipped. No acknowledged message is lost.
 
-Recovery reads a log from the tail of the last snapshot on, and a checksum covers these bytes. So the test flips a bit
-after the tail begins: earlier damage shows only when the record is read (storage/recovery/snapshot.py). Earlier
-messages fill several log files.
+Recovery reads a log from the start of the last snapshot's tail on, and a checksum covers these bytes. So the test flips
+a bit in this part of the log. Earlier damage is only detected when the damaged record is read
+(storage/recovery/snapshot.py). The messages before this part fill several log files.
 
-RAYMQ_SOAK=1 runs ten times as many rounds. RAYMQ_CHAOS_SEED repeats the positions of a run's bits.
+RAYMQ_SOAK=1 runs ten times as many rounds. RAYMQ_CHAOS_SEED repeats the positions of a run's flipped bits.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ REPLICAS = 3
 ENOUGH = 300
 EARLIER = "records-before-the-snapshot"
 EARLIER_BODIES = [b"%04d" % number * 256 for number in range(5000)]
-"""Message bodies of 1 KiB. Their records fill the first log files."""
+"""Message bodies of 1 KiB that the test sends first. Their records fill the first log files."""
 SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}")
 PLACES = [(True, True), (False, False), (True, False), (False, True)]
-"""Damage to test, as two booleans: True if the damaged log is the former master's, and True if the flipped bit is after
-the last snapshot."""
+"""The cases of damage to test, each as two booleans. First: True if the damaged log is the former master's. Second:
+True if the flipped bit is after the end of the last snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Place:
 
     @property
     def position(self) -> int:
-        """Return the position of the record in its log file."""
+        """Return the record's position within its log file, in bytes."""
         return self.offset % SMALL_LOG_FILE_BYTES
 
     def path(self, store: Path) -> Path:
@@ -61,7 +61,8 @@ class Place:
         return store / "commitlog" / f"{self.offset - self.position:020}"
 
     def read(self, store: Path) -> bytes:
-        """Return the bytes of a store's log at the record's location; empty if the file was truncated."""
+        """Return the bytes at the record's location in the log of `store`; empty if the log file was truncated before
+        it."""
         if not self.path(store).exists():
             return b""
         with self.path(store).open("rb") as file:
@@ -70,7 +71,7 @@ class Place:
 
 
 class DamagedGroup:
-    """A broker group whose processes the test kills, and one of whose logs the test damages before the processes
+    """A broker group whose processes the test kills. The test damages the log of one replica before the processes
     restart."""
 
     def __init__(self, box: Sandbox, rng: random.Random) -> None:
@@ -81,11 +82,11 @@ class DamagedGroup:
         return self._box.data / f"{BROKER}-{replica}"
 
     def kill_and_flip(self, *, master: bool, behind_snapshot: bool) -> Place:
-        """Kill all processes of the group and the Controller, and flip a bit of a record. Prints and returns the
-        record's location.
+        """Kill all processes of the broker group and the Controller, and flip one bit of a record. Prints and returns
+        the record's location.
 
-        The storage processes are stopped (SIGSTOP) first, so that they write nothing more and no new process reads the
-        log too early.
+        The storage processes are first stopped with SIGSTOP. So they write nothing more, and no restarted process reads
+        the log before the bit is flipped.
         """
         leader = self.replicas.settled()["master"]
         damaged = leader if master else (leader + self._rng.randrange(1, REPLICAS)) % REPLICAS
@@ -104,8 +105,8 @@ class DamagedGroup:
         return place
 
     def wait_until_repaired(self, place: Place) -> None:
-        """Wait until all replicas have equal bytes at the record's location, and no log has a hole (known damaged
-        range)."""
+        """Wait until the logs of all replicas have equal bytes at the record's location, and no log has a hole (known
+        damaged range)."""
 
         def copies() -> set[bytes]:
             return {place.read(self.directory(replica)) for replica in range(REPLICAS)}
@@ -114,15 +115,15 @@ class DamagedGroup:
         self.replicas.wait_for_no_holes()
 
     def _flip(self, store: Path, *, behind_snapshot: bool) -> Place:
-        """Flip a bit of a random record. The record lies after the end of the last snapshot if `behind_snapshot`, else
-        before that end. Returns the record's location."""
+        """Flip one bit of a random record. With `behind_snapshot` the record ends after the end of the last snapshot,
+        otherwise before it. Returns the record's location."""
         snapshot = read_snapshot(store / SNAPSHOT_FILE, DamageNotes())
         last_file = max(path for path in (store / "commitlog").iterdir() if any(path.read_bytes()))
-        # Without a snapshot, as after a truncation of the log, recovery reads at least the last file.
+        # If there is no snapshot, for example after a truncation of the log, recovery reads at least the last log file.
         tail, end = (int(last_file.name), 0) if snapshot is None else (snapshot.tail, snapshot.end)
         read = _records(store, tail)
         records = [one for one in read if (one.offset + one.size > end) == behind_snapshot]
-        place = self._rng.choice(records or read)  # if the snapshot covers all records or none, choose among all
+        place = self._rng.choice(records or read)  # If the snapshot covers all records or none, choose among all.
         byte, bit = self._rng.choice(_checked_bytes(place.read(store))), self._rng.randrange(8)
         with place.path(store).open("r+b") as file:
             file.seek(place.position + byte)
@@ -135,7 +136,7 @@ class DamagedGroup:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return whether all threads of a process are stopped by SIGSTOP."""
+    """Return True if all threads of a process are stopped by SIGSTOP."""
     try:
         states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
     except FileNotFoundError:  # the thread has just ended
@@ -144,8 +145,8 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _checked_bytes(record: bytes) -> list[int]:
-    """Return the positions, from a record's start, of the bytes in which a reader can detect damage: size, magic,
-    checksum and body.
+    """Return the positions of the bytes in which a reader can detect damage: size, magic, checksum and body. Positions
+    count from the record's start.
 
     As in RocketMQ, no checksum covers the topic and the properties.
     """
@@ -155,7 +156,7 @@ def _checked_bytes(record: bytes) -> list[int]:
 
 
 def _records(store: Path, tail: int) -> list[Place]:
-    """Return the location of each record of a log from the physical offset `tail` on."""
+    """Return the location of each record in a store's log, from the physical offset `tail` on."""
     found = []
     for path in sorted((store / "commitlog").iterdir()):
         start, position, data = int(path.name), 0, path.read_bytes()
@@ -163,7 +164,7 @@ def _records(store: Path, tail: int) -> list[Place]:
             continue
         while size := int.from_bytes(data[position : position + 4]):
             if position + size >= len(data):
-                break  # the BLANK record that fills the end of a log file
+                break  # Stop at the BLANK record, which fills the end of a log file.
             if start + position >= tail:
                 found.append(Place(start + position, size))
             position += size

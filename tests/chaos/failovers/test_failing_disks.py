@@ -1,7 +1,8 @@
-"""Faults of the machine under three replicas: disks that return errors or are full, and clocks that are set back.
+"""Tests of machine faults in a group of three replicas: disks that return errors or are full, and clocks that are set
+back.
 
-tests/support/faulty_machine injects the errors and the clocks into the servers' processes. If a tmpfs can be mounted,
-the stores are on a tmpfs, which a test fills to the last byte.
+tests/support/faulty_machine injects the disk errors and the wrong clocks into the servers' processes. If a tmpfs can be
+mounted, the stores are on a tmpfs, which a test fills to the last byte.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ STORE_SETTINGS = """\
 class Machine:
     """The machine on which the replicas run.
 
-    `disk`: the disk of all stores, or None if no tmpfs can be mounted. `reason`: the reason for None.
+    `disk`: the disk of all stores; None if no tmpfs can be mounted. `reason`: the reason why no tmpfs can be mounted.
     """
 
     box: Sandbox
@@ -131,7 +132,7 @@ def test_a_master_whose_disk_fails_gives_up_its_role_and_returns_after_the_fault
                 f"{time.monotonic() - broken_s - led_s:.2f} s more"
             )
             eventually(lambda: not psutil.pid_exists(pid), "the end of the process")
-            # As long as the disk is broken, the replica stays out of the group and reports the reason, and the others
+            # While the disk is broken, the replica stays out of the group and reports the reason; the other replicas
             # continue.
             why = eventually(lambda: why_out(left, patient=True), "a reason")
             print(f"{fault}: {why}")
@@ -163,7 +164,7 @@ def test_a_master_whose_disk_fails_gives_up_its_role_and_returns_after_the_fault
 
 
 def why_out(replica: int, *, patient: bool = False) -> str:
-    """Return the reason that a replica reports for not working; empty if the replica works.
+    """Return the error that a replica reports as the reason why it does not work; empty if the replica works.
 
     With `patient`, the result is also empty if the replica does not answer.
     """
@@ -192,7 +193,7 @@ def test_on_a_full_disk_consumers_commit_join_and_receive_and_sends_are_refused_
         read = poll_until(first, 10)
         try:
             disk.fill(share)
-            # A slave is never writable, so compare the reason that it reports.
+            # Compare the reported reason, because a slave is not writable in any case.
             eventually(
                 lambda: all("% full" in str(status["not_writable_reason"]) for status in statuses()),
                 "disks that are found to be full",
@@ -202,7 +203,7 @@ def test_on_a_full_disk_consumers_commit_join_and_receive_and_sends_are_refused_
             with pytest.raises(raymq.StoreNotWritableError, match="% full"):
                 producer.send(raymq.Message(topic, b"refused"))
             first.commit()
-            # a second member makes the group rebalance
+            # A second member of the consumer group causes a rebalance.
             with mq.pull_consumer(f"old-{topic}", consume_from=FIRST) as second:
                 second.subscribe(topic)
                 while len({message.body for message in read}) < 80:

@@ -1,4 +1,4 @@
-"""With fixed roles, replica 0 is always the master, also again after its process was killed."""
+"""Test of fixed roles: replica 0 is always the master, and leads again after its process was killed."""
 
 from __future__ import annotations
 

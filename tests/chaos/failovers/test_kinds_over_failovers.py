@@ -1,8 +1,9 @@
-"""Requests, light queues and compaction topics work while the master of three replicas is killed repeatedly.
+"""Tests of requests, light queues and compaction topics: they work while the master of three replicas is killed
+repeatedly.
 
 No requester gets another requester's reply, and requests are answered again after each failover. Each light queue has
 each acknowledged message once, in order. A compaction topic always contains the newest message of each key. After every
-replica has compacted the topic, it contains nothing else.
+replica has compacted the topic, it contains no other messages.
 
 RAYMQ_CHAOS_KILLS (default 3) sets the number of times that the master is killed.
 """
@@ -31,7 +32,8 @@ SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}").re
 )
 REQUEST_S = 20.0
 BETWEEN_KILLS = 30
-"""Number of answered requests, of light-queue sends and of stored prices between two kills."""
+"""Number of requests that must be answered between two kills, and of messages that must be stored in light queues and
+in the compaction topic."""
 MEMBERS = 5
 ARTICLES = 20
 PAUSE_S = 0.01
@@ -49,9 +51,9 @@ def replicas(mq: raymq.Client) -> RayReplicas:
 
 
 class Load:
-    """A thread that calls `step(number)` again and again until `end`, and counts the successful calls.
+    """A thread that calls `step(number)` repeatedly until `end` is called, and counts the successful calls.
 
-    A step that raises RaymqError has an unknown outcome. If a step raises another error, `end` raises the error.
+    If a step raises RaymqError, its outcome is unknown. If a step raises another error, `end` raises that error.
     """
 
     def __init__(self, step: Callable[[int], None]) -> None:
@@ -86,7 +88,8 @@ class Load:
 
 
 def await_answers(loads: list[Load]) -> None:
-    """Wait until each load has had more successful calls than a failover can leave in flight."""
+    """Wait until each load (a thread of requests or sends) has BETWEEN_KILLS more successful calls. This is more than a
+    failover can leave in flight."""
     for load, wanted in [(load, load.answered + BETWEEN_KILLS) for load in loads]:
         eventually(lambda load=load, wanted=wanted: load.has_answers(wanted), "answers")  # type: ignore[misc]
 
@@ -97,7 +100,8 @@ def stored_bodies(mq: raymq.Client, topic: str) -> list[list[bytes]]:
 
 
 def read_from_the_beginning(mq: raymq.Client, topic: str) -> list[list[bytes]]:
-    """Return the bodies of all messages in each queue; an empty list if a server does not answer now."""
+    """Return the bodies of all messages in each queue of the topic; an empty list if a server does not answer
+    now."""
     found: list[list[bytes]] = []
     try:
         for entry in mq.admin.describe_topic(topic):
@@ -128,8 +132,8 @@ def assert_light_queues(mq: raymq.Client, topic: str, rooms: str, acknowledged: 
 
 
 def is_compacted(mq: raymq.Client, prices: str, newest: dict[str, tuple[int, int]]) -> bool:
-    """Return whether the topic contains only one price of each article. Raises AssertionError if the newest price of an
-    article is missing."""
+    """Return True if the compaction topic contains only one price of each article. Raises AssertionError if the newest
+    price of an article is missing."""
     shown: dict[str, list[int]] = defaultdict(list)
     for bodies in stored_bodies(mq, prices):
         for article, number in (body.decode().split() for body in bodies):
@@ -145,8 +149,7 @@ def test_requests_light_queues_and_compaction(mq: raymq.Client, replicas: RayRep
     mq.admin.create_topic(rooms, queues=2)
     acknowledged: dict[str, list[bytes]] = defaultdict(list)
     newest: dict[str, tuple[int, int]] = {}
-    """Prices sent for each article: the number of the last acknowledged price, and the number of the last sent
-    price."""
+    """For each article, the number of its last acknowledged price and the number of its last sent price."""
 
     def upper(message: MessageExt) -> raymq.Reply:
         return raymq.reply(message.body.upper())

@@ -1,4 +1,5 @@
-"""A broker group of three replicas on one machine continues to work while its processes are killed and stopped.
+"""Tests of faults of processes: a broker group of three replicas on one machine works while its processes are killed
+and stopped.
 
 RAYMQ_CHAOS_SEED repeats the order of a run's faults.
 """
@@ -43,7 +44,8 @@ def replicas(mq: raymq.Client) -> RayReplicas:
 
 
 class Faults:
-    """Faults of the group's processes. They happen one after another, each when all replicas are in sync."""
+    """Injects faults into the broker group's processes, one after another. Each fault begins when all replicas are in
+    sync."""
 
     def __init__(self, replicas: RayReplicas, rng: random.Random) -> None:
         self._replicas, self._rng = replicas, rng
@@ -142,7 +144,7 @@ def test_a_deleted_topic_stays_deleted_after_failovers(mq: raymq.Client, replica
     with mq.producer() as producer:
         for number in range(20):
             producer.send(raymq.Message(topic, b"new %d" % number))
-        # every replica is the master once, including the replica on which the topic was deleted
+        # Each replica becomes the master once, including the replica on which the topic was deleted.
         for number in range(20, 23):
             before = replicas.settled()["master"]
             replicas.lead((before + 1) % REPLICAS)
@@ -190,8 +192,8 @@ def test_the_status_names_the_master_the_replicas_in_sync_and_their_nodes(
     address = ray.get_runtime_context().gcs_address
 
     def told() -> tuple[dict[str, Any], dict[str, Any]] | tuple[()]:
-        """Return the Controller's status of the group and its report in `raymq status`; empty unless the report has
-        every replica's state and lag."""
+        """Return the Controller's status of the broker group, and the group's report in `raymq status`. The result is
+        empty unless the report has every replica's state and lag."""
         before = replicas.settled()
         [controller] = launch("status", address)["replication"]
         known = [replica for group in controller["groups"] for replica in group["replicas"]]

@@ -1,5 +1,5 @@
-"""`raymq status`, `raymq doctor` and the console report a damaged log and a broken disk: the replica, the fault, and
-the remedy."""
+"""Tests of reports about damage: `raymq status`, `raymq doctor` and the console show the replica, the fault and the
+remedy if a log is damaged or a disk is broken."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def mq(box: Sandbox) -> Iterator[raymq.Client]:
 
 @pytest.fixture(scope="module")
 def console(mq: raymq.Client) -> Iterator[str]:
-    """Yield the URL of a running console of the cluster."""
+    """Run a console of the cluster for the duration of a `with` block. Yields its URL."""
     app = create_app(live_cluster(mq, "raymq"), ConsoleSettings(is_admin=lambda token: token == TOKEN))
     with served(app) as origin:
         yield origin
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of raymq in a separate process, as a user does."""
+    """Run a `raymq` command in a separate process, as a user does."""
     address = ray.get_runtime_context().gcs_address
     return subprocess.run(
         [str(Path(sys.executable).with_name("raymq")), *arguments],
@@ -80,16 +80,16 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def findings(command: str, key: str) -> tuple[int, list[dict[str, Any]]]:
-    """Run a command with --json. Returns the exit code, and the findings about stores under `key` in the
-    output."""
+    """Run a `raymq` command with --json. Returns its exit code, and the findings about stores in the output's list
+    `key`."""
     done = run(command, "--json")
     rows = json.loads(done.stdout)[key]
     return done.returncode, [row for row in rows if row["where"] in STORES and row["state"] == "fail"]
 
 
 def assert_shown(finding: dict[str, Any], console: str) -> None:
-    """Check that the tables of both commands and both pages of the console show the finding: the replica, the fault and
-    the remedy."""
+    """Check that a finding's replica, fault and remedy are shown in the tables of `raymq status` and `raymq doctor`,
+    and on two pages of the console."""
     for command in ("status", "doctor"):
 
         def shows(command: str = command) -> bool:
@@ -116,7 +116,8 @@ def columns_of(tables: str) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """Return only the letters and digits of a text, in lower case, without punctuation and escaped quotes."""
+    """Return only the letters and digits of a text, in lower case. This makes texts comparable that differ in
+    punctuation or escapes."""
     return "".join(letter for letter in text.replace("&#39;", "").replace("&#34;", "").lower() if letter.isalnum())
 
 
@@ -132,7 +133,8 @@ def test_each_replica_with_a_damaged_log_is_named_with_the_damage_and_the_remedy
     roots = [box.data / f"{BROKER}-{replica}" for replica in range(REPLICAS)]
     for root in roots:
         flip(root, damaged.physical_offset, "body", file_size=SMALL_LOG_FILE_BYTES)
-    # recovery reads the log only from the snapshot on, and a running store writes a snapshot every 10 s
+    # Delete the snapshots. Recovery reads the log only from the snapshot on, and a running store writes a snapshot
+    # every 10 s.
     for root in roots:
         (root / SNAPSHOT_FILE).unlink(missing_ok=True)
     kill_actors("Storage")
@@ -149,8 +151,8 @@ def test_each_replica_with_a_damaged_log_is_named_with_the_damage_and_the_remedy
 
 
 def of_each_replica(code: int, command: str, key: str) -> list[dict[str, Any]]:
-    """Return a command's findings if the command exits with `code` and has exactly one finding per store; else an empty
-    list."""
+    """Return the findings of a `raymq` command, if it exits with `code` and has exactly one finding per store;
+    otherwise an empty list."""
     ended, found = findings(command, key)
     return found if ended == code and sorted(row["where"] for row in found) == STORES else []
 
@@ -181,6 +183,7 @@ def test_a_replica_whose_disk_is_broken_is_named_with_its_directory_and_the_reme
 
 
 def closed_store(store: str, command: str, key: str) -> list[dict[str, Any]]:
-    """Run a command and return its findings that `store` is not open; empty unless the exit code is 1."""
+    """Run a `raymq` command. Returns its findings which state that `store` is not open; empty unless the command exits
+    with code 1."""
     ended, found = findings(command, key)
     return [row for row in found if ended == 1 and (row["where"], row["check"]) == (store, "stores open")]

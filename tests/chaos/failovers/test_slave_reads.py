@@ -1,5 +1,5 @@
-"""Slaves serve reads: while no master leads, consumers read confirmed messages from slaves, and afterwards from the
-master again."""
+"""Test of reads from slaves: while no replica leads, consumers read confirmed messages from slaves. Later they read
+from the master again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2, slav
 
 @contextmanager
 def nobody_leads(replicas: RayReplicas) -> Iterator[None]:
-    """Stop the master inside the block, and stop the Controller, which would elect another master."""
+    """Keep the broker group without a master during a `with` block: stop the master, and the Controller, which would
+    elect another master."""
     [controller] = actor_processes("Controller")
     stopped = [controller.pid, replicas.pid(replicas.settled()["master"])]
     with standing_still(*stopped):

@@ -1,4 +1,4 @@
-"""Fixtures that start raymq on three nodes of this machine, for the modules that use `machines`."""
+"""Fixtures of tests that use `machines`: they start raymq on three nodes of this machine."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Read a topic with Spark on each node that stores a part of the topic: the program of test_read_places.py.
+"""Helper program of test_read_places.py: reads a topic with Spark on each node that stores a part of the topic.
 
     python tests/chaos/nodes/read_places.py DIRECTORY
 
-The program connects to raymq in the Ray cluster that RAY_ADDRESS names, and makes a topic over all broker groups. It
-reads the topic twice: first with read_topic's preferred nodes, and then with each offset range requested on a node that
-does not store the range. Each task leaves a file in DIRECTORY/asked or DIRECTORY/elsewhere. The program prints, as
-JSON, the host of each broker group's master, and the rows of each read.
+The program connects to raymq in the Ray cluster that RAY_ADDRESS names, and creates a topic on all broker groups. It
+reads the topic twice: first on read_topic's preferred nodes, and then each offset range on a node that does not store
+the range. Each task writes a file to DIRECTORY/asked or DIRECTORY/elsewhere. The program prints, as JSON, the host of
+each broker group's master, and the rows of each read.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ read_ranges, preferred_hosts = reader.read_ranges, locality.preferred_hosts
 
 
 def note_reads(directory: Path) -> None:
-    """Make each reading task write a JSON note into `directory`.
+    """Change Spark's reading tasks so that each task writes a JSON file into `directory`.
 
-    The note has the task's host, the broker groups of its ranges, the number of rows, and the broker groups whose log
+    The file has the task's host, the broker groups of its ranges, the number of rows, and the broker groups whose log
     files its process has mapped.
     """
     directory.mkdir()
@@ -59,7 +59,7 @@ def note_reads(directory: Path) -> None:
 
 
 def main(directory: Path) -> None:
-    os.dup2(2, 1)  # redirect stdout: only the last line is the program's result
+    os.dup2(2, 1)  # Redirect standard output to standard error: only the result may be printed there.
     with raymq.connect() as mq:
         mq.admin.create_topic(TOPIC, queues=4)
         with mq.producer() as producer:

@@ -1,9 +1,9 @@
-"""Carry out requests on a machine for a test that runs in another network: the helper of test_network_cuts.py.
+"""Helper program of test_network_cuts.py: executes requests of the test on a machine in another network.
 
     python tests/chaos/nodes/remote_group.py BROKER REPLICAS
 
-The program connects to raymq in the Ray cluster that RAY_ADDRESS names. Each line of the program's input is a request
-with its arguments, as JSON. Each line of the output is the result or the error.
+The program connects to raymq in the Ray cluster that RAY_ADDRESS names. Each line of standard input is a request with
+its arguments, as JSON. Each line of standard output is the result or the error of a request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.replicas.ray_replicas import RayReplicas
 
 def main(broker: str, replicas: int) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # redirect stdout: no other output may look like a result
+    os.dup2(2, 1)  # Redirect standard output to standard error, because only results may be printed to standard output.
     group = RayReplicas(broker, replicas)
 
     def lead(replica: int) -> None:

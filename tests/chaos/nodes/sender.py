@@ -1,4 +1,4 @@
-"""A user's program that sends until it is killed: the helper of tests that kill everything at once.
+"""A user's program that sends messages until it is killed. Tests that kill all processes at once use it.
 
     python tests/chaos/nodes/sender.py TOPIC PRODUCER FILE
 

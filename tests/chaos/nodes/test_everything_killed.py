@@ -1,5 +1,5 @@
-"""All processes of a cluster of three nodes, including the head's, are killed at once: after the restart all data is
-there again, read from disk.
+"""Test of a crash of the whole cluster: all processes on three nodes, including the head node, are killed at once.
+After the restart, all acknowledged messages are read from disk.
 
 A user's program sends all the time and is killed together with the cluster. RAYMQ_SOAK=1 runs the test three times.
 """
@@ -35,8 +35,8 @@ SETTINGS = one_group("{replicas: 3, min_in_sync_replicas: 2}")
 
 @contextmanager
 def sending(machines: Nodes, producer: int, journal: Path) -> Iterator[None]:
-    """Run a user's sending program inside the block. The block begins after the program has sent some messages. The
-    program is killed at the end."""
+    """Run a user's sending program during a `with` block. The block begins after the program has sent some messages.
+    The program is killed at the end of the block."""
     journal.touch()
     environment = {**os.environ, "RAY_ADDRESS": machines.address}
     program = subprocess.Popen([sys.executable, str(SENDER), TOPIC, str(producer), str(journal)], env=environment)
@@ -47,7 +47,7 @@ def sending(machines: Nodes, producer: int, journal: Path) -> Iterator[None]:
 
     try:
         eventually(enough, "sends")
-        yield  # the program may end by itself after its cluster was killed
+        yield  # The program may already have ended by itself, because its cluster was killed.
     finally:
         program.kill()
         program.wait(30)
@@ -82,7 +82,7 @@ def check_cluster(mq: raymq.Client, history: dict[Sent, Operation]) -> None:
 
 
 def check_logs(box: Sandbox) -> None:
-    """Check that the replicas' logs are equal, whichever nodes they are on."""
+    """Check that the replicas' logs are equal. A replica's log may be on any node."""
     end = RayReplicas(BROKER, len(NAMES)).equal_end()
     stores = [store for name in NAMES for store in (box.data / name).glob(f"{BROKER}-*")]
     assert len(stores) == len(NAMES)

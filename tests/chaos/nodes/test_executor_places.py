@@ -1,5 +1,5 @@
-"""Placement of Spark executors in a Ray cluster of several nodes: on the nodes of the storage actors if possible, else
-on nodes with free resources."""
+"""Tests of the placement of Spark executors in a Ray cluster of several nodes. Executors run on the nodes of the
+storage actors if possible, else on nodes with free resources."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def storage(mq: raymq.Client) -> str:
 
 
 def homes(group: PlacementGroup) -> list[str]:
-    """Return the node of each bundle of a placement group."""
+    """Return the id of the node of each bundle in a placement group."""
     return list(placement_group_table(group)["bundles_to_node_id"].values())
 
 

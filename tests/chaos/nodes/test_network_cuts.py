@@ -1,4 +1,5 @@
-"""Partition three machines: split them, isolate the master, or block one direction; then heal the network.
+"""Tests of network partitions of three machines: split them, isolate the master, or block one direction; then heal the
+network.
 
 Each machine has a replica of a broker group. On two machines a user's program sends all the time. No acknowledged
 message is lost, and two masters never acknowledge at the same time. RAYMQ_SOAK=1 tests all three kinds of partitions;
@@ -45,14 +46,15 @@ in_soak = pytest.mark.skipif(os.environ.get("RAYMQ_SOAK") != "1", reason="one of
 
 
 class Cluster:
-    """raymq on three machines, with a sending program on two of them and the histories of the programs' sends."""
+    """A raymq cluster on three machines. Two machines run a sending program; the history of each program's sends is
+    recorded."""
 
     def __init__(self, machines: Network, hand: Hand, journals: dict[str, Path]) -> None:
         self.machines, self.hand = machines, hand
         self._journals = journals
 
     def acknowledged(self, name: str) -> int:
-        """Return the number of acknowledged sends of the program on the machine `name`."""
+        """Return how many sends of the program on the machine `name` are acknowledged so far."""
         return acknowledged_in(self._journals[name])
 
     def more(self, name: str) -> None:
@@ -61,7 +63,8 @@ class Cluster:
         eventually(lambda: self.acknowledged(name) >= enough, f"acknowledgements on {name}", HEAL_S)
 
     def heal(self, *names: str) -> None:
-        """Heal the network, make the machines `names` join Ray again, and wait until sends on the head succeed."""
+        """Heal the network, make the machines `names` join the Ray cluster again, and wait until sends on the head node
+        succeed."""
         self.machines.heal()
         for name in names:
             self.machines.join(name)
@@ -69,8 +72,8 @@ class Cluster:
         self.more(HEAD)
 
     def assert_standstill(self, *names: str) -> None:
-        """Check that sends on these machines are no longer acknowledged, beginning one master lease after the
-        cut."""
+        """Check that no send on the machines `names` is acknowledged, from one master lease after the network
+        cut on."""
         time.sleep(MASTER_LEASE_S + STANDSTILL_S)
         before = [self.acknowledged(name) for name in names]
         time.sleep(STANDSTILL_S)
@@ -99,8 +102,8 @@ class Cluster:
 
 @contextmanager
 def cluster(directory: Path) -> Iterator[Cluster]:
-    """Start the cluster, with the replica on the machine `left` as master. Programs on `left` and on the head send
-    until the end of the test."""
+    """Start the cluster, with the replica on the machine `left` as master. Programs on the machine `left` and on the
+    head node send until the end of the `with` block."""
     with network(directory, NAMES) as machines, ExitStack() as stack:
         machines.start_ray()
         (machines.root(HEAD) / "raymq.yaml").write_text(SETTINGS)

@@ -1,7 +1,8 @@
-"""Stores run only on nodes with a label, as in Kubernetes, where nodes without the label have no volume.
+"""Tests of `placement.node_label`: stores run only on nodes with the label. In Kubernetes, nodes without the label have
+no volume.
 
 No replica moves to a node without the label, neither at the start nor when a node is lost. A new node with the label
-gets the replica.
+gets the lost node's replica.
 """
 
 from __future__ import annotations

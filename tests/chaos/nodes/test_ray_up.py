@@ -1,4 +1,4 @@
-"""Run a real `ray up cluster.yaml`, on a head and a worker machine that each run an sshd
+"""Test of `ray up cluster.yaml` with a head machine and a worker machine, each with its own sshd
 (tests/support/clusters/machines.py).
 
 The test uses the released cluster.yaml with three changes: the placeholders are filled in, the settings fit three
@@ -26,7 +26,7 @@ COUNT = 500
 
 
 def filled_in(key: Path) -> dict[str, Any]:
-    """Return the released cluster.yaml, changed for the two machines."""
+    """Return the content of the released cluster.yaml, adapted to the two test machines."""
     text = (REPOSITORY / "cluster.yaml").read_text()
     for shipped, here in {
         "--wait-nodes 3": "--wait-nodes 2 --wait-s 120",
@@ -47,7 +47,7 @@ def filled_in(key: Path) -> dict[str, Any]:
 
 
 class RayCommand:
-    """Runs the command `ray` on the operator's machine."""
+    """Runs `ray` commands on the operator's machine."""
 
     def __init__(self, machines: World, config: Path) -> None:
         self._machines, self._config = machines, config
@@ -55,7 +55,7 @@ class RayCommand:
         machines.run("ray", "get-auth-token", "--generate", timeout_s=UP_S)
 
     def up(self) -> None:
-        """Run `ray up`, and check that raymq runs when the command returns."""
+        """Run `ray up`, and check that raymq runs after the command has returned."""
         print(self._machines.run("ray", "up", "--yes", str(self._config), timeout_s=UP_S))
 
     def down(self) -> None:
@@ -83,7 +83,8 @@ def raylets() -> list[psutil.Process]:
 @pytest.mark.skipif(bool(IMPOSSIBLE), reason=IMPOSSIBLE)
 @pytest.mark.timeout(900)
 def test_what_was_sent_before_ray_down_is_consumed_after_ray_up(tmp_path: Path) -> None:
-    """Also checks that each node has the token and Java, and that each node keeps its own stores."""
+    """Messages that were sent before `ray down` are consumed after `ray up`. Each node has the token and Java, and
+    keeps its own stores."""
     with world(tmp_path) as machines:
         machines.start("head", HEAD)
         machines.start("worker", WORKER)

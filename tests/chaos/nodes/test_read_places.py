@@ -1,5 +1,5 @@
-"""Spark reads a topic on two machines, each with a broker group and an executor. Each offset range is read on the
-machine that stores the range."""
+"""Test of where Spark reads a topic: two machines each have a broker group and an executor. Each offset range is read
+on the machine that stores the range."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.skipif(bool(WHY_IMPOSSIBLE), reason=WHY_IMPOSSIBLE), p
 
 
 def notes(directory: Path) -> list[dict[str, Any]]:
-    """Return the notes that the reading tasks wrote into `directory`."""
+    """Return the contents of the JSON files that the reading tasks wrote into `directory`."""
     return [json.loads(path.read_text()) for path in directory.iterdir()]
 
 
@@ -48,6 +48,6 @@ def test_each_part_is_read_from_the_mapped_files_of_its_node(tmp_path: Path) -> 
     for task in asked:
         assert {said["leaders"][broker] for broker in task["brokers"]} == {task["host"]}
         assert task["mapped"] == task["brokers"]
-    for task in elsewhere:  # these tasks read over lanes (socket connections), not from files
+    for task in elsewhere:  # Tasks on the wrong node read over lanes (direct socket connections), not from files.
         assert {said["leaders"][broker] for broker in task["brokers"]} == hosts - {task["host"]}
         assert task["mapped"] == []

@@ -1,4 +1,4 @@
-"""A broker group of three replicas on three nodes, which are killed, restarted, replaced and drained.
+"""Tests of a broker group with three replicas on three nodes. The nodes are killed, restarted, replaced and drained.
 
 Each node is a raylet on this machine with a data directory of its own (tests.support.clusters.nodes). Every
 acknowledged message is read back exactly once, and the replicas' logs have equal checksums.
@@ -50,7 +50,8 @@ def replicas(mq: raymq.Client, machines: Nodes) -> PlacedGroup:
 
 @contextmanager
 def load(mq: raymq.Client, topic: str) -> Iterator[History]:
-    """Run producers that send all the time. Checks at the end that each acknowledged message is stored once."""
+    """Run producers that send during a `with` block. Check at the end that each acknowledged message is stored
+    once."""
     history = History()
     senders = Senders(mq, topic, producers=2, count=10**6, history=history, pause_s=0.005)
     senders.start()
@@ -66,7 +67,7 @@ def load(mq: raymq.Client, topic: str) -> Iterator[History]:
 
 
 def more(history: History) -> None:
-    """Wait until the history has more sends, whatever their outcome."""
+    """Wait until the producers have finished more sends, successful or not."""
     enough = len(history) + BETWEEN_FAULTS
     eventually(lambda: len(history) >= enough, "sends that end")
 
@@ -93,12 +94,12 @@ def test_the_doctor_checks_every_node_and_the_connections_between_nodes(
         states.setdefault(one.check, []).append(one.state)
     for name in ("nodes answer", "same token", "clocks", "lanes", "metrics ports"):
         assert states[name] == [State.OK] * 3, [one for one in findings if one.check == name]
-    assert states["versions"] == [State.OK] * 4  # three nodes, and the machine of this program
-    # lanes (socket connections) to one broker and to three stores
+    assert states["versions"] == [State.OK] * 4  # for the three nodes and this program's machine
+    # The four lanes (direct socket connections) are to one broker and three stores.
     assert {one.seen for one in findings if one.check == "lanes"} == {"4 lanes open"}
     for name in ("servers answer", "masters", "copies", "a replica to spare", "in sync", "health checks"):
         assert states[name] == [State.OK], [one for one in findings if one.check == name]
-    # The three nodes are on one machine, and the cluster has one NameServer.
+    # Two warnings are correct: the three nodes are on one machine, and the cluster has only one NameServer.
     assert (states["replicas apart"], states["NameServers"]) == ([State.WARN], [State.WARN])
 
 
@@ -125,7 +126,7 @@ def test_nothing_is_lost_while_masters_and_their_nodes_are_killed_and_stopped(
     rng = random.Random(seed)
 
     def kill_node() -> None:
-        name = rng.choice(["left", "right"])  # killing the head kills the cluster: test_everything_killed.py
+        name = rng.choice(["left", "right"])  # Do not kill the head node: that kills the whole cluster.
         replicas.lead_from(name)
         before = replicas.account()["epoch"]
         machines.kill(name)
@@ -156,7 +157,7 @@ def test_a_node_that_stays_away_is_replaced_and_one_that_is_drained_keeps_nothin
         machines.add("spare")
         replicas.wait_for_homes({"head", "left", "spare"})
         more(history)
-        machines.add("right")  # the node returns with its old data, which is outdated by now
+        machines.add("right")  # The node returns with its old data, which lacks the newest messages.
         more(history)
         assert set(replicas.homes().values()) == {"head", "left", "spare"}
         replicas.lead_from("spare")

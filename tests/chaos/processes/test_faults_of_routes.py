@@ -1,5 +1,5 @@
-"""A second fault begins during the first: routes that were lost during both faults return after the last
-repair."""
+"""Tests of routes during two overlapping faults: routes that the faults remove from the NameServers return after the
+last repair."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_pull_actor_that_is_restarted_while_no_nameserver_answers_reads_when_o
 
 
 def begun(subscription: PushSubscription) -> bool:
-    """Return whether the Pull actor reads all four queues of the topic now."""
+    """Return True if the consumer's Pull actor reads all four queues of the topic now."""
     try:
         [status] = subscription.status()
     except raymq.RaymqError:
@@ -57,15 +57,16 @@ def begun(subscription: PushSubscription) -> bool:
 
 
 def nameservers_know_by_themselves() -> bool:
-    """Return whether every NameServer has run for longer than it waits for brokers that have not registered."""
+    """Return True if every NameServer has run for longer than the time for which it waits for brokers to
+    register."""
     ages_s = [time.time() - process.create_time() for process in actor_processes("NameServer")]
     return bool(ages_s) and min(ages_s) > WARM_UP_S + 2
 
 
 @pytest.mark.timeout(300)
 def test_clients_wait_for_the_topics_of_a_broker_that_cannot_register(mq: raymq.Client) -> None:
-    """The broker cannot register because its store is stopped while the broker and the NameServer restart. New clients
-    have no routes of the broker's topics."""
+    """New clients wait for the routes of a broker that cannot register. The broker's store is stopped while the broker
+    and the NameServer restart."""
     mq.admin.create_topic("keyed", queues=4)
     ray.get(ray.get_actor("broker-b", namespace=NAMESPACE).create_topic.remote("there-only", 1, 1))
     with mq.producer() as producer:

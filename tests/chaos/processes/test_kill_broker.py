@@ -1,7 +1,7 @@
-"""The broker actors are killed repeatedly while producers send and a group consumes and commits.
+"""Test of killed brokers: broker actors are killed repeatedly while producers send and a group consumes and commits.
 
 Messages do not pass through a broker, and a broker's whole state is in its store's log. So no message is lost or stored
-twice, and committed offsets never go back. RAYMQ_CHAOS_KILLS (default 5, 20 by `make soak`) sets the number of kills.
+twice, and committed offsets never decrease. RAYMQ_CHAOS_KILLS (default 5, 20 by `make soak`) sets the number of kills.
 RAYMQ_CHAOS_SEED repeats a run's faults.
 """
 
@@ -25,7 +25,7 @@ WATCH_S = 0.3
 
 
 class OffsetWatch:
-    """Reads a group's committed offsets repeatedly in a thread, to detect an offset that goes back."""
+    """Reads a group's committed offsets repeatedly in a thread, to detect a committed offset that decreases."""
 
     def __init__(self, mq: raymq.Client, group: str) -> None:
         self._mq, self._group = mq, group
@@ -48,7 +48,7 @@ class OffsetWatch:
             try:
                 progress = self._mq.admin.describe_group(self._group)
             except raymq.RaymqError:
-                continue  # the broker of this queue was just killed, or does not have the group yet
+                continue  # The broker of this queue was just killed, or does not have the consumer group yet.
             self.looks += 1
             for entry in progress:
                 committed = entry.committed or 0

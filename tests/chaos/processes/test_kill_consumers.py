@@ -1,8 +1,8 @@
-"""The processes of push consumers (Pull and Listener actors) are killed repeatedly under load.
+"""Tests of killed push consumers: their processes (Pull and Listener actors) are killed repeatedly under load.
 
-Every acknowledged message reaches a listener. An orderly listener gets the messages of each queue one by one. Only a
-kill makes messages repeat, at most one full task. RAYMQ_CHAOS_CONSUMER_KILLS (default 5, 50 with RAYMQ_SOAK) sets the
-number of kills. RAYMQ_CHAOS_SEED repeats a run's faults.
+Every acknowledged message reaches a listener. An orderly listener gets the messages of each queue one by one. Messages
+are delivered again only after a kill, at most one full task per kill. RAYMQ_CHAOS_CONSUMER_KILLS (default 5, 50 with
+RAYMQ_SOAK) sets the number of kills. RAYMQ_CHAOS_SEED repeats a run's faults.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ LINE_BYTES = len("broker-a 000 000000000 00:0000000\n")
 
 @dataclass(frozen=True, slots=True)
 class ListenerCall:
-    """One call of the listener: the queue, queue offset and identity of the message. A list of calls has the order in
-    which calls began."""
+    """One call of a message listener: the queue, queue offset and identity of the message. A list of calls is in the
+    order in which the calls began."""
 
     queue: str
     offset: int
@@ -47,7 +47,8 @@ class ListenerCall:
 
 
 class Listen:
-    """A listener that writes a line of fixed length per message to a file, and then sleeps for a short time."""
+    """A message listener that writes a line of fixed length to a file for each message, and then sleeps
+    briefly."""
 
     def __init__(self, notes: ListenerNotes) -> None:
         self._notes = notes
@@ -68,8 +69,8 @@ def calls_in(notes: ListenerNotes) -> list[ListenerCall]:
 
 
 def steps_back(heard: Sequence[ListenerCall]) -> list[int]:
-    """Return, for each repetition in a queue, the number of offsets that the listener went back. Raises AssertionError
-    if a queue skips offsets."""
+    """Return, for each time that a listener received earlier messages of a queue again, how many offsets it went back.
+    Raises AssertionError if offsets of a queue were skipped."""
     place: dict[str, int] = {}
     steps = []
     for call in heard:
@@ -130,6 +131,6 @@ def test_consumers_killed_under_load_lose_nothing_and_repeat_little(
         assert max(steps, default=0) <= TASK_MAX
         assert len(steps) <= KILLS * len(queues)
     else:
-        # Two kinds of messages may be delivered again: those the listener has, and finished messages that are not yet
-        # committed.
+        # Two kinds of messages may be delivered again after a kill: messages that the listener is processing, and
+        # processed messages whose offsets are not yet committed.
         assert len(heard) - len(acknowledged) <= KILLS * len(queues) * 2 * (SPAN_MAX + TASK_MAX)

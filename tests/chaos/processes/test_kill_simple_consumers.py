@@ -1,6 +1,7 @@
-"""Processes of simple consumers, brokers and storage actors are killed repeatedly while messages are received.
+"""Tests of killed simple consumers: their processes, brokers and storage actors are killed repeatedly while messages
+are received.
 
-In the end every message is acknowledged and none is lost. Attempts are counted correctly. No attempt is delivered
+At the end every message is acknowledged and none is lost. Attempts are counted correctly. No attempt is delivered
 twice, no attempt begins while the previous attempt is invisible, and no attempt follows a valid acknowledgement.
 RAYMQ_CHAOS_KILLS (default 6, 40 by `make soak`) sets the number of kills. RAYMQ_CHAOS_SEED repeats a run's faults.
 """
@@ -35,9 +36,9 @@ INVISIBLE_S = 2.0
 
 
 def start_consumers(topic: str, group: str, notes: ListenerNotes, seed: int) -> list[Any]:
-    """Start consumer actors. An actor receives messages as soon as it is created, and again after Ray has restarted the
-    actor."""
-    path = str(notes.path)  # pass the path, not `notes` itself: Ray's workers cannot import the tests
+    """Start simple consumers in actors. An actor receives messages as soon as it is created, and again after Ray has
+    restarted it."""
+    path = str(notes.path)  # Pass the path, because Ray's workers cannot import the class of `notes`.
 
     class Taker:
         """A consumer that writes each received message to a file, and acknowledges most messages."""
@@ -77,7 +78,7 @@ def start_consumers(topic: str, group: str, notes: ListenerNotes, seed: int) -> 
                 times = f"{message._receipt.pop_ms} {message.invisible_until_ms}"
                 self._note(f"G {message.body.decode()} {message.attempt} {times}")
             if not messages or self._random.random() < 0.05:
-                return  # leave the message unacknowledged, as if the consumer had died
+                return  # Leave the message unacknowledged, as if the consumer had died.
             if self._random.random() < 0.05:
                 for message in messages:
                     self._note(f"C {message.body.decode()} {message.attempt} 0 0")
@@ -95,8 +96,8 @@ def start_consumers(topic: str, group: str, notes: ListenerNotes, seed: int) -> 
 
 @dataclass
 class Deliveries:
-    """The deliveries of one message, as consumers noted them: each attempt with the begin and the end of its invisible
-    time."""
+    """The deliveries of one message, as the consumers recorded them: each attempt, with the start and the end of its
+    invisible time."""
 
     given: list[tuple[int, int, int]] = field(default_factory=list)
     acked: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The storage processes are killed repeatedly while four producers send.
+"""Test of killed storage processes: they are killed repeatedly while four producers send.
 
 Every acknowledged message is read back exactly once, in order per producer and queue, at its acknowledged offset.
 RAYMQ_CHAOS_KILLS (default 6) sets the number of kills. RAYMQ_CHAOS_SEED repeats a run's faults.
@@ -41,6 +41,6 @@ def test_everything_acknowledged_is_read_back_once_and_in_order_after_storage_ki
     print(report)
     assert len(history) == PRODUCERS * count
     assert report.violations == {}
-    # no send fails, because a restart takes far less than the send timeout
+    # No send fails, because a storage process restarts long before the send timeout.
     assert report.acknowledged == PRODUCERS * count
     assert len(killer.killed) == KILLS

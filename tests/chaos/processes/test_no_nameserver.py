@@ -1,5 +1,5 @@
-"""A cluster whose NameServers have ended for good: clients and brokers continue with the routes that they have
-cached."""
+"""Tests of a cluster whose NameServers have ended permanently: clients and brokers continue with their cached
+routes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Overlapping faults on three replicas: processes are killed while other processes recover, and some processes are
-stopped.
+"""Test of overlapping faults on three replicas: processes are killed while other processes recover, and some processes
+are stopped.
 
 No acknowledged message is lost or stored twice, order is kept, and a message that a consumer has read never changes.
 Groups and committed offsets survive, and service resumes after the last fault. RAYMQ_CHAOS_SECONDS (default 25, 300
@@ -37,22 +37,22 @@ REPLICAS = 3
 QUEUES = 4
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 RESUME_S = 120.0
-"""Seconds within which service must resume. The timeout is generous, because on a busy machine every killed process
-starts slowly."""
+"""Maximum number of seconds until service resumes after the last fault. On a busy machine every killed process starts
+slowly."""
 
 KILLS = {"Storage": 6, "Broker": 2, "Controller": 1, "Replicator": 2, "Rebalance": 1, "Pull": 1, "Listener": 1}
 STOPS = {"Storage": 6, "Broker": 1, "Controller": 1, "Replicator": 1, "Rebalance": 1, "Pull": 1, "NameServer": 1}
 LEFT_OUT = {
     "kill NameServer": "with the broker restarted while its store stands still, a used topic is said not to exist",
 }
-"""Faults that the test does not inject yet, each with the reason. After the cause is repaired, move the fault to KILLS
-or STOPS."""
+"""Faults that the test does not inject yet, each with the defect of raymq that prevents it. After the defect is
+repaired, move the fault to KILLS or STOPS."""
 
 SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}")
 
 
 class TimedHistory(History):
-    """A history that measures the longest time without an acknowledgement."""
+    """A history of sends that measures the longest time without an acknowledgement."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,8 +160,8 @@ def everything_goes_on(history: TimedHistory, users: StateUsers, puller: Watcher
 
 
 def assert_in_order(heard: list[tuple[int, int, Sent]], stored: set[tuple[int, int, Sent]]) -> None:
-    """Check that each queue was delivered in order, possibly with repetitions, and that every delivered message is
-    stored."""
+    """Check that each queue's messages were delivered in order, possibly with repetitions. Check that every delivered
+    message is stored."""
     following: dict[int, int] = {}
     for queue_id, offset, _ in heard:
         assert offset <= following.get(queue_id, 0), f"queue {queue_id} jumps to {offset}"
@@ -186,6 +186,6 @@ def test_the_broker_forgets_no_answer_over_repeated_kills_of_its_master(
     users.check()
     kill_actors("Broker")
     users.check()
-    for replica in range(REPLICAS):  # check every replica's content by making it the master
+    for replica in range(REPLICAS):  # Make each replica the master in turn, to check the messages that it stores.
         replicas.lead(replica)
         users.check()

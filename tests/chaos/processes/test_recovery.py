@@ -1,5 +1,5 @@
-"""Each kind of process is killed with SIGKILL and restarts by itself. No acknowledged message and no committed offset
-is lost."""
+"""Tests of killed processes: each kind of process is killed with SIGKILL and restarts by itself. No acknowledged
+message and no committed offset is lost."""
 
 from __future__ import annotations
 
@@ -48,20 +48,21 @@ class Scene:
         assert all(future.result(60).status is raymq.SendStatus.SEND_OK for future in futures)
 
     def committed(self) -> bool:
-        """Return whether both groups have committed all messages, so that no message would be delivered again."""
+        """Return True if both consumer groups have committed all messages, so that no message would be
+        delivered again."""
         self.reader.commit()
         return all(
             sum(entry.lag for entry in self.mq.admin.describe_group(group)) == 0 for group in ("listeners", "readers")
         )
 
     def consumed(self) -> bool:
-        """Return whether both consumers have received all sent messages."""
+        """Return True if both consumers have received all sent messages."""
         self.read.update(int(message.body) for message in self.reader.poll(timeout_s=0.05))
         return len(self.read) == len(set(self.notes.numbers())) == self.sent
 
     def facts(self) -> tuple[object, ...]:
-        """Return the state that a kill must not change: topics with their messages, groups, and a group's committed
-        offsets."""
+        """Return the state that the killing of a process must not change: topics with their messages, groups, and a
+        group's committed offsets."""
         admin = self.mq.admin
         return (
             {topic: admin.describe_topic(topic) for topic in admin.list_topics()},
@@ -70,7 +71,7 @@ class Scene:
         )
 
     def answers(self, before: tuple[object, ...]) -> bool:
-        """Return whether the servers report the same state as `before`. Returns False while a server restarts."""
+        """Return True if the servers report the same state as `before`. Returns False while a server restarts."""
         try:
             return self.facts() == before
         except raymq.RaymqError:
@@ -101,7 +102,8 @@ def scene(mq: raymq.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.mark.parametrize("actor", ["NameServer", "Broker", "Storage", "Rebalance", "Pull", "Listener"])
 def test_a_killed_process_restarts_and_service_resumes(scene: Scene, actor: str) -> None:
-    """All processes of one kind are killed at once. Only the death of a consumer's process may repeat messages."""
+    """All processes of one kind are killed at once, and restart. Messages are delivered again only if consumer
+    processes were killed."""
     eventually(scene.committed, "everything committed")
     before = scene.facts()
     killed = actor_processes(actor)
@@ -140,8 +142,8 @@ sys.stdin.readline()
 
 
 def test_a_program_that_is_killed_leaves_no_consumer_behind(scene: Scene, tmp_path: Path) -> None:
-    """The program's Listener actors end with the program, and the Pull actor drops the program's consumer
-    instances."""
+    """After a program with a consumer is killed, its Listener actors end, and the Pull actor removes the program's
+    consumer instances."""
     address = ray.get_runtime_context().gcs_address
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, address],
@@ -152,7 +154,7 @@ def test_a_program_that_is_killed_leaves_no_consumer_behind(scene: Scene, tmp_pa
     )
     with program:
         assert program.stdout is not None
-        output = iter(program.stdout.readline, b"")  # Ray may print messages of its own between the program's lines
+        output = iter(program.stdout.readline, b"")  # Ray may print its own messages between the program's lines.
         started = next((line for line in output if line == b"started\n"), b"")
         names = {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}
         program.kill()

@@ -1,5 +1,4 @@
-"""A store survives its cluster: a program is killed while it produces, and afterwards the store is opened
-twice."""
+"""Test of a store that is reopened: a program is killed while it produces, and its store is then opened twice."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ with raymq.connect(embedded=True) as mq:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The contents of the store after one opening."""
+    """The contents of the store after it was opened once."""
 
     bodies: dict[MessageQueue, list[int]]
     topics: list[str]
@@ -61,10 +60,10 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Lives:
-    """The results of the killed program and of the later openings of its store.
+    """The results of a program that was killed while it produced, and of the later openings of its store.
 
     `acknowledged`: queue and offset of each acknowledged message, by number, as the killed program printed them.
-    `opened`: the later openings.
+    `opened`: the contents of the store after each later opening.
     """
 
     acknowledged: dict[int, tuple[MessageQueue, int]]
@@ -80,12 +79,12 @@ def acknowledged_of(lines: list[str]) -> dict[int, tuple[MessageQueue, int]]:
 
 
 def produce_until_killed(box: Sandbox) -> tuple[list[str], list[psutil.Process]]:
-    """Run the program and kill it while it produces. Returns the complete lines that the program printed, and its child
-    processes."""
+    """Run the producing program and kill it while it produces. Returns the complete lines that the program printed, and
+    its child processes."""
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
         cwd=box.work,
-        # a killed program leaves Ray's temporary files, so keep them in the sandbox
+        # Keep Ray's temporary files in the sandbox, because a killed program does not delete them.
         env={**user_environment(), "TMPDIR": str(box.root)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -96,7 +95,8 @@ def produce_until_killed(box: Sandbox) -> tuple[list[str], list[psutil.Process]]
         lines = [line for _, line in zip(range(ACKNOWLEDGED_AT_LEAST), program.stdout, strict=False)]
         processes = without_rays_agents(descendants(program.pid))
         program.kill()
-        # `communicate` would lose the bytes that this file object has buffered, and begin in the middle of a line.
+        # Read the rest of the output from this file object. `communicate` would lose the bytes in the file object's
+        # buffer, and so begin in the middle of a line.
         lines += [line for line in program.stdout if line.endswith("\n")]
         assert program.stderr is not None
         errors = program.stderr.read()
@@ -113,7 +113,7 @@ def read_store(mq: raymq.Client) -> Opened:
 @pytest.fixture(scope="module")
 def lives(box: Sandbox) -> Lives:
     lines, processes = produce_until_killed(box)
-    assert_gone(processes)  # the store stays locked until these processes end
+    assert_gone(processes)  # Wait until the program's child processes have ended, because they keep the store locked.
     opened = []
     with embedded(box) as mq:
         with mq.pull_consumer("half-way", consume_from=FIRST, auto_commit=False) as consumer:

@@ -1,4 +1,4 @@
-"""Tasks of Ray Serve run while raymq's servers are killed: each task ends in the state SUCCESS, and the workers resume
+"""Test of Ray Serve tasks while raymq's servers are killed: each task ends in the state SUCCESS, and the workers resume
 by themselves."""
 
 from __future__ import annotations

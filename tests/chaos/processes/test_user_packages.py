@@ -1,4 +1,5 @@
-"""raymq runs in a user's directory that has packages with the same names as raymq's own packages.
+"""Test of name conflicts: raymq runs in a user's directory that has packages with the same names as raymq's own
+packages.
 
 The directory has `storage/`, which lacks everything that raymq's `storage` has, and `actors/` and `placement.py`, which
 fail when they are imported. It also has `my_listeners.py`, whose listener uses the user's `storage`. The servers must

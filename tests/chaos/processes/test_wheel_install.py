@@ -1,4 +1,4 @@
-"""raymq as users install it: from its wheel, into an environment that other programs use as well.
+"""Tests of raymq as users install it: from its wheel, into an environment that other programs use as well.
 
 Packages with the names of raymq's `storage`, `actors` and `placement` are in three places. A second distribution has
 `storage` and `actors` at the top of site-packages. A library on PYTHONPATH has `storage` and `placement`, and so does
@@ -73,8 +73,8 @@ class Installed:
     library: Path
 
     def run(self, program: str, *arguments: str, lines: str = "") -> str:
-        """Run one of the environment's programs in the user's directory, with the input `lines`, and return its output.
-        Raises AssertionError if the program fails."""
+        """Run one of the virtual environment's programs in the user's directory, with `lines` as its input. Returns the
+        program's output. Raises AssertionError if the program fails."""
         done = subprocess.run(
             [str(self.root / "bin" / program), *arguments],
             cwd=self.user,
@@ -89,11 +89,11 @@ class Installed:
         return done.stdout
 
     def raymq(self, *arguments: str) -> Any:
-        """Run a raymq command with --json and return its output, decoded."""
+        """Run a raymq command with --json. Returns its decoded output."""
         return json.loads(self.run("raymq", *arguments, "--json"))
 
     def pip(self, *arguments: str) -> None:
-        """Run pip of the virtual environment. The calls use no package index."""
+        """Run pip in the virtual environment. No test call of pip uses a package index."""
         self.run("python", "-I", "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments)
 
     @property
@@ -104,7 +104,7 @@ class Installed:
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     """A sandbox in which Ray listens only on loopback."""
-    tmp_path_factory.getbasetemp()  # makes pytest choose its directory before TMPDIR points into the sandbox
+    tmp_path_factory.getbasetemp()  # Make pytest choose its temporary directory before TMPDIR changes.
     with pytest.MonkeyPatch.context() as patch, sandbox(SETTINGS) as made:
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         yield made
@@ -112,7 +112,8 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="module")
 def installed(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """Install raymq's wheel into a virtual environment, and add the second distribution and the user's files."""
+    """Install raymq's wheel into a virtual environment. Add the second distribution, whose packages have raymq's names,
+    and the user's files."""
     built = tmp_path_factory.mktemp("built")
     made = Installed(box.root / "venv", box.work, built / "library")
     for package in ("storage", "placement"):
@@ -127,8 +128,8 @@ def installed(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Install
     )
     for file in (wheel, other):
         made.pip("install", "--no-index", "--no-deps", str(file))
-    # Write this file last, or pip would replace the raymq of the development environment. Python ignores .pth files in
-    # the directory that the file names, such as the .pth file of an editable raymq.
+    # Write this .pth file after the install, or pip would replace the raymq of the development environment. Python
+    # ignores .pth files in a directory that a .pth file adds, so an editable raymq is not found.
     (made.site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     for name, text in USERS.items():
         (made.user / name).parent.mkdir(exist_ok=True)
@@ -139,7 +140,7 @@ def installed(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Install
 @contextmanager
 def running(installed: Installed, box: Sandbox) -> Iterator[list[str]]:
     """Run raymq in its own Ray cluster with `raymq up`. Yields the names of its actors. Checks at the end that no
-    process is left."""
+    process still runs."""
     actors = installed.raymq("up")["actors"]
     head = psutil.Process(json.loads((box.home / ".raymq/run/ray-head.json").read_text())["pid"])
     family = [head, *head.children(recursive=True)]
@@ -183,7 +184,7 @@ def test_raymq_works_beside_packages_of_the_same_names_and_after_one_is_uninstal
 
 
 def consumed(installed: Installed, group: str) -> set[str]:
-    """Return the bodies that a new consumer group receives."""
+    """Return the bodies of the messages that a new consumer group receives."""
     options = ("--from", "first", "--max", str(COUNT), "--timeout", "60", "--json")
     lines = installed.run("raymq", "consume", group, "orders", *options).splitlines()
     return {json.loads(line)["body"] for line in lines}

@@ -1,4 +1,5 @@
-"""Reads and writes of Ray Data under faults: retention deletes files, and workers and the storage master are killed.
+"""Tests of Ray Data reads and writes under faults: retention deletes log files, and workers and the storage master are
+killed.
 
 Each task of an execution is killed once. RAYMQ_CHAOS_DATA_KILLS (default 3, 10 with RAYMQ_SOAK) is the number of tasks.
 RAYMQ_CHAOS_SEED repeats the moments at which the test kills writing tasks.
@@ -43,11 +44,11 @@ BATCH_ROWS = 250
 OLD_FILES = 4
 WAIT_S = 100.0
 
-# pickle this module by value: Ray's workers cannot import tests
+# Pickle this module by value, because Ray's workers cannot import test modules.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = [
-    # All these warnings come from Ray Data.
+    # Ignore these warnings, which all come from Ray Data.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -57,8 +58,8 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _small_blocks() -> Iterator[None]:
-    """Make tasks return small blocks. A task then returns some blocks before it is killed, and its next attempt repeats
-    these blocks."""
+    """Make Ray Data's tasks return small blocks. A task then returns some blocks before it is killed, and its next
+    attempt returns these blocks again."""
     context = DataContext.get_current()
     before = context.target_max_block_size, context.enable_progress_bars
     context.target_max_block_size, context.enable_progress_bars = 64 << 10, False
@@ -96,8 +97,8 @@ Read = Callable[[], Iterable[pa.Table]]
 
 
 class FaultyTasks(TopicDatasource):
-    """A datasource with faulty read tasks: task n reads with `faulty(n, read)`, and `read` is the normal read
-    function."""
+    """A Ray Data datasource with faulty read tasks: task n reads with `faulty(n, read)`, where `read` is the normal
+    read function."""
 
     def __init__(self, topic: str, faulty: Callable[[int, Read], Read], *, fail_on_data_loss: bool = True) -> None:
         super().__init__(topic, columns=["value"], fail_on_data_loss=fail_on_data_loss)
@@ -118,8 +119,8 @@ def wait_for(path: Path) -> None:
 
 
 def dying(read: Read, mark: Path, after: int) -> Read:
-    """Return a read function that kills its process after `after` blocks, or at the end. If the file `mark` exists, it
-    reads like `read`."""
+    """Return a read function that kills its process once: after `after` blocks, or at the end of a shorter read. If the
+    file `mark` exists, the function reads like `read`."""
 
     def read_and_die() -> Iterator[pa.Table]:
         def die() -> None:
@@ -137,14 +138,15 @@ def dying(read: Read, mark: Path, after: int) -> Read:
 
 
 def delete_oldest_files(mq: raymq.Client, box: Sandbox, topic: str) -> None:
-    """Make retention delete the first files of the log. Returns after each queue of the topic has lost
+    """Make retention delete the first files of the store's log. Returns after each queue of the topic has lost
     messages."""
     for log in box.data.glob("*/commitlog"):
         for path in sorted(log.iterdir())[:OLD_FILES]:
             os.utime(path, (time.time() - 100 * 3600,) * 2)
 
     def gone() -> bool:
-        # repeat the call: retention keeps files with the broker's state until two snapshots contain the state
+        # Call `clean_store` repeatedly, because retention keeps files with the broker's state until two snapshots
+        # contain this state.
         mq.admin.clean_store(BROKER)
         return all(one.min_offset for one in mq.admin.describe_topic(topic))
 
@@ -152,7 +154,8 @@ def delete_oldest_files(mq: raymq.Client, box: Sandbox, topic: str) -> None:
 
 
 class PausedRead:
-    """A read of a topic that pauses after the first block of task 0, and before the first block of every other task.
+    """A Ray Data read of a topic that pauses after the first block of task 0, and before the first block of every other
+    task.
 
     `marks`: a new directory for the files that signal the pause.
     """
@@ -161,7 +164,7 @@ class PausedRead:
         marks.mkdir()
         self._begun, self._go_on = marks / "begun", marks / "go on"
         source = FaultyTasks(topic, self._pausing, fail_on_data_loss=fail_on_data_loss)
-        # these options let all tasks run at the same time
+        # These options allow all read tasks to run at the same time.
         self._dataset = ray.data.read_datasource(source, override_num_blocks=2, num_cpus=0.1)
 
     def _pausing(self, number: int, read: Read) -> Read:
@@ -178,7 +181,7 @@ class PausedRead:
         return read_and_pause
 
     def rows(self) -> Counter[int]:
-        """Read the topic, and count the numbers in the rows."""
+        """Read the topic. Returns how often each number occurs in the rows."""
         return numbers([row["value"] for row in self._dataset.take_all()])
 
     def pause(self) -> None:
@@ -190,8 +193,8 @@ class PausedRead:
         self._go_on.touch()
 
 
-# The next test must run first, because it deletes the oldest files: after a failover a reader may still read the files
-# of the former master.
+# The next test must run first, because it deletes the oldest log files. After a failover, a reader may still read the
+# files of the former master.
 
 
 def test_a_read_of_messages_that_are_deleted_during_the_read_fails_or_reports_the_gap(
@@ -220,7 +223,7 @@ def test_a_read_of_messages_that_are_deleted_during_the_read_fails_or_reports_th
     missing = (once_each() - found).total()
     eventually(lambda: said_to_be_left_out(box, topic) == missing, f"warnings that name {missing} offsets")
     left = numbers([row["value"] for row in read_topic(topic, columns=["value"]).take_all()])
-    assert left < found  # a task that had begun can still read the deleted files, so it found more than a new read
+    assert left < found  # A task that had begun could still read the deleted files.
 
 
 def said_to_be_left_out(box: Sandbox, topic: str) -> int:
@@ -242,7 +245,8 @@ def test_rows_are_stored_once_though_workers_are_killed(mq: raymq.Client, topic:
     counts: dict[str, int] = {}
 
     def grow_and_die(batch: pa.Table) -> pa.Table:
-        """Return each batch as a block of its own. Ray Data writes the block before the function makes the next block.
+        """Return the batch with padding, so that it fills a block of its own. Ray Data writes this block before it
+        calls the function with the next batch.
 
         The process of each task is killed once, at a random batch, after some message was stored.
         """
@@ -263,7 +267,7 @@ def test_rows_are_stored_once_though_workers_are_killed(mq: raymq.Client, topic:
     summary = write_topic(dataset.map_batches(grow_and_die, batch_size=BATCH_ROWS, batch_format="pyarrow"), topic)
     assert len(list(tmp_path.iterdir())) == KILLS
     assert summary.rows == ROWS
-    assert summary.stored_before > 0  # attempts that were killed had already stored rows
+    assert summary.stored_before > 0  # The killed attempts had already stored rows.
     assert sum(one.count for one in summary.ranges) == ROWS - summary.stored_before
     bodies = [json.loads(row["value"])["id"] for row in read_topic(topic, columns=["value"]).take_all()]
     assert Counter(bodies) == once_each()

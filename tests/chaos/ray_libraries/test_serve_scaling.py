@@ -1,4 +1,5 @@
-"""The number of replicas of a `@task_consumer` deployment follows the queue's lag: from one to three, and back."""
+"""Test of autoscaling: the number of replicas of a `@task_consumer` deployment grows with its queue's lag from one to
+three, and then falls to one."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ SCALING = AutoscalingConfig(
 
 
 def application() -> Any:
-    """Return the deployment. Its class is nested so that it is pickled by value: replicas cannot import modules of the
-    tests."""
+    """Return the Ray Serve deployment. Its class is nested so that it is pickled by value, because the deployment's
+    replicas cannot import test modules."""
 
     @serve.deployment(autoscaling_config=SCALING, max_ongoing_requests=2, ray_actor_options={"num_cpus": 0})
     @task_consumer(task_processor_config=CONFIG)

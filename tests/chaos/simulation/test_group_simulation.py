@@ -1,5 +1,5 @@
-"""A simulated consumer group (tests.support.group_sim.world) keeps its laws (tests.support.group_sim.invariants) under
-random faults.
+"""Tests of consumer groups with random faults: a simulated group (tests.support.group_sim.world) never violates its
+invariants (tests.support.group_sim.invariants).
 
 The test runs 1,000 seeds; RAYMQ_SOAK=1 runs 50 times as many, and RAYMQ_GROUP_SEED repeats one seed. The module also
 tests the simulation: the simulation must find each planted bug.
@@ -30,7 +30,8 @@ RARE = {
     "a process that is dead speaks for the one that follows it": 550,
     "two Rebalance actors claim the same groups": 3250,
 }
-"""First seed for rare bugs. Such a bug shows in one of hundreds or thousands of seeds."""
+"""For each rare planted bug, the first seed that the test runs. Other seeds show the bug in only one of hundreds or
+thousands of runs."""
 
 
 @pytest.mark.timeout(7200 if SOAK else 300)
@@ -51,21 +52,22 @@ def test_no_queue_has_two_owners_and_nothing_is_lost_skipped_or_reordered(block)
 
 
 class GrantsBeforeRelease(RebalanceGroup):
-    """A planted bug: the group grants a queue to its target even if another member still holds the queue."""
+    """A planted bug: the consumer group grants a queue to a member while another member still holds the queue."""
 
     def _grant(self, name, now_s):
         return frozenset(queue for queue, target in self._target.items() if target == name)
 
 
 class HeedsRepetitions(RebalanceGroup):
-    """A planted bug: the group treats the second of two equal heartbeats as new."""
+    """A planted bug: the consumer group treats a repeated heartbeat as a new heartbeat."""
 
     def _note_holding(self, name, holding, *, may_free):
         super()._note_holding(name, holding, may_free=True)
 
 
 class HeedsLateHeartbeats(RebalanceGroup):
-    """A planted bug: the group trusts the heartbeat that arrives last, even if it was sent earlier."""
+    """A planted bug: the consumer group uses the heartbeat that arrives last, even if the member sent it earlier than
+    another heartbeat."""
 
     def heartbeat(self, heartbeat, now_s):
         member = self._members.get(heartbeat.member)
@@ -75,7 +77,8 @@ class HeedsLateHeartbeats(RebalanceGroup):
 
 
 class AdmitsTheDead(RebalanceGroup):
-    """A planted bug: the group does not check which process incarnation of a member sent a heartbeat."""
+    """A planted bug: the consumer group accepts a heartbeat from a dead process after the member's process has
+    restarted."""
 
     def _sender(self, heartbeat):
         sender = super()._sender(heartbeat)
@@ -90,8 +93,8 @@ class ForgetsGrace(SlotLease):
 
 
 class SpeaksWithoutLooking(SlotLease):
-    """A planted bug: a Rebalance actor considers itself the holder until it reads another holder's claim in the
-    register."""
+    """A planted bug: a Rebalance actor acts as the holder of a slot although another actor has claimed the slot, until
+    it reads the claim in the register."""
 
     def valid(self, now_s):
         return self.held
@@ -111,14 +114,15 @@ class ClaimsWhatIsClaimed(SlotLease):
 
 
 class NeverFences(Member):
-    """A planted bug: a member keeps its queues even if its lease has expired without an answer of the group."""
+    """A planted bug: a member keeps its queues although its lease has expired and the group has not answered."""
 
     def fence_when_late(self) -> None:
         pass
 
 
 class CommitsBeforeConsumed(Member):
-    """A planted bug: a member commits messages as soon as the listener has received them."""
+    """A planted bug: a member commits messages when the listener receives them, not after the listener has processed
+    them."""
 
     def commits(self, broker_name):
         given = {queue: self.tenures[queue].next_offset for queue in self.queues.holding}
@@ -127,14 +131,14 @@ class CommitsBeforeConsumed(Member):
 
 
 class SkippingQueues(MemberQueues):
-    """A planted bug: a queue starts with the message after its start offset."""
+    """A planted bug: a member starts reading a queue one message after the queue's start offset."""
 
     def started(self, process_queue, start):
         return super().started(process_queue, replace(start, queue_offset=start.queue_offset + 1))
 
 
 class SkipsOnHandover(Member):
-    """A planted bug: a member takes the committed offset for the offset of the last consumed message, and skips one
+    """A planted bug: a member treats the committed offset as the offset of the last consumed message, and so skips one
     message."""
 
     def __init__(self, *arguments) -> None:
@@ -150,7 +154,8 @@ class TakesFailureForSuccess(Member):
 
 
 class DoesNotWaitForItsListener(Member):
-    """A planted bug: a member releases a revoked queue while the listener has a batch of the queue."""
+    """A planted bug: a member releases a revoked queue while its listener still processes a batch of this
+    queue."""
 
     def release(self) -> None:
         for queue in self.queues.holding:
@@ -160,14 +165,14 @@ class DoesNotWaitForItsListener(Member):
 
 
 class IgnoresResets(Member):
-    """A planted bug: a member keeps its position in a queue after a reset."""
+    """A planted bug: a member keeps its read offset in a queue after the group's offset was reset."""
 
     def hear_of_commits(self, commits, answer, tenures):
         super().hear_of_commits(commits, replace(answer, reset={}), tenures)
 
 
 class BelievesEveryCommit(Broker):
-    """A planted bug: a broker accepts committed offsets that go back, and fences no member."""
+    """A planted bug: a broker accepts a committed offset that is lower than the last one, and fences no member."""
 
     def commit_offsets(self, commits) -> CommitAnswer:
         return super().commit_offsets(

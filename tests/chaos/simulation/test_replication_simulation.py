@@ -1,5 +1,5 @@
-"""Replication and election under random faults, with a thousand seeds: no acknowledged message is lost, and no message
-that a consumer has read changes.
+"""Tests of replication and election with random faults and a thousand seeds. No acknowledged message is lost, and a
+message that a consumer has read never changes.
 
 The module also tests the simulation: the simulation must find planted bugs.
 """
@@ -25,7 +25,7 @@ def test_no_seed_loses_or_undoes_anything(part):
         world = run_seed(seed, min_in_sync=1 + seed // SLICES % 2)
         assert world.checks.faults == [], f"seed {seed}: {world.checks.faults[:3]}"
         acknowledged += len(world.checks.acknowledged)
-    assert acknowledged > SEEDS // SLICES * 200  # a group that acknowledges nothing would also be safe
+    assert acknowledged > SEEDS // SLICES * 200  # A group that acknowledges nothing would lose nothing.
 
 
 def test_with_fixed_roles_no_seed_loses_or_undoes_anything_and_nobody_else_leads():
@@ -64,7 +64,7 @@ def test_with_fixed_roles_a_planted_bug_is_found():
 @pytest.mark.parametrize("bug", ["skip_truncation", "skip_fencing", "acknowledge_early", "elect_outside"])
 def test_a_planted_bug_is_found(bug):
     bugs = Bugs(**{bug: True})
-    # the rarest bug shows in about 1 of 100 seeds
+    # The rarest planted bug shows in about 1 of 100 seeds.
     assert any(run_seed(seed, bugs=bugs).checks.faults for seed in range(200))
 
 

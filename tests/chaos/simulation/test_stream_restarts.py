@@ -1,5 +1,5 @@
-"""A streaming query whose driver is killed many times continues from its checkpoint: its sink has every message exactly
-once.
+"""Test of a streaming query whose driver is killed many times: the query continues from its checkpoint, and its sink
+has every message exactly once.
 
 Spark and the kills are real; the topics' messages are computed. RAYMQ_SOAK=1 kills the driver ten times, otherwise the
 test kills the driver three times. RAYMQ_CHAOS_SEED repeats the moments of a run's kills.
@@ -24,7 +24,7 @@ KILLS = 10 if os.environ.get("RAYMQ_SOAK") == "1" else 3
 PROGRAM = "tests.support.spark.numbers_program"
 
 
-@pytest.mark.timeout(600)  # the test starts four JVMs, or eleven with RAYMQ_SOAK
+@pytest.mark.timeout(600)  # The timeout is long, because the test starts four JVMs, or eleven with RAYMQ_SOAK.
 def test_no_row_is_missing_or_doubled_after_kills_of_the_driver(tmp_path: Path) -> None:
     seed = chaos_seed()
     sink = BatchFiles(tmp_path / "sink", PLACE)

@@ -1,4 +1,4 @@
-"""Ignore PySpark's warnings in the tests of this folder."""
+"""Makes pytest ignore PySpark's warnings in the tests of this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Access control in a cluster that also runs Spark, Ray Data, Ray Serve, push consumers, predicates and the console.
+"""Tests of access control in a cluster that also runs Spark, Ray Data, Ray Serve, push consumers, predicates and the
+console.
 
 raymq's actors refuse a user without rights. The actors of RayDP, Ray Serve and Ray do not check raymq's users.
 `FOREIGN` lists these actors, and docs/access.md describes the data that each of them returns.
@@ -39,10 +40,10 @@ from tests.support.clusters.cluster import Sandbox
 from tests.support.clusters.page_example import DOCS
 from tests.support.history.waiting import eventually
 
-# pickle this module by value: Ray's workers cannot import tests
+# Pickle this module by value, because Ray's workers cannot import test modules.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-# ray.data.from_spark causes the warning
+# Ignore a warning that ray.data.from_spark causes.
 pytestmark = pytest.mark.filterwarnings("ignore:DataFrame.sql_ctx is an internal property")
 TEAM, OTHER = (raymq.Credentials(name, f"the secret of {name}") for name in ("orders-team", "other-team"))
 USERS = f"""
@@ -67,11 +68,11 @@ FOREIGN = {
     "_StatsActor": "keeps the figures of Ray Data's executions; it sees no rows",
     "ProxyActor": "passes HTTP requests on to replicas; no client of raymq is in its process",
 }
-"""Actor classes that do not belong to raymq, each with the access that the actor gives to any program that can reach
-the cluster."""
+"""Actor classes that do not belong to raymq. For each class: the access that it gives to any program that can reach the
+cluster."""
 PAGE = "access.md"
 BODY_SCHEMA = '{"fields": [{"name": "body", "nullable": true, "type": {"name": "binary"}, "children": []}]}'
-"""Arrow schema of one column of message bodies, as JSON for Arrow's Java library."""
+"""Arrow schema of a single column, `body`, as JSON for Arrow's Java library."""
 SHOWN = "the value of a variable"
 CONFIG = TaskProcessorConfig(
     queue_name="jobs", adapter="raymq.serve.RaymqTaskProcessorAdapter", adapter_config=RaymqAdapterConfig()
@@ -80,7 +81,7 @@ CONFIG = TaskProcessorConfig(
 
 @pytest.fixture(scope="module")
 def mq(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[raymq.Client]:
-    """Yield the super user's client of the cluster, after 20 messages were sent."""
+    """Run a cluster with access control, and send 20 messages. Yields the super user's client."""
     with access_cluster(box, tmp_path_factory.mktemp("access"), USERS) as client:
         client.admin.create_topic("orders", 2)
         with client.producer() as producer:
@@ -92,7 +93,8 @@ def mq(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[raymq
 def spark(mq: raymq.Client, box: Sandbox) -> Iterator[SparkSession]:
     """Yield a Spark session whose driver's JVM joins the Ray cluster, so that RayDP starts all of its kinds of
     actors."""
-    # Ray kills JVMs, and a killed JVM leaves its unpacked libraries in this directory
+    # Choose the temporary directory of the JVMs. Ray kills JVMs, and a killed JVM leaves its unpacked libraries in this
+    # directory.
     temporary = f"-Djava.io.tmpdir={box.java}"
     roles = ("spark.driver", "spark.executor", "spark.ray.raydp_app_master")
     configs = {f"{role}.extraJavaOptions": temporary for role in roles}
@@ -102,9 +104,10 @@ def spark(mq: raymq.Client, box: Sandbox) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module")
 def deployment(mq: raymq.Client) -> Iterator[None]:
-    """Run a deployment of tasks. Its autoscaling policy requests the queue's lag from raymq."""
+    """Run a Ray Serve deployment that processes tasks. Its autoscaling policy requests the queue's lag from
+    raymq."""
 
-    # The class is nested so that it is pickled by value: replicas cannot import modules of the tests.
+    # The class is nested so that it is pickled by value, because the deployment's replicas cannot import test modules.
     policy = AutoscalingPolicy(
         policy_function=RaymqLagPolicy, policy_kwargs={"queue_name": "jobs", "poll_interval_s": 0.5}
     )
@@ -139,7 +142,7 @@ def test_no_named_actor_of_raymq_serves_a_user_without_rights_whatever_runs_besi
 
         def all_run() -> bool:
             if ray.wait([reference], timeout=0)[0]:
-                ray.get(reference)  # this call raises the error of a failed program
+                ray.get(reference)  # `ray.get` raises the error of a program that failed.
             return all_own_kinds_run()
 
         eventually(all_run, "an actor of each kind runs")
@@ -174,8 +177,8 @@ def cached_rows(rdd_id: int, partitions: int) -> Any:
         import pyarrow as pa
 
         executors = [handle for handle in named_actors().values() if class_of(handle) == "RayDPExecutor"]
-        # This call lets Python call Java actors. Get the handles of all actors before it: afterwards a handle needs the
-        # actor's module, which a user's program does not have.
+        # This call allows Python to call Java actors. Get the handles of all actors first: after the call, a handle
+        # needs the actor's module, which a user's program does not have.
         ray._private.worker.global_worker.set_load_code_from_local(True)
         rows: list[dict[str, bytes]] = []
         for handle in executors:
@@ -188,6 +191,6 @@ def cached_rows(rdd_id: int, partitions: int) -> Any:
 
 
 def options_of_deployments() -> str:
-    """Return all details about deployments, as text, that Ray Serve's controller returns to any program."""
+    """Return, as text, all details about deployments that Ray Serve's controller returns to any program."""
     controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
     return str(ray.get(controller.get_serve_instance_details.remote(), timeout=CALL_S))

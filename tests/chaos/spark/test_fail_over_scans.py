@@ -1,5 +1,5 @@
-"""The storage master fails over during a long read by `read_ranges` or by Spark. The read returns the same rows, from
-the store's files and over lanes (socket connections)."""
+"""Tests of a long read, by `read_ranges` or by Spark, during which the storage master fails over. The read returns the
+same rows from the store's files and over lanes (direct socket connections)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ REPLICAS = 3
 MESSAGES = 6000
 FAILOVERS = 2
 CHUNK_MESSAGES = 50
-"""Number of messages per step of a read. It is small, so that a range is read in many steps."""
+"""Number of messages that a read requests in one step. It is small, so that an offset range is read in many
+steps."""
 CORES, TASKS = 2, 4
 WAIT_S = 100.0
 SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}")
@@ -49,7 +50,7 @@ def rows(batches: Iterator[Any]) -> list[Row]:
 
 
 def send(mq: raymq.Client, topic: str) -> list[Row]:
-    """Send MESSAGES messages. Returns the rows that a read must return, sorted."""
+    """Send MESSAGES messages to the topic. Returns the rows that a read of the topic must return, sorted."""
     with mq.producer() as producer:
         results = producer.send_batch([raymq.Message(topic, b"%d" % number) for number in range(MESSAGES)])
     return sorted((one.queue.queue_id, one.queue_offset, b"%d" % number) for number, one in enumerate(results))
@@ -84,11 +85,11 @@ def test_a_long_read_goes_on_at_the_new_master_with_the_same_rows(
 
 
 def pausing(marks: Path) -> Callable[..., Iterator[pa.RecordBatch]]:
-    """Return a variant of `read_ranges` that reads in small steps, and pauses after the first step until the file
+    """Return a variant of `read_ranges` that reads in small steps. It pauses after the first step until the file
     MARKS/"go on" exists.
 
-    A paused read creates a file in MARKS. Tasks with an odd number read over lanes (socket connections), not from
-    files.
+    A paused read creates a file in MARKS. Tasks with an odd number read over lanes (direct socket connections), not
+    from files.
     """
     read_ranges = reader.read_ranges
 
@@ -98,7 +99,7 @@ def pausing(marks: Path) -> Callable[..., Iterator[pa.RecordBatch]]:
         task = TaskContext.get()
         assert task is not None
         number = task.partitionId()
-        range_reader.RANGE_CHUNK_MESSAGES = CHUNK_MESSAGES  # the assignment changes only this Spark worker
+        range_reader.RANGE_CHUNK_MESSAGES = CHUNK_MESSAGES  # Only this Spark worker reads in smaller steps.
         if number % 2:
             worker_client(address).storages = StorageClients("another-node")
         for step, batch in enumerate(read_ranges(ranges, address, *arguments, **options)):
@@ -119,7 +120,8 @@ def test_a_long_read_of_spark_goes_on_at_the_new_master_with_the_same_rows(
     replicas = RayReplicas("broker-a", REPLICAS)
     replicas.settled()
     sent = send(mq, topic)
-    # Ray kills JVMs, and a killed JVM leaves its unpacked libraries in this directory
+    # Choose the temporary directory of the JVMs. Ray kills JVMs, and a killed JVM leaves its unpacked libraries in this
+    # directory.
     temporary = f"-Djava.io.tmpdir={box.java}"
     roles = ("spark.driver", "spark.executor", "spark.ray.raydp_app_master")
     configs = {f"{role}.extraJavaOptions": temporary for role in roles}

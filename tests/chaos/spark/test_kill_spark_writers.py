@@ -1,5 +1,5 @@
-"""Spark's executors, and in another test the driver, are killed while they write to a topic: no row is lost or stored
-twice.
+"""Tests of killed Spark writers: Spark's executors or the driver are killed while they write to a topic. No row is lost
+or stored twice.
 
 RAYMQ_CHAOS_SPARK_KILLS (default 3, 10 with RAYMQ_SOAK) is the number of kills in each of the two tests.
 """
@@ -31,11 +31,11 @@ from tests.support.spark.stream_driver import FILES_PER_BATCH
 KILLS = int(os.environ.get("RAYMQ_CHAOS_SPARK_KILLS", "10" if os.environ.get("RAYMQ_SOAK") else "3"))
 ROWS_PER_KILL = 2000
 PAUSE_S = 0.1
-"""Pause of an executor, in seconds, before each Arrow batch of 100 rows, so that a write takes long enough to be
-killed."""
+"""Seconds for which an executor pauses before each Arrow batch of 100 rows. The pauses make a write so slow that the
+test can kill it."""
 BODY_BYTES = 1000
-"""Length of the bodies that executors write. PySpark's workers buffer 64 KiB, so they would not pass on 100 shorter
-rows at once."""
+"""Length in bytes of the message bodies that executors write. PySpark's workers buffer 64 KiB, so with shorter bodies a
+batch of 100 rows would stay in the buffer."""
 ROOT = Path(__file__).parents[3]
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
@@ -55,7 +55,7 @@ def stored(mq: raymq.Client, topic: str) -> int:
 
 
 def all_numbers(mq: raymq.Client, topic: str, group: str) -> Counter[int]:
-    """Count how often each number occurs among the messages of a topic."""
+    """Read all messages of a topic. Returns how often each number occurs in the messages' bodies."""
     count, found = stored(mq, topic), Counter[int]()
     with mq.pull_consumer(group, consume_from=FIRST) as consumer:
         consumer.subscribe(topic)
@@ -69,8 +69,8 @@ def all_numbers(mq: raymq.Client, topic: str, group: str) -> Counter[int]:
 
 
 def executor_pids() -> set[int]:
-    """Return the process ids of the executors that have Python workers. These executors are the parents of PySpark's
-    daemons."""
+    """Return the process ids of the executors that have Python workers. Such an executor is the parent of a PySpark
+    daemon process."""
     found = set()
     for process in descendants():
         try:
@@ -79,7 +79,7 @@ def executor_pids() -> set[int]:
                 if parent is not None and parent.name() == "java":
                     found.add(parent.pid)
         except psutil.NoSuchProcess:
-            continue  # the process ended after the list was taken
+            continue  # The process ended after the list of processes was taken.
     return found
 
 
@@ -91,7 +91,7 @@ def test_executors_are_killed_while_they_write(mq: raymq.Client, box: Sandbox, t
     configs |= {"spark.task.maxFailures": "50", "spark.sql.execution.arrow.maxRecordsPerBatch": "100"}
     with spark_session("kills", executors=2, executor_memory="512m", configs=configs) as spark:
 
-        def slowly(batches):  # nested, so that the function is pickled by value for the executors
+        def slowly(batches):  # This function is nested, so that it is pickled by value for the executors.
             for batch in batches:
                 time.sleep(PAUSE_S)
                 yield batch
@@ -104,8 +104,8 @@ def test_executors_are_killed_while_they_write(mq: raymq.Client, box: Sandbox, t
         writing = threading.Thread(target=lambda: summaries.append(write_topic(rows, topic, client=mq)))
         writing.start()
         for kill in range(KILLS):
-            # Kill after another half of a partition was written: if only one executor writes, the kill then hits a
-            # running task, not the time between two tasks.
+            # Kill an executor after another half of a partition was written. So the kill hits a running task, not the
+            # time between two tasks, even if only one executor writes.
             goal = kill * ROWS_PER_KILL + rows_per_partition // 2
             eventually(lambda goal=goal: stored(mq, topic) >= goal, f"{goal} rows in the topic", 90)
             victim = sorted(eventually(executor_pids, "an executor with a worker", 90))[0]

@@ -1,5 +1,5 @@
-"""A streaming query whose driver is killed continues from its checkpoint: in the end its sink has every message exactly
-once.
+"""Test of a streaming query whose driver is killed: the query continues from its checkpoint. At the end its sink has
+every message exactly once.
 
 RAYMQ_CHAOS_SPARK_KILLS (default 2, 10 with RAYMQ_SOAK) is the number of kills. RAYMQ_CHAOS_SEED repeats the moments of
 the kills.

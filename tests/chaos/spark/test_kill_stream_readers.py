@@ -1,5 +1,5 @@
-"""A streaming query survives a kill of its executor, and then a kill of its storage master: its sink has every message
-exactly once."""
+"""Test of a streaming query whose executor is killed, and then its storage master: its sink has every message exactly
+once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def test_a_query_whose_executor_and_store_are_killed_reads_the_same_rows(
     mq: raymq.Client, box: Sandbox, topic: str, tmp_path: Path
 ) -> None:
     replicas, sink = RayReplicas("broker-a", 2), BatchFiles(tmp_path / "sink")
-    # Ray kills JVMs, and a killed JVM leaves its unpacked libraries in this directory
+    # Choose the temporary directory of the JVMs. Ray kills JVMs, and a killed JVM leaves its unpacked libraries in this
+    # directory.
     temporary = f"-Djava.io.tmpdir={box.java}"
     roles = ("spark.driver", "spark.executor", "spark.ray.raydp_app_master")
     configs = {f"{role}.extraJavaOptions": temporary for role in roles}
@@ -46,7 +47,7 @@ def test_a_query_whose_executor_and_store_are_killed_reads_the_same_rows(
         with sending(mq, topic):
             more_batches(1)
             kill_executor()
-            more_batches(2)  # two batches: the first may have been read before the executor was killed
+            more_batches(2)  # Wait for two batches: the first may have been read before the executor was killed.
             replicas.fail_over()
             more_batches(2)
         query.stop()
@@ -56,16 +57,17 @@ def test_a_query_whose_executor_and_store_are_killed_reads_the_same_rows(
 
 
 def kill_executor() -> None:
-    """SIGKILL the JVM whose Python workers read topics."""
+    """Send SIGKILL to the executor's JVM, whose Python workers read topics."""
     [daemon] = eventually(lambda: [process for process in descendants() if runs_workers(process)], "a Python worker")
     executor = daemon.ppid()
     os.kill(executor, signal.SIGKILL)
 
 
 def runs_workers(process: psutil.Process) -> bool:
-    """Return whether the process is the daemon that starts Spark's Python workers, a child of the executor's JVM."""
+    """Return True if the process is the daemon that starts Spark's Python workers. The daemon is a child of the
+    executor's JVM."""
     try:
         parent = process.parent()
         return "pyspark.daemon" in process.cmdline() and parent is not None and parent.name() == "java"
     except psutil.NoSuchProcess:
-        return False  # the process ended after the list was taken
+        return False  # The process ended after the list of processes was taken.

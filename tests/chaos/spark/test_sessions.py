@@ -1,5 +1,5 @@
-"""Spark sessions, one after another. Each session prints nothing, runs on the nodes of the storage actors, and leaves
-nothing behind."""
+"""Tests of Spark sessions that are opened one after another. Each session prints nothing, and runs on the nodes of the
+storage actors. Nothing remains after its end."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def topic(mq: raymq.Client) -> str:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(mq: raymq.Client) -> Iterator[None]:
-    """Check that the cluster's CPUs and memory are free again, and that no placement group and no Java process is
-    left."""
+    """Check at the end of a `with` block that the cluster's CPUs and memory are free again. Also check that no
+    placement group and no Java process remains."""
 
     def free() -> tuple[float, float]:
         resources = ray.available_resources()
@@ -117,7 +117,7 @@ def test_executors_are_in_bundles_beside_the_storage_actors(
 def test_a_session_whose_java_is_killed_says_so_and_the_next_one_works(mq: raymq.Client, topic: str) -> None:
     with pytest.raises(raymq.ClientStateError, match=r"ended meanwhile: .* killed by signal 9"):
         kill_the_driver_and_go_on()
-    # the error keeps its type and text after its session has ended
+    # A Spark error keeps its type and text after its session has ended.
     with pytest.raises(AnalysisException, match="no_such_column"):
         select_what_is_not_there()
 

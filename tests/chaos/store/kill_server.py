@@ -1,17 +1,16 @@
-"""Kill a process that appends to a store, again and again: the helper of test_store_kill.py.
+"""Helper program of test_store_kill.py: kills a process that appends to a store, repeatedly.
 
     python tests/chaos/store/kill_server.py DIRECTORY FLUSH SEED KILLS
 
 This process imports everything once, has one thread, and forks a child for each kill. The child opens the store that
 the previous child left, checks the store, and appends until it is killed, with a thread per queue. The child reports
-acknowledgements through a pipe, and resends the messages that the previous child had in flight. Half of the children
-are killed by this process at a random moment. The other children kill themselves at a random disk call, with a write
-half done.
+acknowledgements through a pipe, and resends the messages that the previous child had in flight. This process kills half
+of the children at a random moment. The other children kill themselves at a random disk call, after half of a write.
 
 FLUSH POOL is ASYNC_FLUSH with a transient store pool. In that case only a prefix of the acknowledged messages must be
 stored, and the next child resends the other messages.
 
-A child that finds a message lost, doubled or out of order reports the message and ends, and this program ends, too.
+If a child finds that a message is lost, stored twice or out of order, it reports the message, and both processes end.
 Otherwise this program prints a summary.
 """
 
@@ -46,16 +45,16 @@ LONGEST_LIFE_S = 0.06
 SELF_KILL_WITHIN_S = 0.5
 PIPE_BYTES = 1 << 20
 DIRECTORY_ROLLS_OVER_BYTES = 3 << 20
-"""Log size, in bytes, at which the test begins a new store directory. Reading a larger log back would take most of the
-test's time."""
+"""Log size, in bytes, at which the test begins a new store directory. If the log grew larger, reading it after each
+kill would take most of the test's time."""
 KILLED_IN = ("open_file", "preallocate", "pwrite_all", "flush", "rename", "unlink", "sync_directory")
 
 
 class AcknowledgedCounts(NamedTuple):
-    """Numbers of acknowledged messages of each queue.
+    """Numbers of acknowledged messages, by queue.
 
-    `acknowledged`: all acknowledged messages. With a transient store pool, `safe` counts the messages that must be
-    stored, and `lost` the messages that were lost in total.
+    `acknowledged`: all acknowledged messages. `safe`: only with a transient store pool, the messages that must be
+    stored. `lost`: the total number of acknowledged messages that a transient store pool has lost.
     """
 
     acknowledged: list[int]
@@ -68,7 +67,7 @@ def nothing(flush: str) -> AcknowledgedCounts:
 
 
 def body(queue_id: int, sequence: int) -> bytes:
-    """Return the body of a message: its queue and sequence number, and padding whose length depends on the sequence
+    """Return the body of a message: its queue id, its sequence number, and padding whose length depends on the sequence
     number."""
     return b"%d:%d:" % (queue_id, sequence) + b"x" * (sequence * 7919 % 1500)
 
@@ -97,7 +96,7 @@ def die_at(call: int, dice: random.Random) -> None:
 
 
 def options_of(flush: str) -> dict[str, Any]:
-    """Return the store settings of a value of FLUSH."""
+    """Return the store settings for a value of the argument FLUSH."""
     if flush == POOL:
         return {"flush_disk_type": FlushDiskType.ASYNC_FLUSH, "transient_store_pool_enable": True}
     return {"flush_disk_type": FlushDiskType(flush)}
@@ -106,10 +105,10 @@ def options_of(flush: str) -> dict[str, Any]:
 def check(
     store: MessageStore, acknowledged: list[int], batch_max: int = BATCH_MAX, safe: list[int] | None = None
 ) -> list[int]:
-    """Check that all acknowledged messages, or with `safe` only that number of them, are stored exactly once and in
-    order.
+    """Check that the store has all acknowledged messages, exactly once and in order. With `safe`, only the first `safe`
+    messages of each queue must be stored.
 
-    A prefix of the messages in flight may be stored. Returns the number of messages in each queue.
+    The first messages in flight may be stored too. Returns the number of messages in each queue.
     """
     found = []
     for queue_id, end in enumerate(acknowledged):
@@ -141,7 +140,7 @@ def fail() -> None:
 
 
 def live(root: Path, flush: str, dice: random.Random, known: AcknowledgedCounts, pipe: int, call: int) -> None:
-    """Run a child process, which ends when it is killed."""
+    """Run a child process that opens the store, checks it, and appends until it is killed."""
     try:
         if call:
             die_at(call, dice)
@@ -159,7 +158,7 @@ def live(root: Path, flush: str, dice: random.Random, known: AcknowledgedCounts,
 
 
 def run_and_kill(root: Path, flush: str, dice: random.Random, known: AcknowledgedCounts) -> AcknowledgedCounts:
-    """Run one child and kill it. Returns the numbers of acknowledged messages afterwards."""
+    """Run one child process and kill it. Returns the numbers of acknowledged messages after the kill."""
     kills_itself = dice.random() < 0.5
     call = int(dice.choice((30, 100, 400)) * dice.random()) + 1 if kills_itself else 0
     life_s = SELF_KILL_WITHIN_S if kills_itself else dice.uniform(0, LONGEST_LIFE_S)
@@ -171,7 +170,7 @@ def run_and_kill(root: Path, flush: str, dice: random.Random, known: Acknowledge
         live(root, flush, dice, known, writing, call)
     os.close(writing)
     child = os.pidfd_open(pid)
-    select.select([child], [], [], life_s)  # The moment of the kill varies; this wait synchronises nothing.
+    select.select([child], [], [], life_s)  # Wait for a random time before the kill. No thread relies on this wait.
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     os.close(child)
@@ -190,7 +189,7 @@ def run_and_kill(root: Path, flush: str, dice: random.Random, known: Acknowledge
 
 
 def finish(root: Path, flush: str, known: AcknowledgedCounts) -> None:
-    """Run a last child, which twice opens the store, checks the store and closes it cleanly."""
+    """Run a last child process. It opens the store, checks it and closes it cleanly, twice."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -208,11 +207,10 @@ def finish(root: Path, flush: str, known: AcknowledgedCounts) -> None:
 def main() -> None:
     directory, flush, seed, kills = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
     storage.checkpoint_service.STORE_SNAPSHOT_INTERVAL_BYTES = 100_000  # type: ignore[misc]
-    # Keep prefaulted (warm) pages in use, even with small files and a slow writer: appends write to them through memory
-    # maps.
+    # Make appends use prefaulted (warm) pages through memory maps, even with small files and a slow writer.
     storage.log.warm_up.SEGMENT_BYTES = 16384  # type: ignore[misc]
     storage.log.warm_up.FAST_S = 60.0  # type: ignore[misc]
-    # Make the pool's buffers so small that they fill up between two commits.
+    # Make the buffers of the transient store pool so small that they fill up between two commits.
     storage.log.transient_store_pool.BUFFER_BYTES = 50_000  # type: ignore[misc]
     dice = random.Random(f"{seed}-{flush}")
     root, known, total = directory / "0", nothing(flush), 0

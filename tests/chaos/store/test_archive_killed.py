@@ -1,5 +1,5 @@
-"""An archive run that is killed at any moment leaves only complete files, and the next run continues the
-archive."""
+"""Test of a killed archive run: after a kill at any moment the archive has only complete files, and the next run
+continues it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_ten_runs_killed_one_after_another_leave_an_archive_with_each_message_on
         command = [sys.executable, "-m", "tests.support.stores.archiving", str(tmp_path)]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
             assert run.stdout is not None
-            for _ in range(dice.randint(1, 2)):  # wait until the run has begun, or until the run has finished a round
+            for _ in range(dice.randint(1, 2)):  # Wait for one or two output lines: the run begins, or ends a round.
                 run.stdout.readline()
             time.sleep(dice.uniform(0.0, KILL_WITHIN_S))
             run.kill()

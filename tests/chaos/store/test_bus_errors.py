@@ -1,5 +1,5 @@
-"""An unreadable page of a mapped file ends the process by SIGBUS. The next process reports the failure, and checks that
-the files are readable before it opens the store."""
+"""Tests of unreadable pages: an unreadable page of a mapped file ends the process by SIGBUS. The next process reports
+the failure, and checks that the files are readable before it opens the store."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ print("not reached")
 
 @pytest.fixture
 def bus_errors() -> Iterator[Callable[..., BusErrors]]:
-    """Yield a function that makes a BusErrors object, as each of several consecutive processes would. At the end
-    pytest's own fault handler is enabled again."""
+    """Yield a function that creates a BusErrors object for a store directory, and closes the object that it created
+    before. This simulates consecutive processes. At the end pytest's own fault handler is enabled again."""
     with ExitStack() as made:
 
         def make(root: Path, **more: Any) -> BusErrors:
@@ -62,8 +62,8 @@ def bus_errors() -> Iterator[Callable[..., BusErrors]]:
 
 
 def end_by_bus_error(root: Path) -> str:
-    """Make a process end by SIGBUS while it reads the store in `root`. The store's files are unchanged afterwards.
-    Returns the process's output."""
+    """Run a process that ends by SIGBUS while it uses the store in `root`. The store's files are restored afterwards.
+    Returns the process's error output."""
     repository = Path(__file__).parents[3]
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(root)],
@@ -120,7 +120,7 @@ def test_a_file_that_cannot_be_read_by_calls_either_keeps_the_store_closed_with_
         for _ in range(2):
             with pytest.raises(StoreError, match=r"commitlog/0* cannot be read from byte 0 on.*raymq drain"):
                 errors.require_readable([root])
-    errors.require_readable([root])  # the disk works again
+    errors.require_readable([root])  # Raises no error, because the disk works again.
     errors.forget()
 
 

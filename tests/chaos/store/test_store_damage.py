@@ -1,5 +1,5 @@
-"""Damage to a store directory, as a table of cases. Each case writes a store, damages it, opens it, counts the
-surviving messages, appends more, reads all and opens the store again."""
+"""Tests of damage to a store directory, as a table of cases. Each case writes a store, damages it, opens it, and counts
+the surviving messages. Then it appends more messages, reads all messages, and opens the store again."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def zero_tail(length: int) -> Callable[[Path], None]:
 
 
 def flip(back: int) -> Callable[[Path], None]:
-    """Return a function that flips a bit `back` bytes before the end of the log."""
+    """Return a function that flips a bit of the byte that is `back` bytes before the end of the log."""
 
     def damage(root: Path) -> None:
         path = last_log_file(root)
@@ -128,7 +128,8 @@ def checkpoint(data: bytes) -> Callable[[Path], None]:
 
 
 def put_into(directory: str, name: str, data: bytes) -> Callable[[Path], None]:
-    """Return a function that replaces a directory by a new directory with one file."""
+    """Return a function that replaces a directory by a new directory, which has one file `name` with the content
+    `data`."""
 
     def damage(root: Path) -> None:
         shutil.rmtree(root / directory, ignore_errors=True)
@@ -268,8 +269,8 @@ DAMAGES = {
 
 
 def written_store(tmp_path: Path, *, stopped: bool, **settings: Any) -> Path:
-    """Write a store with 400 messages in queue 0, over three log files and four queue files, and a few messages in
-    queue 1."""
+    """Write a store with 400 messages in queue 0, in three log files and four queue files, and a few messages in queue
+    1. `stopped`: close the store cleanly, otherwise copy it as after a crash. Returns the store's directory."""
     store = open_store(tmp_path / "original", clock_ms=count(1_700_000_000_000).__next__, **settings)
     store.append([make_batch([b"other"] * 3, queue_id=1)])
     for first in range(0, COUNT, 20):
@@ -284,8 +285,8 @@ def written_store(tmp_path: Path, *, stopped: bool, **settings: Any) -> Path:
 
 
 def check_survivors(root: Path, survivors: int) -> None:
-    """Open the damaged store. Check that `survivors` messages are stored, that more messages can be appended, and that
-    all messages survive the next opening."""
+    """Open the damaged store. Check that it has `survivors` messages, that more messages can be appended, and that all
+    messages survive when the store is opened again."""
     store = open_store(root)
     assert bodies_of(store) == BODIES[:survivors]
     assert bodies_of(store, queue_id=1) == [b"other"] * 3
@@ -313,9 +314,10 @@ def test_intact_records_survive_damage(tmp_path, name, stopped):
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
 def test_a_tail_torn_at_any_byte_of_the_last_record_loses_that_record_at_most(tmp_path, stopped):
-    """A record that is cut within its properties could be a record of RocketMQ, whose last property ends in NUL.
+    """The last record is truncated at any byte. The next opening loses at most this record. A record truncated within
+    its properties may be valid for RocketMQ, whose last property ends in NUL.
 
-    No power cut leaves such a record in the middle of a sector. After a clean stop no record can be torn.
+    No power cut truncates a record in the middle of a sector. After a clean stop no record can be truncated.
     """
     original = open_store(tmp_path / "original")
     kept = [b"kept" * 55] * 3
@@ -360,11 +362,11 @@ LAYOUT = {
     "properties_size": (BODY_OFFSET + len(BODIES[-1]) + 1 + len("orders") + 1, False),
     "properties": (LAST_SIZE - 2, True),
 }
-"""Positions of bits of the last record to flip, by field. The boolean is True if RocketMQ's checks accept the changed
-record.
+"""By header field, the position of a bit of the last record that the test flips. The boolean is True if RocketMQ's
+checks accept the changed record.
 
-Accepted bits change a header field, but neither the record's position nor its body. The property CRC would detect these
-changes.
+Accepted flips change a header field, but neither the record's position nor its body. The property CRC would detect
+these changes.
 """
 
 
@@ -453,8 +455,8 @@ def test_after_a_crash_a_queue_without_its_first_file_is_rebuilt_from_the_log(tm
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
 def test_a_topic_whose_deletion_was_cut_short_is_deleted_by_the_next_open(tmp_path, stopped):
-    """The record of the deletion is on disk, but the topic's queues still exist. The next opening deletes all these
-    queues."""
+    """A crash interrupts the deletion of a topic: the record of the deletion is on disk, but the topic's queues still
+    exist. The next opening deletes all these queues."""
     root = written_store(tmp_path, stopped=stopped)
     (root / "config").mkdir(exist_ok=True)
     write_text("config/deletedTopics.json", '{"orders": 1000000}')(root)
@@ -534,7 +536,8 @@ def test_an_empty_last_log_file_is_dropped(tmp_path):
 
 
 def test_queues_without_a_log_are_deleted(tmp_path):
-    """Source: spec §5. Without commit-log files, the queue units point to no record."""
+    """Source: spec §5. Without commit-log files, the entries (units) of the consume queues point to no record, so the
+    queues are deleted."""
     root = written_store(tmp_path, stopped=True)
     shutil.rmtree(root / "commitlog")
     store = open_store(root)
@@ -545,8 +548,7 @@ def test_queues_without_a_log_are_deleted(tmp_path):
 
 
 MIDDLE = 25
-"""Number of records between the damaged record and the last record. The damaged record is in the append before the last
-append."""
+"""Number of records after the damaged record. The damaged record is in the append before the last append."""
 IN_THE_MIDDLE = {
     **{
         field: flip(MIDDLE * LAST_SIZE + LAST_SIZE - position)
@@ -563,17 +565,17 @@ IN_THE_MIDDLE = {
         last_log_file(root), used_bytes(last_log_file(root)) - (MIDDLE + 1) * LAST_SIZE, b"\xaa" * LAST_SIZE
     ),
 }
-"""Functions that damage a record that other records follow, by kind of damage."""
+"""By kind of damage, a function that damages a record in the middle of the log."""
 
 
 @pytest.mark.parametrize("end", ["a clean stop", "a crash", "a crash that lost the queue"])
 @pytest.mark.parametrize("name", IN_THE_MIDDLE)
 def test_a_damaged_record_in_the_middle_loses_no_other_record(tmp_path, name, end):
-    """The damaged record keeps its offset, its bytes and its place in the log. This opening and all later openings
-    report the damage."""
+    """A record in the middle of the log is damaged. It keeps its offset, its bytes and its place in the log. This
+    opening and all later openings report the damage."""
     root = written_store(tmp_path, stopped=end == "a clean stop")
     if end != "a clean stop":
-        # The checkpoint states that the whole log was flushed, but no queue.
+        # Write a checkpoint which states that the whole log was flushed, but no queue.
         write_checkpoint(root / "checkpoint", Checkpoint(2**62, 0))
     if end == "a crash that lost the queue":
         both(delete(QUEUE), NO_SNAPSHOT)(root)
@@ -581,8 +583,8 @@ def test_a_damaged_record_in_the_middle_loses_no_other_record(tmp_path, name, en
     offset = int(last_log_file(root).name) + used_bytes(last_log_file(root)) - (MIDDLE + 1) * LAST_SIZE
     before = last_log_file(root).read_bytes()
     damaged = COUNT - 1 - MIDDLE
-    # The queue unit also has the record's size. So a record without its size is still intact, as the record's checksum
-    # shows.
+    # The consume-queue entry (unit) also has the record's size. So a record whose own size field is damaged can still
+    # be read, and its checksum is correct.
     left = BODIES[damaged] if name in ("total_size", "a zero head") else None
     expected: list[bytes | None] = [*BODIES[:damaged], left, *BODIES[damaged + 1 :]]
     for _ in range(2):
@@ -610,7 +612,8 @@ UNIT_BYTES = 20
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
 def test_a_bit_flipped_in_a_queue_unit_hides_no_message(tmp_path, stopped):
-    """Damages each byte of a queue unit once, in the first file, a middle file and the last file of the queue."""
+    """One bit is flipped in each byte of a consume-queue entry (unit), in the first file, a middle file and the last
+    file. All messages remain readable."""
     written_store(tmp_path, stopped=stopped).rename(tmp_path / "source")
     seed = random.randrange(1000)
     print(f"seed {seed}")
@@ -667,8 +670,8 @@ def test_the_log_reports_truncated_records(tmp_path, caplog):
 
 
 def test_truncated_records_do_not_return(tmp_path):
-    """RocketMQ leaves the truncated records in the file. A new record of equal length would be followed by these old
-    records."""
+    """Recovery truncates the last record, and a later append does not make the truncated record valid again. RocketMQ
+    leaves truncated records in the file, where they would follow a new record of equal length."""
     root = written_store(tmp_path, stopped=True)
     zero_tail(LAST_SIZE - 50)(root)
     store = open_store(root)
@@ -683,7 +686,8 @@ def test_truncated_records_do_not_return(tmp_path):
 
 
 def test_truncated_queue_units_do_not_return(tmp_path):
-    """Records of another queue overwrite the part of the log that the truncated queue units pointed to."""
+    """Recovery truncates consume-queue entries (units). Records of another queue then fill the part of the log to which
+    the truncated entries pointed, but the entries stay deleted."""
     root = written_store(tmp_path, stopped=True)
     zero_tail(5 * LAST_SIZE)(root)
     store = open_store(root)
@@ -698,7 +702,7 @@ def test_truncated_queue_units_do_not_return(tmp_path):
 
 
 def test_lost_records_in_the_middle_do_not_change_later_offsets(tmp_path, caplog):
-    """A queue directory and the log's first file are missing. The remaining messages keep their offsets."""
+    """All consume queues and the log's first file are missing. The remaining messages keep their offsets."""
     root = written_store(tmp_path, stopped=True)
     shutil.rmtree(root / "consumequeue")
     (root / "commitlog" / "00000000000000000000").unlink()

@@ -1,5 +1,5 @@
-"""Every disk call fails once, or permanently from then on, while a store opens, works, closes and opens again: the
-store breaks no promise."""
+"""Tests of failing disk calls: every disk call fails once, or fails permanently from then on, while a store opens,
+works, closes and opens again. No acknowledged message is lost."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "maps, pages ahead": {"flush_disk_type": FlushDiskType.ASYNC_FLUSH},
     "pwrite": {},
 }
-"""The ways in which appends write to files, each with the store settings that select it."""
+"""The methods by which appends write to files. Each has the store settings that select the method."""
 CASES = [*((kind, "maps") for kind in KINDS), ("pwrite_all", "maps, pages ahead"), ("pwrite_all", "pwrite")]
-"""Pairs of a failing disk call and a way to write. Only writes depend on the way; all other disk calls fail in the same
-manner."""
+"""Pairs of a failing disk call and a write method. Only writes depend on the write method; all other disk calls fail in
+the same manner."""
 
 POOL = {
     "flush_disk_type": FlushDiskType.ASYNC_FLUSH,
@@ -49,8 +49,8 @@ POOL = {
 
 @dataclass
 class Script:
-    """The steps that a store runs on a failing disk: open, write configuration, append over the ends of files, delete a
-    topic, close, open again."""
+    """The steps that a test runs with a store on a failing disk: open, write configuration, append beyond the ends of
+    files, delete a topic, close, open again."""
 
     root: Path
     disk: FailingDisk
@@ -123,13 +123,13 @@ class Script:
         try:
             self.store.write_config("topics.json", text)
         except StoreNotWritableError:
-            self.texts.add(text)  # after an error either the old or the new text may be stored
+            self.texts.add(text)  # After an error either the old or the new configuration text may be stored.
         else:
             self.texts = {text}
 
     def flush_queues(self) -> None:
-        """Flush the queues as the store's own thread does each second, and react to an error as that thread
-        does."""
+        """Flush the consume queues. Handle an error as the store's own thread does, which flushes them each
+        second."""
         assert self.store is not None
         try:
             self.store._checkpoints.flush_queues()
@@ -187,7 +187,7 @@ def check_after(script: Script) -> None:
 
 @dataclass
 class PoolScript:
-    """The steps that a store with a transient store pool runs on a failing disk: append, flush a part, close, open
+    """The steps that a test runs with a transient store pool on a failing disk: append, flush a part, close, open
     again."""
 
     root: Path
@@ -277,7 +277,7 @@ def test_a_failed_flush_shows_in_the_status(tmp_path):
     with disk.installed():
         store = open_store(tmp_path / "store", **FILES)
         store.append([make_batch([b"before"])])
-        # Wait until the next log file exists: the thread that makes this file also flushes the file, which counts as a
+        # Wait until the next log file exists, because the thread that creates it also flushes it, which counts as a
         # flush.
         eventually((tmp_path / "store" / "commitlog" / f"{4096:020d}").exists, "the next file is made")
         disk.nth = disk.calls["flush"]

@@ -1,7 +1,7 @@
-"""A process that appends is killed with SIGKILL, again and again, on one store directory.
+"""Test of killed appends: a process that appends to a store directory is killed with SIGKILL, repeatedly.
 
-After each kill the next child opens the store (kill_server.py). Acknowledged messages are stored exactly once and in
-order. Of the messages in flight a prefix is stored, or nothing, and the child resends them.
+After each kill the next child process opens the store (kill_server.py). Acknowledged messages are stored exactly once
+and in order. Of the messages in flight only the first ones may be stored, and the child resends them.
 
 There are 500 kills for each way to flush, and 100 with a transient store pool, which may lose the last acknowledged
 messages. RAYMQ_SOAK=1 makes ten times as many kills. RAYMQ_CHAOS_SEED repeats one run.

@@ -1,4 +1,5 @@
-"""The power fails while the store works, again and again, on a disk that loses unflushed data.
+"""Test of power losses: the power fails repeatedly while the store works, on a simulated disk that loses unflushed
+data.
 
 Each seed drives one store directory. Three times the store opens, works and loses the power at some disk call, perhaps
 while it opens or closes. Afterwards the store is opened on a healthy disk. After each loss:
@@ -7,7 +8,7 @@ while it opens or closes. Afterwards the store is opened on a healthy disk. Afte
   stored
 - no message is stored twice, and all are in order
 - each tag finds its messages, configuration files hold the text written last, a deleted topic stays deleted
-- messages that expire go from the beginning of the queues, and the new beginning survives
+- messages that expire are removed from the beginning of the queues, and the new beginning survives
 - batches whose outcome was unknown are sent again, and are stored once
 
 The test runs 1,000 seeds; RAYMQ_SOAK=1 runs 20 times as many, and RAYMQ_POWER_SEED repeats one seed.
@@ -55,9 +56,9 @@ def tag_of(sequence: int) -> str:
 
 @dataclass
 class Expected:
-    """The store's content as its clients expect it.
+    """The messages and the configuration that the store's clients expect in the store.
 
-    Counts are numbers of messages from the queue's start; a message's sequence number is its offset. `gone` counts
+    Counts are numbers of messages from a queue's start; a message's sequence number is its offset. `gone` counts
     expired messages.
     """
 
@@ -74,7 +75,8 @@ class Expected:
 
 
 class Life:
-    """One store directory and the content that its clients expect. One seed drives all steps."""
+    """One store directory, the steps that the test runs on it, and the content that its clients expect. One seed
+    determines all steps."""
 
     def __init__(self, seed: int, directory: Path) -> None:
         self.dice = random.Random(seed)
@@ -142,11 +144,11 @@ class Life:
         return disk
 
     def note(self) -> None:
-        """Record the messages that must survive a power loss now: all acknowledged messages, and all messages that a
+        """Record which messages must survive if the power fails now: all acknowledged messages, and all messages that a
         fetch could return."""
         known, store = self.known, self.store
         if store is None:
-            return  # the store is opening: the messages that had to survive the last loss must survive this loss, too
+            return  # While the store opens, the messages recorded before the last power loss must survive.
         self.config_at_loss = known.config
         self.deleting_at_loss = self.deleting
         self.passing_gone_at_loss = set(known.passing_gone)
@@ -158,7 +160,7 @@ class Life:
             return
         self.at_loss = dict(known.stored)
         for queue in QUEUES:
-            # read the field directly: the store may be closing and would refuse a call
+            # Read the store's field directly, because a store that is closing would refuse a call.
             found = store._parts.queues.get(*queue)
             if found is not None:
                 self.at_loss[queue] = max(self.at_loss[queue], found.visible_offset)
@@ -173,7 +175,7 @@ class Life:
             assert end >= least, f"{queue}: {least} were safe, {end} are there"
             assert end <= self.known.sent[queue]
             assert first <= self.gone_at_loss[queue], f"{queue}: {self.gone_at_loss[queue]} went by age, not {first}"
-            # Recovery has flushed the messages that it found, and makes these messages visible.
+            # Recovery has flushed the messages that it found, and has made them visible.
             self.known.stored[queue] = self.known.recovered[queue] = end
             self.known.gone[queue] = first
         text = store.read_config("topics.json")
@@ -188,11 +190,11 @@ class Life:
         self.store = store
 
     def check_queue(self, store: MessageStore, queue: Queue, least: int) -> tuple[int, int]:
-        """Check that all messages of a queue are in order and that a query by tag finds each message. Returns the
+        """Check that all messages of a queue are in order, and that a query by tag finds each message. Returns the
         queue's bounds.
 
-        A power cut may tear an unflushed record and leave a later record intact. Recovery then keeps the torn record as
-        a damaged record. A torn record is never one of the `least` messages that must have survived.
+        A power cut may destroy an unflushed record but not a later record. Recovery then keeps the first record as a
+        damaged record. None of the first `least` messages, which must survive, may be damaged by the power cut.
         """
         bounds = store.queues.bounds(*queue)
         first, end = bounds.min_offset, bounds.max_offset
@@ -210,8 +212,8 @@ class Life:
         return first, end
 
     def min_offset(self, store: MessageStore, queue: Queue) -> int:
-        """Return the first offset of a queue that readers can read. This offset moves before the first file is
-        deleted."""
+        """Return the first readable offset of a queue. Retention raises this offset before it deletes the first
+        file."""
         found = store._parts.queues.get(*queue)
         return 0 if found is None else found.min_offset
 
@@ -233,8 +235,8 @@ class Life:
         return self.now_ms
 
     def batch(self, queue: Queue, first: int):
-        """Return a batch that starts at sequence number `first`. All its messages have one tag, so the batch ends
-        before the tag changes."""
+        """Return a batch whose first message has sequence number `first`. All messages of a batch have the same tag, so
+        the batch ends before the tag changes."""
         count = min(self.dice.choice((1, 2, 3, 3)), 3 - first % 3)
         length = self.dice.choice((0, 10, 100, 700, 2500))
         bodies = [b"%d." % (first + index) + b"x" * self.dice.randint(length // 2, length) for index in range(count)]
@@ -244,8 +246,8 @@ class Life:
         )
 
     def append(self) -> None:
-        """Send the next messages to some queues. After a power loss, these include the messages whose outcome was
-        unknown."""
+        """Send the next messages to some queues. After a power loss, they include the messages for which it was unknown
+        whether they were stored."""
         assert self.store is not None
         chosen = self.dice.sample(QUEUES, self.dice.choice((1, 1, 2, 3)))
         batches = [self.batch(queue, self.known.stored[queue]) for queue in chosen]
@@ -268,7 +270,7 @@ class Life:
             assert result.queue_offset == first
 
     def flush_queues(self) -> None:
-        """Flush the queues as the store's own thread does each second."""
+        """Flush the consume queues, as the store's own thread does each second."""
         assert self.store is not None
         self.store._checkpoints.flush_queues()
 
@@ -283,7 +285,7 @@ class Life:
         self.known.passing_recovered -= self.aged(self.store)
 
     def aged(self, store: MessageStore) -> set[bytes]:
-        """Return the bodies that were sent to the short-lived topic and have expired."""
+        """Return the bodies of the messages in the short-lived topic whose log files retention has deleted."""
         return {body for body, place in self.passing_places.items() if place < store.log.min_offset}
 
     def write_config(self) -> None:
@@ -312,7 +314,8 @@ class Life:
 
 @pytest.fixture
 def workspace() -> Iterator[Path]:
-    """Yield a directory in memory if possible, because only the simulated disk decides which data is flushed."""
+    """Yield a temporary directory, in memory if possible. The simulated disk alone decides which data survives, so a
+    real disk is not needed."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     path = Path(tempfile.mkdtemp(prefix="raymq-power-", dir=base))
     yield path
@@ -324,7 +327,7 @@ def workspace() -> Iterator[Path]:
 def test_a_power_loss_breaks_no_promise(part, workspace, monkeypatch):
     monkeypatch.setattr(storage.checkpoint_service, "STORE_SNAPSHOT_INTERVAL_BYTES", 5000)
     monkeypatch.setattr(cleaner, "DELETE_PAUSE_S", 0.0)
-    # Keep prefaulted (warm) pages in use, even with small files and a slow writer.
+    # Make appends use prefaulted (warm) pages, even with small files and a slow writer.
     monkeypatch.setattr(storage.log.warm_up, "SEGMENT_BYTES", 4096)
     monkeypatch.setattr(storage.log.warm_up, "FAST_S", 60.0)
     seeds = [int(ONE_SEED)] if ONE_SEED else range(part, SEEDS, PARTS)

@@ -1,12 +1,12 @@
-"""One bit is flipped in every file of a closed store: no intact message is lost, no changed message is served, and all
-damage is reported.
+"""Tests of flipped bits: one bit is flipped in every file of a closed store. No intact message is lost, no changed
+message is returned to a reader, and all damage is reported.
 
 RocketMQ's CRC covers only the body of a record. With the property CRC (enabled_append_prop_crc) a flipped bit of any
-field is reported. Without the property CRC, the tests cover the fields that readers compare with other data. Flipped
-bits of these fields stay undetected then: the flag, the sys flag of a record that seems to be uncompressed, born and
-store times, hosts, reconsume times, the prepared transaction offset, and properties. Recovery also finds a changed
-queue id, queue offset or topic in the part of the log that it scans: the end after a crash, and the newest file if it
-changed (tests/property/store/test_changed_places.py).
+field is reported. Without the property CRC, the tests cover only fields that readers compare with other data. Flipped
+bits of all other fields are then not detected: the flag, the sys flag of a record that seems to be uncompressed, born
+and store times, hosts, reconsume times, the prepared transaction offset, and properties. Recovery also detects a
+changed queue id, queue offset or topic in the part of the log that it scans. This part is the end of the log after a
+crash, and also the newest file if it has changed (tests/property/store/test_changed_places.py).
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def test_a_flipped_bit_of_a_record_is_reported_or_the_sent_message_is_read(tmp_p
         assert [found[index] for index in range(COUNT) if index not in damaged] == [
             body for index, body in enumerate(BODIES) if index not in damaged
         ]
-        # A reader gets an error or the sent message. The sent message is possible because the queue unit also has the
-        # size and the magic.
+        # A reader gets an error or the original message. It gets the original message if only the record's size or
+        # magic is damaged, because the consume-queue entry (unit) also has both values.
         assert all(found[index] in (None, BODIES[index]) for index in damaged)
         assert field in ("total_size", "magic") or [found[index] for index in damaged] == [None] * 3
         assert bodies_of(store, queue_id=1) == [b"other"] * 3
@@ -120,7 +120,7 @@ SPANS = {
     "property": (PROPERTIES_AT, LAST_SIZE - PROPERTIES_AT),
     "property_crc": (LAST_SIZE, PROPERTY_CRC_LENGTH),
 }
-"""Position and length of every field of a record with a property CRC, in bytes."""
+"""By field of a record with a property CRC, the field's position and length in bytes."""
 
 
 def messages_of(store: MessageStore) -> list[MessageExt]:
@@ -144,8 +144,8 @@ def all_of(message: MessageExt) -> list[object]:
 @ENDS
 @pytest.mark.parametrize("field", SPANS)
 def test_with_a_property_crc_a_flipped_bit_of_any_field_is_reported(tmp_path, field, stopped):
-    """Flips one bit in the first file, a middle file and the last file. No intact message is lost, and no changed
-    message is served."""
+    """One bit is flipped in the first log file, a middle file and the last file. No intact message is lost, and a
+    reader gets an error instead of a changed message."""
     seed = random.SystemRandom().getrandbits(32)
     print("seed", seed)
     dice = random.Random(seed)
@@ -168,8 +168,8 @@ def test_with_a_property_crc_a_flipped_bit_of_any_field_is_reported(tmp_path, fi
         for index, message in enumerate(found):
             if message.body_error is None:
                 assert all_of(message) == before[index], index
-                # The queue unit also has the size and the magic, so a record with a changed size or magic counts as
-                # intact.
+                # A record with a changed size or magic counts as intact, because the consume-queue entry (unit) also
+                # has both values.
                 assert index not in damaged or field in ("total_size", "magic")
             else:
                 assert (index in damaged, message.queue_offset) == (True, index)
@@ -181,8 +181,8 @@ def test_with_a_property_crc_a_flipped_bit_of_any_field_is_reported(tmp_path, fi
 @ENDS
 @pytest.mark.parametrize("field", ["queue_id", "queue_offset", "physical_offset", "topic"])
 def test_without_a_property_crc_a_misplaced_record_is_reported(tmp_path, field, stopped):
-    """Flips any bit of the fields that the queue and its units also hold, in the first file, a middle file and the last
-    file.
+    """One bit is flipped in each log file, in a field whose value is also known from the queue or from the record's
+    place in the log.
 
     The record keeps its offset in its own queue, and no other queue gets the record. Recovery reads the whole log after
     this crash. After this clean stop, recovery reads only the last file, because the snapshot is missing.
@@ -210,8 +210,9 @@ def test_without_a_property_crc_a_misplaced_record_is_reported(tmp_path, field, 
         assert all(message.body == BODIES[index] for index, message in enumerate(found) if index not in damaged)
         assert bodies_of(store, queue_id=1) == [b"other"] * 3
         assert store.topics.queue_ids() == {"orders": [0, 1, 2][: 2 + turn]}
-        # The stop at the end of the first turn leaves a snapshot, and in the second turn recovery scans nothing after
-        # it. A record with a changed physical offset still has its place in the log, and only a reader reports it.
+        # Only records in the part of the log that recovery scans become holes (known damaged ranges). Recovery accepts
+        # a record with a changed physical offset at its place in the log; only a reader reports it. The second turn
+        # scans nothing new, because the stop at the end of the first turn wrote a snapshot.
         walked = offsets[-1:] if stopped else offsets
         assert [hole.offset for hole in store.mender.holes] == (walked if field != "physical_offset" else [])
         assert store.append([make_batch([b"next"], queue_id=2)])[0].queue_offset == turn
@@ -242,11 +243,11 @@ def test_a_misplaced_record_is_mended_with_the_bytes_of_another_replica(tmp_path
 
 @ENDS
 def test_a_flipped_bit_that_the_snapshot_covers_is_found_although_newer_files_follow(tmp_path, stopped):
-    """The snapshot is older than the newest log file, as after a clean stop on a full disk, or after a crash that
-    follows retention's flush.
+    """The snapshot is older than the newest log file. This happens after a clean stop on a full disk, or after a crash
+    that follows retention's flush.
 
-    The snapshot's checksum covers the log from the snapshot's tail on, so recovery reports the damage before any reader
-    does.
+    The snapshot's checksum covers the log from the start of the snapshot's tail on, so recovery reports the damage
+    before any reader does.
     """
     seed = random.SystemRandom().getrandbits(32)
     print("seed", seed)
@@ -291,8 +292,8 @@ def keyed_store(tmp_path: Path, *, stopped: bool) -> Path:
 
 @ENDS
 def test_a_flipped_bit_of_an_index_file_hides_no_message(tmp_path, stopped):
-    """Flips bits of the header, of slots and of entries, in the first index file, a middle one and the last
-    one."""
+    """Bits of the header, of slots and of entries are flipped in the first index file, a middle one and the last one.
+    Queries by key still find every message."""
     source = keyed_store(tmp_path, stopped=stopped)
     names = sorted(path.name for path in (source / "index").iterdir())
     assert len(names) >= 4
@@ -307,7 +308,8 @@ def test_a_flipped_bit_of_an_index_file_hides_no_message(tmp_path, stopped):
                 assert found.complete
                 bodies = [message.body for message in decode_records(found.records)]
                 assert bodies == [BODIES[index]], (name, position, index)
-            # after a crash recovery rebuilds the last index files, even if they are intact
+            # After a crash no damage need be reported, because recovery rebuilds the last index files even if they are
+            # intact.
             assert store.status().damaged_files or not stopped or not used
             store.close()
             shutil.rmtree(root)

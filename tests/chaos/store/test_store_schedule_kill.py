@@ -1,4 +1,5 @@
-"""A process that stores and delivers delayed messages is killed with SIGKILL at random moments, again and again.
+"""Test of killed delivery: a process that stores and delivers delayed messages is killed with SIGKILL at random
+moments, repeatedly.
 
 The next process resends unacknowledged messages, and continues to deliver. At the end each acknowledged message is in
 its destination queue exactly once, and messages with delay levels are in order.
@@ -33,14 +34,14 @@ START_TIMEOUT_S = 60.0
 
 
 def run_and_kill(root: Path, acknowledged: dict[str, int], life_s: float) -> None:
-    """Run a child for `life_s` seconds and kill it. Adds the acknowledgements that the child reports to
+    """Run a child process for `life_s` seconds, then kill it. Adds the acknowledgements that the child reports to
     `acknowledged`."""
     command = [sys.executable, str(APPENDER), str(root), str(acknowledged["level"]), str(acknowledged["timer"])]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None
     readable, _, _ = select.select([child.stdout], [], [], START_TIMEOUT_S)
     assert readable, "the child did not start"
-    time.sleep(life_s)  # The moment of the kill varies; this wait synchronises nothing.
+    time.sleep(life_s)  # Wait for a random time before the kill. No other process relies on this wait.
     child.send_signal(signal.SIGKILL)
     output, errors = child.communicate(timeout=START_TIMEOUT_S)
     assert child.returncode == -signal.SIGKILL, errors.decode()

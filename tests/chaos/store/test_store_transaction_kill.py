@@ -1,9 +1,9 @@
-"""A process that runs transactions is killed with SIGKILL at random moments, again and again.
+"""Test of killed transactions: a process that runs transactions is killed with SIGKILL at random moments, repeatedly.
 
-Its local transactions are rows of a database file. At the end the log has each message whose row the database has
-committed exactly once, and no other message: the outcomes in the database and in the topic are equal.
-RAYMQ_CHAOS_TRANSACTIONS (default 600, 10,000 with RAYMQ_SOAK=1) is the number of transactions. RAYMQ_CHAOS_SEED repeats
-the moments of the kills.
+Its local transactions are rows of a database file. At the end the log has a message exactly once if the database has
+committed its row, and otherwise not: the outcomes in the database and in the topic are equal. RAYMQ_CHAOS_TRANSACTIONS
+(default 600, 10,000 with RAYMQ_SOAK=1) is the number of transactions. RAYMQ_CHAOS_SEED repeats the moments of the
+kills.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ KILLS_MIN, KILLS_MAX = 3, 1000
 
 
 def run_and_kill(root: Path, database: Path, life_s: float, count: int) -> bool:
-    """Run a child for `life_s` seconds and kill it. Returns False if the child finished `count` transactions before the
-    kill."""
+    """Run a child process for `life_s` seconds, then kill it. Returns False if the child finished `count` transactions
+    before the kill."""
     command = [sys.executable, str(WORKER), str(root), str(database), str(count)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None
     readable, _, _ = select.select([child.stdout], [], [], START_TIMEOUT_S)
     assert readable, "the child did not start"
-    time.sleep(life_s)  # The moment of the kill varies; this wait synchronises nothing.
+    time.sleep(life_s)  # Wait for a random time before the kill. No other process relies on this wait.
     child.send_signal(signal.SIGKILL)
     output, errors = child.communicate(timeout=START_TIMEOUT_S)
     assert child.returncode in (-signal.SIGKILL, 0), errors.decode()
@@ -55,7 +55,8 @@ def test_the_outcomes_of_database_and_topic_are_equal_over_every_kill(tmp_path):
     with sqlite3.connect(database) as connection:
         connection.execute("CREATE TABLE begun (number INTEGER PRIMARY KEY AUTOINCREMENT)")
         connection.execute("CREATE TABLE outcomes (id TEXT PRIMARY KEY, commits BOOLEAN)")
-    # The first children get more transactions than any machine can finish, so that each of them is certainly killed.
+    # Give the first child processes more transactions than any machine can finish, so that the test certainly kills
+    # them.
     while run_and_kill(root, database, dice.uniform(*LIFE_S), COUNT if kills >= KILLS_MIN else sys.maxsize):
         kills += 1
         assert kills < KILLS_MAX

@@ -1,4 +1,5 @@
-"""The power fails while transactions begin, end and are checked, on a disk that loses unflushed data.
+"""Test of power losses: the power fails while transactions begin, end and are checked, on a simulated disk that loses
+unflushed data.
 
 Each seed drives one store directory with several power losses. After each loss, messages that were acknowledged as
 committed are in their queue exactly once, and rolled-back messages are not. Transactions that had begun can be ended.
@@ -33,7 +34,8 @@ PARTS = 4
 
 
 class Life:
-    """One store directory, and the outcomes of transactions that its clients expect. One seed drives all steps."""
+    """One store directory, the steps that the test runs on it, and the outcomes of transactions that its clients
+    expect. One seed determines all steps."""
 
     def __init__(self, seed: int, directory: Path) -> None:
         self.dice, self.directory, self.clock = random.Random(seed), directory, Clock()
@@ -45,8 +47,8 @@ class Life:
         }
         self.store: MessageStore | None = None
         self.serial = 0
-        # by transaction id: the queue offset and physical offset of the acknowledged half message, and the acknowledged
-        # outcome
+        # `begun` has, by transaction id, the queue offset and physical offset of the acknowledged half message. `ended`
+        # has the acknowledged outcome.
         self.begun: dict[str, tuple[int, int]] = {}
         self.ended: dict[str, str] = {}
         self.tried: dict[str, set[str]] = {}
@@ -123,7 +125,7 @@ class Life:
         try:
             getattr(Transaction(self.store, name, *self.begun[name]), wanted)(from_transaction_check=True)
         except TransactionError:
-            return  # the transaction has the other outcome, or the store gave it up
+            return  # The transaction already has the other outcome, or the store has given it up after too many checks.
         assert self.ended.setdefault(name, wanted) == wanted
 
     def check(self) -> None:
@@ -149,7 +151,8 @@ class Life:
         table = store._parts.halves
         for name in begun:
             assert name in table.open or table.ended(name) is not None
-        # A power loss may lose unacknowledged half messages, so their sequence numbers and ids are reused from now on.
+        # Forget unacknowledged half messages, which a power loss may lose. Later transactions reuse their sequence
+        # numbers and ids.
         self.begun, self.ended = dict(begun), dict(ended)
         self.store = store
 

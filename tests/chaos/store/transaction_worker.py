@@ -3,9 +3,10 @@ killed.
 
     python tests/chaos/store/transaction_worker.py DIRECTORY DATABASE TRANSACTIONS
 
-Its local transactions are rows of a database file. A check also ends the open transactions of the previous process: by
-the existing row, or by a new row that forbids a later commit. The program writes the line `open` when the store is
-open, and `done` after TRANSACTIONS transactions, which all have an outcome.
+Its local transactions are rows of a database file. A check of open transactions also ends the transactions of the
+previous process. If a transaction has a row, the row is the outcome. Otherwise the check inserts a row that forbids a
+later commit. The program writes the line `open` when the store is open, and `done` after TRANSACTIONS transactions,
+which all have an outcome.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ class Worker:
         connection = sqlite3.connect(self._database, timeout=60)
         try:
             with connection:
-                # SIGKILL ends the process, but the machine keeps its power
+                # The database need not flush to disk: SIGKILL ends the process, but the machine keeps its power.
                 connection.execute("PRAGMA synchronous=OFF")
                 return connection.execute(statement, values).fetchall()
         finally:
             connection.close()
 
     def run(self, _: int) -> None:
-        """Run one transaction with a random outcome. Some transactions are left open for the check."""
+        """Run one transaction with a random outcome. Some transactions are left open, so that a later check
+        ends them."""
         number = int(str(self.execute("INSERT INTO begun DEFAULT VALUES RETURNING number")[0][0]))
         kind = random.choice(("commit", "commit", "commit", "rollback", "silent", "unknown"))
         name = f"{kind}-{number}"
@@ -64,7 +66,8 @@ class Worker:
                 assert one.commit().duplicate
 
     def answer_checks(self) -> int:
-        """Request open transactions from the store once, and answer each check. Returns the number of checks."""
+        """Request the open transactions from the store once, and commit or roll back each of them. Returns the number
+        of transactions."""
         part = self._store.transactions.check([GROUP])
         for check in part.checks:
             name = check.transaction_id

@@ -1,8 +1,9 @@
-"""Storage actors, brokers and producers of transactions are killed, several at once, while the producers work.
+"""Test of transactions under faults: storage actors, brokers and producers of transactions are killed, several at once,
+while the producers work.
 
 The local transactions are rows of a database file. The log has each message whose row the database has committed
-exactly once, no rolled-back message, and no message without an outcome: the outcomes in the database and in the topic
-are equal.
+exactly once, no rolled-back message, and no message without an outcome. So the outcomes in the database and in the
+topic are equal.
 
 The faults continue for at least 15 s and RAYMQ_CHAOS_TRANSACTIONS transactions (default 200, 10,000 with RAYMQ_SOAK=1).
 RAYMQ_CHAOS_SEED repeats the faults.
@@ -34,24 +35,25 @@ THREADS = 6
 """Number of transactions that each producer runs at the same time."""
 STORM_S = 3000.0 if SOAK else 15.0
 SETTLED_S = 180.0
-"""Seconds within which all transactions must have an outcome. The timeout is generous: a killed process starts slowly,
-and a round of checks runs each second."""
+"""Maximum number of seconds until all transactions have an outcome. The limit is generous, because a killed process
+starts slowly and checks run only once a second."""
 WEATHER = Weather(
     kills={"Storage": 3, "Broker": 2, "Payer": 2}, stops={"Storage": 1}, stop_s=(0.5, 2.0), calm_s=(2.0, 6.0), at_once=3
 )
 SETTINGS = CLUSTER_SETTINGS.replace(
     "  transaction_time_out_ms", "  transaction_check_max: 60\n  transaction_time_out_ms"
 )
-"""Settings with a larger maximum of checks per transaction: each kill of a producer or broker loses a check, and a
-round of checks runs each second."""
+"""Cluster settings that allow more checks per transaction than the default. Each kill of a producer or broker loses a
+check, and checks run each second."""
 
 
 def payer_class() -> Any:
-    """Return the actor class that runs transactions. The class is nested so that it is pickled by value."""
+    """Return the actor class that runs transactions. The class is nested so that it is pickled by value, because Ray's
+    workers cannot import test modules."""
 
     class Payer:
-        """An actor that runs transactions until the database has enough transactions. Ray restarts a killed
-        actor."""
+        """An actor that runs transactions until the test has closed the database. Ray restarts the actor after
+        a kill."""
 
         def __init__(self, topic: str, database: str, threads: int) -> None:
             import threading
@@ -85,8 +87,8 @@ def payer_class() -> Any:
                 try:
                     producer.send_in_transaction(message, self._local, kind)
                 except raymq.RaymqError:
-                    continue  # the half message may be stored: in that case a check ends the transaction
-                time.sleep(dice.uniform(0, 0.2))  # work slowly, so that the faults hit many transactions
+                    continue  # If the half message was stored despite the error, a check ends the transaction.
+                time.sleep(dice.uniform(0, 0.2))  # Work slowly, so that the faults hit many transactions.
 
         def _local(self, transaction: Any, kind: str) -> Any:
             from raymq.common.protocol.transactions import LocalTransactionState as State
@@ -106,8 +108,8 @@ def payer_class() -> Any:
             from raymq.common.protocol.transactions import LocalTransactionState as State
 
             body = message.body.decode()
-            # The first row decides the outcome: if the producer died before its local transaction, this row forbids a
-            # later commit.
+            # The first row of a transaction decides its outcome. If the producer died before its local transaction, the
+            # row that this check inserts forbids a later commit.
             self._execute("INSERT OR IGNORE INTO outcomes VALUES (?, ?, ?)", message.message_id, body, False)
             [(commits,)] = self._execute("SELECT commits FROM outcomes WHERE id = ?", message.message_id)
             return State.COMMIT_MESSAGE if commits else State.ROLLBACK_MESSAGE
@@ -124,12 +126,12 @@ def rows(database: Path, statement: str) -> list[Any]:
 
 
 def begun(database: Path) -> int:
-    """Return the number of transactions that have begun."""
+    """Return the number of transactions that the producers have begun."""
     return int(rows(database, "SELECT max(number) FROM begun")[0][0] or 0)
 
 
 def close(database: Path) -> None:
-    """Forbid the producers to begin another transaction."""
+    """Mark the database as closed, so that the producers begin no more transactions."""
     connection = sqlite3.connect(database, timeout=60)
     with connection:
         connection.execute("INSERT INTO closed VALUES (1)")

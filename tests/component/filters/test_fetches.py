@@ -46,8 +46,8 @@ def priced(count: int, every: int) -> list[dict[str, str]]:
 
 
 def read_all(store: MessageStore, sql: str, max_messages: int = 1000) -> tuple[list[int], int]:
-    """Read to the queue's end. Returns the offsets of all messages that pass the filter, and the number of bytes that
-    the store returned."""
+    """Read a queue to its end with the filter `sql`. Returns the offsets of all messages that pass the filter, and the
+    number of bytes that the store returned."""
     offset, found, moved = 0, list[int](), 0
     end = store.queues.bounds("orders", 0).max_offset
     while offset < end:
@@ -92,7 +92,8 @@ def test_one_fetch_scans_a_bounded_number_of_messages(tmp_path: Path, monkeypatc
     with closing(open_store(tmp_path)) as store:
         append(store, priced(1_000, 2_000))
         request = FetchRequest("orders", 0, 1, 10, None, RARE)
-        # the fetch finds no matching message, but does not wait, because the queue has more messages to filter
+        # The fetch finds no matching message, but does not wait for new messages, because the queue has more messages
+        # to filter.
         [result] = store.fetch([request], max_bytes=1 << 20, wait_s=60)
         assert (result.status, result.next_offset, result.count) == (PullStatus.NO_MATCHED_MESSAGE, 301, 0)
 

@@ -1,4 +1,5 @@
-"""Test cases of aside_program: a call of each public method that runs in a helper thread, with arguments and checks.
+"""Test cases of aside_program: for each public method that runs in a helper thread, a call with its arguments and
+checks.
 
 The objects belong to a real client of the servers that tests.support.clusters.local_cluster starts. Each public method
 of a class needs a case in this module.
@@ -48,13 +49,13 @@ ROWS: Final = pa.table({"body": [b"row 1", b"row 2"]})
 
 
 def nothing() -> None:
-    """Do nothing: no preparation is necessary, or nothing is left to check."""
+    """Do nothing: a step before or after a call that needs no preparation or no check."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A call to interrupt, the steps before and after each try, and the error that the uninterrupted call
-    raises."""
+    """A test case: a call that the test interrupts, the steps before and after each attempt, and the error that the
+    call raises without an interrupt."""
 
     call: Callable[[], object]
     before: Callable[[], object] = nothing
@@ -77,7 +78,7 @@ class Hook:
 
 
 class World:
-    """A client and the objects that the test cases call: a producer, consumers and the other kinds."""
+    """A client, and the producer, consumers and other objects that the test cases call."""
 
     def __init__(self, cluster: LocalRay) -> None:
         self.cluster = cluster
@@ -90,10 +91,10 @@ class World:
         self.consumer.subscribe(TOPIC)
         self.message = self.works()
         self.new: Any = None
-        """The object that the `before` step of a case created for the call."""
+        """The object that the `before` step of the present test case has created for its call."""
 
     def name(self, what: str) -> str:
-        """Return an unused name."""
+        """Return an unused name, which begins with `what`."""
         return f"{what}-{next(self._numbers)}"
 
     def works(self) -> MessageExt:
@@ -109,7 +110,8 @@ class World:
         raise AssertionError(f"{body!r} did not come")
 
     def make(self, what: Callable[[], object]) -> Callable[[], None]:
-        """Return a `before` step that stores the result of `what` in `new`."""
+        """Return a function that calls `what` and stores the result in `new`, as the `before` step of a test
+        case."""
 
         def prepare() -> None:
             self.new = what()
@@ -120,14 +122,14 @@ class World:
         self.new.close()
 
     def on_new(self, method: str) -> Callable[[], object]:
-        """Return a function that calls `method` of the object in `new`."""
+        """Return a function that calls `method` of the object in `new`, as the call of a test case."""
 
         def call() -> object:
             return getattr(self.new, method)()
 
         return call
 
-    # Cases by kind of object
+    # Test cases by kind of object
 
     def cases(self) -> dict[str, dict[str, Case]]:
         return {
@@ -152,8 +154,8 @@ class World:
             return client
 
         def closed() -> None:
-            """Check that all objects of the client are closed, no matter which call closed them: the interrupted call
-            or this function's call of close."""
+            """Check that all objects of the client are closed, either by the interrupted call of `close` or by the call
+            of `close` in this function."""
             self.new.close()
             eventually(lambda: not self.new._open, "all of a closed client is closed", WAIT_S)
 
@@ -191,7 +193,7 @@ class World:
             "flush": Case(producer.flush, lambda: producer.send_oneway(Message(TOPIC, b"flushed"))),
             "recall": Case(lambda: producer.recall(TOPIC, "no-handle"), error=RecallError),
             "reply": Case(lambda: producer.reply(self.message, b"!"), error=raymq.CreateReplyMessageError),
-            # on a loaded machine 50 ms may be too short for the request itself
+            # On a loaded machine the timeout of 50 ms may already expire while the request is sent.
             "request": Case(
                 lambda: producer.request(request, timeout_s=0.05), error=(RequestTimeoutError, SendUnknownError)
             ),
@@ -242,7 +244,8 @@ class World:
             admin.create_topic(self.new, queues=1)
 
         def is_there() -> None:
-            """Check that the topic exists or can be created: creating the topic again succeeds in both cases."""
+            """Check that the interrupted call did not block the topic's name: creating the topic succeeds, whether the
+            topic exists or not."""
             admin.create_topic(self.new, queues=1)
 
         def named() -> str:
@@ -410,7 +413,7 @@ class World:
 
         def lease() -> None:
             send()
-            # a short lease: after an interrupt no caller holds the lease, so that the lease must expire
+            # Use a short lease. After an interrupt no caller has the lease's handle, so that the lease must expire.
             self.new = receive(INVISIBLE_S)
 
         def settled() -> None:
@@ -454,8 +457,8 @@ class World:
             return self.new.push_consumer("starting").subscribe(TOPIC).on_message(hear).start()
 
         def nothing_runs() -> None:
-            """Check that closing the client also ends a consumer instance whose handle was lost with the interrupted
-            call."""
+            """Close the client, and check that this also ends a consumer instance whose handle was lost because its
+            start was interrupted."""
             self.new.close()
             eventually(lambda: not self.instances("starting"), "the end of what was started", WAIT_S)
 
@@ -508,8 +511,8 @@ class World:
             return connection.tell(state, state.encode())
 
         def consuming() -> None:
-            """Check that closing the connection also closes a consumer whose handle was lost with the
-            interrupted call."""
+            """Close the connection, and check that this also closes a consumer whose handle was lost because its
+            creation was interrupted."""
             self.new.close()
             eventually(lambda: not self.new._client._open, "the end of the consumer", WAIT_S)
 

@@ -2,8 +2,8 @@
 while the caller waits.
 
 Signal handlers do not run in the helper thread. So the call itself completes or never begins. The call's result may be
-lost, but the resources behind the result must not stay taken. After each interrupt the same client sends and polls, and
-the case's check passes. The program prints the number of interrupted points by kind and call.
+lost, but its resources must be released later. After each interrupt the same client sends and polls, and the check of
+the test case must pass. The program prints the number of interrupted points by kind of object and call.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tests.unit.raymq.test_forks import kinds
 
 HANG_S = 25
 UNINTERRUPTED = 2
-"""Number of consecutive tries that end before the point to interrupt, after which all points of a call count as
-interrupted."""
+"""Number of consecutive attempts that must end before the program stops interrupting a call. Such an attempt ends
+because the call has no further point to interrupt."""
 HELPERS_MOST = 3
 """Maximum number of helper threads at the program's end. More helper threads mean that interrupts leaked
 threads."""
@@ -40,8 +40,8 @@ ASYNC = {"AsyncPullConsumer"}
 
 
 class SignallingCall(parallel._HelperCall):
-    """A call in a helper thread that sends the waiting main thread a signal, "before" or "after" the function runs
-    (`moment`)."""
+    """A call in a helper thread that sends a signal to the waiting main thread. `moment` is "before" or "after": the
+    signal is sent before or after the function runs."""
 
     moment = ""
     handled = threading.Event()
@@ -98,12 +98,12 @@ class Program:
         print(json.dumps(self.points))
         sys.stdout.flush()
         faulthandler.cancel_dump_traceback_later()
-        os._exit(0)  # skips the normal exit, because servers run in this process
+        os._exit(0)  # Skip the normal exit of Python, because servers run in this process.
 
     def try_all(self, name: str, case: Case, *, is_first: bool) -> int:
-        """Interrupt a call at each of its points, and while the caller waits. Returns the number of interrupts.
+        """Interrupt a call at each of its points, and while its caller waits. Returns the number of interrupts.
 
-        `is_first`: also interrupt while no helper thread is idle, so that the call starts a helper thread.
+        `is_first`: also interrupt the call while no helper thread is idle, so that the call starts a helper thread.
         """
         self.end_alone(name, case)
         count = 0
@@ -120,8 +120,8 @@ class Program:
         return count
 
     def one(self, name: str, case: Case, attempt: Callable[[], bool], is_cold: bool) -> bool:
-        """Make a call and interrupt its caller. Check that the client still works. Returns False if the call ended
-        before the point to interrupt."""
+        """Make one interrupted call with `attempt`, and check that the client still works. Returns False if the call
+        ended before the point to interrupt."""
         faulthandler.dump_traceback_later(HANG_S, exit=True)
         case.before()
         if is_cold:
@@ -141,8 +141,8 @@ class Program:
         return interrupted
 
     def while_waiting(self, case: Case, moment: str) -> bool:
-        """Make a call and interrupt its caller while the caller waits for the helper thread. Returns False if no
-        interrupt occurred."""
+        """Make a call, and interrupt its caller while it waits for the helper thread. Returns False if no interrupt
+        occurred."""
         self.interrupter.where = ""
         SignallingCall.moment = moment
         try:
@@ -154,7 +154,8 @@ class Program:
         return False
 
     def end_alone(self, name: str, case: Case) -> None:
-        """Make a call without an interrupt. Check that the call returns, or raises the error of the case."""
+        """Make the call of a test case without an interrupt. Check that the call returns, or raises the error that the
+        case expects."""
         case.before()
         raised: BaseException | None = None
         try:

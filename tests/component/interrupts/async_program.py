@@ -5,7 +5,7 @@
     interrupt   a signal handler raises a BaseException at the n-th point, which ends the loop, as ctrl-C does
 
 After each interrupt the same consumer polls without skipping a message, and the same producer sends without storing a
-message twice. The program prints the number of interrupted points by kind and call.
+message twice. The program prints the number of interrupted points by kind of client and call.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ TOPIC, BROKER = "orders", "broker-a"
 Q0, Q1 = MessageQueue(TOPIC, BROKER, 0), MessageQueue(TOPIC, BROKER, 1)
 
 LOOP_CALLBACKS = frozenset({"settle"})
-"""Functions without points to interrupt: they wake coroutines through futures of the loop
-(raymq.client.producer.completion).
+"""Names of functions that the program does not interrupt, because they wake coroutines through futures of the event
+loop (raymq.client.producer.completion).
 
-`Future.set_result` runs Python code of asyncio. A handler that raises in `set_result` leaves a finished future that
-wakes no coroutine.
+`Future.set_result` runs Python code of asyncio. If a signal handler raises in it, the future is finished but wakes no
+coroutine.
 """
 
 Call = Callable[[], Coroutine[Any, Any, Any]]
@@ -86,7 +86,7 @@ class Cancelling:
             except BaseException as error:
                 try:
                     steps.throw(error)
-                except StopIteration as ended:  # a timeout of the coroutine expired at the moment of the cancellation
+                except StopIteration as ended:  # A timeout of the coroutine expired at the moment of the cancellation.
                     return ended.value
                 raise AssertionError("an await that was cancelled goes on") from None
 
@@ -94,7 +94,8 @@ class Cancelling:
 class Program:
     def __init__(self, root: Path, where: str) -> None:
         start_cluster(root, store={"flush_disk_type": "ASYNC_FLUSH"})
-        # asyncio would log the exceptions that the test's signal handlers raise in callbacks
+        # Reduce asyncio's logging, because it would log the exceptions that the test's signal handlers raise in
+        # callbacks.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         self.mq = raymq.connect()
         self.mq.admin.create_topic(TOPIC, queues=2)
@@ -109,10 +110,10 @@ class Program:
         self.sent: set[bytes] = set()
         self.polled: set[bytes] = set()
         self.got: list[Any] = []
-        """Messages that a running call has returned. They are read after the call, when no signal handler can
-        interrupt."""
+        """Messages that the running call has returned. The program counts them as polled after the call, when no signal
+        handler can interrupt it."""
 
-    # Steps after each interrupt
+    # Steps that the program runs after each interrupt
 
     def send(self, topic: str = TOPIC) -> bytes:
         body = b"%d" % next(self.numbers)
@@ -120,18 +121,18 @@ class Program:
         return body
 
     def append(self) -> bytes:
-        """Send a message that the pull consumer must return."""
+        """Send a message, and record that the pull consumer must return it."""
         body = self.send()
         self.sent.add(body)
         return body
 
     def poll_all(self, consumer: AsyncPullConsumer) -> None:
-        """Poll until every sent message has arrived."""
+        """Poll until every message that was sent has arrived."""
         self.append()
         until_s = time.monotonic() + WAIT_S
         while self.polled != self.sent:
             assert time.monotonic() < until_s, f"{len(self.sent - self.polled)} messages were skipped"
-            consumer.resume(consumer.paused())  # a pause whose caller was interrupted may take effect at any time
+            consumer.resume(consumer.paused())  # An interrupted call of `pause` may take effect at any later time.
             self.note(self.finish(consumer.poll(500, 0.2)))
         self.finish(consumer.commit())
 
@@ -143,7 +144,7 @@ class Program:
             self.polled.update(result.column("body").to_pylist())
 
     def finish(self, coroutine: Awaitable[Any]) -> Any:
-        """Return the result of a coroutine without interrupting it."""
+        """Run a coroutine without interrupting it, and return its result."""
 
         async def run() -> Any:
             return await coroutine
@@ -153,8 +154,8 @@ class Program:
     # Ways to interrupt a call
 
     def cancelled(self, call: Call, point: int) -> tuple[bool, Any]:
-        """Cancel a call at its n-th await. Returns True if the call reached the await, and the call's result (None if
-        the call was cancelled)."""
+        """Cancel a call at its await number `point`. Returns whether the call reached this await, and the call's result
+        (None if the call was cancelled)."""
         awaiting = Cancelling(call(), point)
 
         async def run() -> Any:
@@ -167,10 +168,10 @@ class Program:
             return True, None
 
     def raised(self, call: Call, point: int) -> tuple[bool, Any]:
-        """Make the signal handler raise at the n-th point of a call. Returns whether the call reached the point, and
-        the call's result.
+        """Make the signal handler raise at point number `point` of a call. Returns whether the call reached this point,
+        and the call's result.
 
-        The call has a result despite the exception if the exception ended another callback of the loop.
+        If the exception ended another callback of the event loop, the call still has a result.
         """
         tasks: list[asyncio.Task[Any]] = []
 
@@ -179,15 +180,15 @@ class Program:
             self.loop.run_until_complete(tasks[0])
 
         interrupted = self.interrupter.call(run, point)
-        if not tasks:  # the interrupt came before the call's coroutine became a task
+        if not tasks:  # The interrupt occurred before the call's coroutine became a task.
             assert interrupted
             return True, None
         [task] = tasks
-        # After an interrupt ended the loop, the next run of the loop may stop early once, because of the interrupted
-        # call or of a task that waits for the call.
+        # If an interrupt ended the event loop, its next run may stop early, because of the interrupted call or of a
+        # task that waits for it. So run the loop once and ignore such a stop.
         with suppress(RuntimeError, Interrupt):
             self.loop.run_until_complete(asyncio.sleep(0))
-        if not task.done():  # the exception ended the loop: cancel the task, as asyncio.run does
+        if not task.done():  # The exception ended the event loop: cancel the task, as asyncio.run does.
             task.cancel()
             self.finish(asyncio.wait([task]))
         if task.cancelled() or task.exception() is not None:
@@ -198,7 +199,7 @@ class Program:
     def try_all(
         self, kind: str, name: str, call: Call, works: Callable[[], None], before: Callable[[], object]
     ) -> None:
-        """Interrupt a call at each of its points, in each way: cancel, error, interrupt."""
+        """Interrupt a call at each of its points, in each of the three ways: cancel, error, interrupt."""
         count = 0
         for way in ("cancel", "error", "interrupt"):
             self.interrupter.raises = Interrupt if way == "interrupt" else None
@@ -233,7 +234,7 @@ class Program:
         faulthandler.cancel_dump_traceback_later()
         print(json.dumps(self.points))
         sys.stdout.flush()
-        os._exit(0)  # skips the normal exit, because servers run in this process
+        os._exit(0)  # Skip the normal exit of Python, because servers run in this process.
 
     def pull_consumer(self, group: str = "pulling", **options: Any) -> AsyncPullConsumer:
         async def make() -> AsyncPullConsumer:
@@ -255,7 +256,7 @@ class Program:
             return [await anext(messages)]
 
         async def seek() -> None:
-            """Seek to the present position, so that nothing is skipped."""
+            """Seek to the consumer's present offset, so that no message is skipped."""
             await consumer.seek(Q0, consumer.position(Q0))
 
         calls: dict[str, Call] = {
@@ -285,8 +286,8 @@ class Program:
         self.finish(consumer.close())
 
     def producing(self) -> None:
-        """Interrupt the calls of a producer. After each interrupt the producer sends, and its buffer is empty. No
-        message is stored twice."""
+        """Interrupt the calls of an asyncio producer. After each interrupt, check that the producer can send and that
+        its buffer is empty. No message is stored twice."""
         self.mq.admin.create_topic("produced", queues=1)
         self.mq.admin.create_topic("requests", queues=1)
         [request] = self.pull_one()
@@ -301,10 +302,12 @@ class Program:
             acknowledged[self.finish(producer.send(sent)).queue_offset] = sent.body
             self.finish(producer.flush())
             buffer = producer._pipeline.buffer
-            # wait, because a helper thread may still send the message of the interrupted call
+            # Wait until the buffer is empty, because a helper thread may still send the message of the interrupted
+            # call.
             eventually(lambda: (buffer._bytes, buffer._count) == (0, 0), "no space stays taken", WAIT_S)
             eventually(lambda: not any(buffer._holders.values()), "no holder stays", WAIT_S)
-            # several sends may share one fetch of a route, so the fetch continues if one of the sends is cancelled
+            # Several sends may share one fetch of a route. So the fetch continues if one of the sends is cancelled, but
+            # it must end.
             fetching = [task for task in producer._fetching.values() if not task.done()]
             assert not fetching or not self.finish(asyncio.wait(fetching, timeout=WAIT_S))[1], "a fetch never ends"
 
@@ -331,7 +334,7 @@ class Program:
             "send_table": table,
             "flush": producer.flush,
             "recall": lambda: refused(producer.recall("produced", "no-handle"), RecallError),
-            # on a loaded machine 50 ms may be too short for the request itself
+            # On a loaded machine the timeout of 50 ms may already expire while the request is sent.
             "request": lambda: refused(
                 producer.request(message("requests"), timeout_s=0.05), RequestTimeoutError, SendUnknownError
             ),
@@ -366,7 +369,8 @@ class Program:
         return self.finish(make())
 
     def closing_producers(self) -> None:
-        """Check that a producer whose close was interrupted can be closed again and has sent every message."""
+        """Interrupt the close of a producer. Check that the producer can be closed again, and that every message was
+        sent."""
         made: list[AsyncProducer] = []
 
         def before() -> None:
@@ -410,8 +414,8 @@ class Program:
             return self.send("leases")
 
         def lease() -> None:
-            """Lease a message for a short time: after an interrupt no caller may hold the lease, so that the lease must
-            expire."""
+            """Receive messages with a short lease. After an interrupt no caller has the lease's handle, so that the
+            lease must expire."""
             send()
             until_s = time.monotonic() + WAIT_S
             while not (messages := self.finish(consumer.receive(32, INVISIBLE_S, wait_s=0.2))):
@@ -422,7 +426,8 @@ class Program:
             return sum(row.lag for row in self.mq.admin.describe_group("receiving") if row.queue.topic == "leases")
 
         def works() -> None:
-            """Receive and acknowledge all messages. The interrupted call may still acknowledge its own messages."""
+            """Receive and acknowledge messages until all are acknowledged. The interrupted call may still acknowledge
+            its own messages."""
             new, received = send(), set()
             until_s = time.monotonic() + WAIT_S
             while not received or lag():
@@ -449,7 +454,8 @@ class Program:
         self.finish(consumer.close())
 
     def closing(self, kind: str, make: Callable[[], Any]) -> None:
-        """Check that a consumer whose close was interrupted can be closed again and leaves no threads."""
+        """Interrupt the close of a consumer. Check that the consumer can be closed again, and that its threads
+        end."""
         made: list[Any] = []
 
         def before() -> None:

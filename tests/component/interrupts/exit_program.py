@@ -1,4 +1,4 @@
-"""A test program that ends while an interrupted `close` is still running in its helper thread."""
+"""A test program that exits while an interrupted `close` still runs in a helper thread."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.component.interrupts.interrupter import InterruptedByTestError
 from tests.support.clusters.local_cluster import start_cluster
 
 MARGIN_S = 0.5
-"""Seconds that the slow close still takes after the program began to end. A process that did not wait for the close
-would exit much earlier."""
+"""Seconds that the slow `close` still takes after the program has begun to exit. A process that did not wait for
+`close` would exit much earlier."""
 ending = threading.Event()
 
 
 class Slow:
-    """An object of a client whose `close` returns only while the process ends."""
+    """An object whose `close` returns only while the process exits; the test's client closes it."""
 
     def close(self) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
@@ -36,7 +36,7 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    # registered first, so that it runs last: it skips the end of the servers in this process
+    # Register this exit first, so that it runs last. It skips the shutdown of the servers in this process.
     atexit.register(os._exit, 0)
     start_cluster(Path(sys.argv[1]))
     client = raymq.connect()

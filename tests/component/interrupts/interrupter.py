@@ -1,9 +1,9 @@
 """Raises an exception from a signal handler at each point of a call, one point per run of the call.
 
 CPython 3.11 runs signal handlers only in the main thread, and only at certain points: after a call of C code, at the
-start of a Python function, at a jump back. A trace function counts these points in raymq and in the code that raymq
-calls. The trace function makes the signal pending just before the n-th point. So the handler runs exactly at a point at
-which the handler of a real signal could run. The points:
+start of a Python function, and at a backward jump. A trace function counts these points in raymq and in the code that
+raymq calls. Just before the n-th point it makes the signal pending. So the handler runs exactly at a point at which the
+handler of a real signal could run. The points:
 
     a call, a jump back     before the instruction. The handler runs in the called function, or after C code.
     the return of a         if C code called the function: a class that is instantiated, `next`, a call with *arguments.
@@ -31,20 +31,23 @@ CHECKING = {
     for name in dis.opmap
     if name in ("PRECALL", "CALL_FUNCTION_EX") or name.startswith(("JUMP_BACKWARD", "POP_JUMP_BACKWARD"))
 }
-"""Instructions at which, or immediately after which, CPython runs signal handlers. PRECALL represents the CALL after
-it."""
+"""Bytecode instructions at which, or immediately after which, CPython runs signal handlers. PRECALL represents the CALL
+instruction after it."""
 CHECKING.discard(dis.opmap.get("JUMP_BACKWARD_NO_INTERRUPT", -1))
 FROM_C = {dis.opmap["CALL"], dis.opmap["CALL_FUNCTION_EX"]}
-"""Current instruction of the caller's frame if C code called the function on behalf of that instruction.
+"""If the caller's frame is at one of these bytecode instructions, C code called the function on behalf of the
+instruction.
 
-A Python function that calls another Python function directly is at the CACHE after its CALL.
+If a Python function calls another Python function directly, its frame is instead at the CACHE after its CALL.
 """
 BY_CALL = {dis.opmap["CACHE"], *FROM_C}
-"""Current instruction of the caller's frame if a call instruction in CHECKING led to the function."""
+"""If the caller's frame is at one of these bytecode instructions, a call instruction in CHECKING led to the
+function."""
 RESUME = dis.opmap["RESUME"]
 RESUME_CHECKS = 2
-"""A RESUME whose argument is smaller starts or continues a function or generator and checks for signals. A RESUME after
-an await does not check."""
+"""Smallest argument of a RESUME instruction that does not check for signals, because it continues after an await. A
+smaller argument means the start of a function, or the start or continuation of a generator; such a RESUME checks for
+signals."""
 
 UNTRACED = (
     "_weakrefset.py",
@@ -53,20 +56,20 @@ UNTRACED = (
         for folder in ("tests", "storage", "actors", "importlib", "logging", "site-packages")
     ),
 )
-"""Parts of the paths of code that this test never interrupts: tests' stand-ins, servers in this process, libraries,
-weak-reference callbacks.
+"""Parts of file paths whose code this test never interrupts: the tests' stand-ins, servers in this process, libraries,
+and weak-reference callbacks.
 
-Python runs a weak-reference callback at any place that drops the last reference, and only prints the callback's
-exceptions.
+Python runs a weak-reference callback wherever the last reference is dropped, and only prints exceptions of the
+callback.
 """
 
 
 PROGRAMS = os.path.join("component", "interrupts")
-"""Part of the paths of the test programs that make the calls to interrupt."""
+"""Part of the file paths of the test programs, which make the calls to interrupt."""
 
 
 class InterruptedByTestError(Exception):
-    """Exception that the signal handler raises. Like the exception of a user's time limit, it is not a
+    """Exception that the test's signal handler raises. Like an exception of a user's signal handler, it is not a
     RaymqError."""
 
 
@@ -81,16 +84,16 @@ _SIGNAL = _Signal(signal.SIGUSR1)
 
 
 class Interrupter:
-    """Interrupts one call at its n-th point.
+    """Interrupts a call at its n-th point, at which a signal handler could run.
 
-    `inside`: count only points in code whose path contains this text, and in code called from there, not points in the
-    event loop around that code. `without`: names of functions that have no points.
+    `inside`: only count points in code whose path contains this text, and in code that it calls. So points in the event
+    loop that runs this code do not count. `without`: names of functions that have no points.
     """
 
     def __init__(self, inside: str = "", without: frozenset[str] = frozenset()) -> None:
         self._inside, self._without = inside, without
         self.raises: type[BaseException] | None = None
-        """Class of the exception that the signal handler raises. None: InterruptedByTestError."""
+        """Class of the exception that the signal handler raises; None means InterruptedByTestError."""
         self._left = 0
         self.where = ""
         self.on_handled: Callable[[], None] = lambda: None
@@ -101,7 +104,7 @@ class Interrupter:
         """Make a call and interrupt it at point number `point`, counted from 1. Returns False if the call ended before
         that point.
 
-        Raises the call's own error if the call was not interrupted.
+        If the call was not interrupted but raised an error, raises this error.
         """
         self._left, self.where = point, ""
         sys.settrace(self._trace)
@@ -123,8 +126,8 @@ class Interrupter:
         raise (self.raises or InterruptedByTestError)(self.where)
 
     def _is_untraced(self, frame: FrameType) -> bool:
-        """Return True if the frame has no points: it belongs to a test program, to code in UNTRACED, or to code called
-        from there."""
+        """Return True if the frame has no points at which a call is interrupted: it belongs to a test program, to code
+        in UNTRACED, or to code that such code calls."""
         if PROGRAMS in frame.f_code.co_filename:
             return True
         at: FrameType | None = frame
@@ -152,7 +155,7 @@ class Interrupter:
             if (
                 back.f_code.co_code[back.f_lasti] in FROM_C
                 and (argument is not None or frame.f_code.co_name == "__init__")
-                # skips the event loop, to which a coroutine returns the object that it awaits
+                # Ignore a return to the event loop: this is a coroutine that passes on the object that it awaits.
                 and not (self._inside and self._is_untraced(back))
                 and self._is_point(frame, "the return of")
             ):
@@ -168,7 +171,7 @@ class Interrupter:
         return resumes and back is not None and back.f_code.co_code[back.f_lasti] not in BY_CALL
 
     def _is_point(self, frame: FrameType, what: str) -> bool:
-        """Count a point of the call. Returns True if the signal handler must run at this point."""
+        """Count one point of the call. Returns True if this is the point at which the signal handler must run."""
         self._left -= 1
         if self._left:
             return False

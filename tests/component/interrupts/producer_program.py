@@ -24,10 +24,11 @@ from tests.support.clients.lanes import StorageDouble
 from tests.support.stores.stores import open_store
 
 HANG_S = 60
-"""Maximum seconds of a step. If a step takes longer, the program prints the stacks of all threads and exits."""
+"""Maximum seconds of one step of the program. If a step takes longer, the program prints the stacks of all threads and
+exits."""
 UNINTERRUPTED = 3
-"""Number of consecutive tries that end before the point to interrupt, after which all points of a call count as
-interrupted."""
+"""Number of consecutive attempts that must end before the program stops interrupting a call. Such an attempt ends
+because the call has no further point to interrupt."""
 
 
 class Program:
@@ -110,7 +111,8 @@ class Program:
         print(json.dumps(self.points))
 
     def check_quiet(self, producer: Producer) -> None:
-        """Check that the producer has released all buffer space, the send turn of each queue, and all lanes."""
+        """Check that no interrupt has left a resource in use: the producer's buffer is empty, no queue has a send in
+        flight, and all lanes (direct socket connections) are free."""
         producer.flush()
         buffer = producer.pipeline.buffer
         assert (buffer._bytes, buffer._count) == (0, 0), f"{buffer._bytes} bytes of {buffer._count} stay taken"

@@ -1,7 +1,8 @@
-"""Interrupts each call of a pull consumer at each point, with a real store that is read in place or by fetches.
+"""Interrupts each call of a pull consumer at each point, with a real store that the consumer reads in its files or by
+fetches.
 
-After each interrupt the same consumer polls. At the end, every message has been polled at least once before its offset
-counted as consumed. The program prints the number of interrupted points by call.
+After each interrupt the same consumer polls. At the end, every message must have been polled at least once before its
+offset was committed. The program prints the number of interrupted points by call.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class Program:
         self.stored = 0
         self.polled: set[bytes] = set()
         self.got: list[Any] = []
-        """Messages or table that the interrupted call returned. They are read after the call, when no signal handler
-        can interrupt."""
+        """Messages or table that the interrupted call returned. The program counts them as polled after the call, when
+        no signal handler can interrupt it."""
 
     def consumer(self, **options: Any) -> PullConsumer:
         engine = PullEngine(
@@ -92,8 +93,8 @@ class Program:
             self.note(messages)
 
     def try_all(self, name: str, consumer: PullConsumer, call: Any, recover: Callable[[], None] = lambda: None) -> None:
-        """Interrupt a call at each `stride`-th point. Check after each interrupt, and after `recover`, that the
-        consumer skips no message."""
+        """Interrupt a call at each `stride`-th point. After each interrupt call `recover`, then check that the consumer
+        skips no message."""
         point, ended, count = 1, 0, 0
         while ended < UNINTERRUPTED:
             faulthandler.dump_traceback_later(HANG_S, exit=True)
@@ -146,11 +147,10 @@ class Program:
         print(json.dumps(self.points))
 
     def calling_from_c(self, consumer: PullConsumer) -> None:
-        """Interrupt a poll that C code calls, because the call unpacks a tuple of arguments. The poll returns before
-        the handler runs.
+        """Interrupt a poll that C code calls; Python calls it from C code because the call unpacks a tuple of
+        arguments. The signal handler runs after the poll has returned, so the poll's result is lost.
 
-        The polled messages are lost with the poll's result. A seek to the committed offset returns these messages
-        again.
+        After a seek to the committed offset, the consumer polls the lost messages again.
         """
         arguments = (500, POLL_S)
         lost = 0
@@ -173,7 +173,8 @@ class Program:
             assert lost or self.stride > 1, f"{name}: the handler never ran after its return"
 
     def acknowledging(self) -> None:
-        """Check that an unacknowledged message is not committed."""
+        """Interrupt calls of a consumer that acknowledges each message. Check that no unacknowledged message is
+        committed."""
         consumer = self.consumer(acknowledge_each=True)
         consumer.assign([Q0])
         self.poll_for(consumer, self.append())
@@ -187,7 +188,7 @@ class Program:
         consumer.close()
 
     def closing(self) -> None:
-        """Check that a consumer whose close was interrupted can still be closed."""
+        """Interrupt the close of a consumer. Check that the consumer can still be closed."""
         point, ended = 1, False
         while not ended:
             faulthandler.dump_traceback_later(HANG_S, exit=True)

@@ -1,8 +1,8 @@
-"""Tests that interrupt each client call at each point by a signal handler that raises; afterwards send, poll and close
-work.
+"""Tests of interrupted client calls: a signal handler raises at each point of each call. Afterwards send, poll and
+close must work.
 
-Every public method of a client object either runs in a helper thread, in which no signal handler runs, or is listed in
-DIRECT and is interrupted by these tests at each of its points.
+Most public methods of client objects run in a helper thread, in which no signal handler runs. All others are listed in
+DIRECT, and these tests interrupt them at each of their points.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ DIRECT = {
     "PullConsumer": {"poll", "poll_table", "assignment", "acknowledge", "position", "paused"},
     "AsyncPullConsumer": {"assignment", "acknowledge", "position", "paused"},
 }
-"""Public methods that run in the caller's thread instead of a helper thread, by class."""
+"""By class, the public methods that run in the caller's thread, not in a helper thread."""
 NOTHING_ASIDE = {"AsyncProducer", "AsyncPullConsumer", "AsyncSimpleConsumer", "NamespacedCalls"}
-"""Kinds of objects that aside_program does not test: all their calls are coroutines, or belong to another kind."""
+"""Kinds of client objects that aside_program does not test. All their calls are coroutines, or belong to another kind
+of object."""
 WAITS = 2
-"""Number of interrupts of a caller that waits for a helper thread: one before the helper runs the function, and one
-after."""
+"""Number of interrupts of a caller that waits for a helper thread: one before the helper thread runs the function, and
+one after it."""
 MAKES_AN_OBJECT = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-"""Kinds of functions that only create a coroutine, generator or async generator; the work runs later in that
+"""Checks for functions that only create a coroutine, generator or async generator; the work runs later in that
 object."""
 
 
 def run_program(name: str, *arguments: object) -> str:
-    """Run a program of this folder. Returns its output."""
+    """Run a test program of this folder. Returns its output."""
     command = [sys.executable, "-m", f"tests.component.interrupts.{name}", *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -78,8 +79,8 @@ def test_a_pull_consumer_works_and_skips_nothing_after_an_interrupt_at_any_point
 
 
 def test_a_caller_that_is_interrupted_while_a_helper_makes_its_call_leaves_nothing_taken(tmp_path: Path) -> None:
-    """Tests every public method that runs in a helper thread, of every kind of object. raymq runs in the test program's
-    process."""
+    """The caller of every public method that runs in a helper thread is interrupted, for every kind of client object.
+    All resources are released afterwards. raymq runs in the test program's process."""
     found = points("aside_program", tmp_path)
     assert {kind.__name__ for kind in kinds()} - set(found) == NOTHING_ASIDE
     for kind, calls in found.items():
@@ -111,13 +112,14 @@ def test_every_public_method_runs_beside_the_main_thread_or_is_tried_here(kind: 
 
 @pytest.mark.parametrize("method", ["poll", "poll_table"])
 def test_no_handler_runs_between_the_end_of_a_poll_and_its_caller(method: str) -> None:
-    """If C code called a function around the poll, Python would check for signals after that call. The polled messages
-    would be lost, although they count as returned."""
+    """The poll methods have no wrapper. If C code called a wrapper around the poll, Python would run signal handlers
+    after the poll. The polled messages would then be lost, although the consumer counts them as returned."""
     assert not hasattr(getattr(PullConsumer, method), "__wrapped__")
 
 
 def test_a_call_of_another_thread_runs_in_that_thread() -> None:
-    """Signal handlers run in the main thread only, so calls of other threads need no helper thread."""
+    """A call in another thread than the main thread uses no helper thread, because signal handlers run only in the main
+    thread."""
     threads: list[threading.Thread] = []
     thread = threading.Thread(target=lambda: aside(lambda: threads.append(threading.current_thread())))
     thread.start()

@@ -1,5 +1,5 @@
-"""Tests of TLS certificates of lanes (direct socket connections): certificates replaced under load, and wrong ones.
-Real sockets, a real store, no Ray."""
+"""Tests of TLS certificates of lanes (direct socket connections): certificates that are replaced under load, and wrong
+certificates. The tests use real sockets and a real store, but no Ray."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ SENDERS = 3
 
 @pytest.fixture(autouse=True)
 def openssl(monkeypatch):
-    """Skip the test if openssl is missing; clear the TLS context cache and the rate limit of log lines about refused
-    certificates."""
+    """Skip the test if openssl is not installed. Clear the TLS context cache, and the rate limit of log lines about
+    refused certificates."""
     if shutil.which("openssl") is None:
         pytest.skip("the openssl command that makes the certificates is not installed")
     client_tls.cache_clear()
@@ -40,7 +40,8 @@ def openssl(monkeypatch):
 
 @pytest.fixture
 def certificates(tmp_path):
-    """Return a function that creates a certificate authority, and a certificate signed by it, in a new folder."""
+    """Return a function that creates a certificate authority, and a certificate that the authority has signed, in a new
+    folder."""
     numbers = count()
 
     def make() -> TlsFiles:
@@ -53,7 +54,7 @@ def certificates(tmp_path):
 
 @pytest.fixture
 def use(monkeypatch):
-    """Return a function that sets the certificate files which clients of this process use from then on."""
+    """Return a function that sets the certificate files of this process's clients."""
 
     def use(files: TlsFiles) -> None:
         monkeypatch.setenv("RAY_USE_TLS", "1")
@@ -93,7 +94,7 @@ def test_certificates_are_exchanged_under_load_and_no_send_fails(monkeypatch, tm
 
     def send(mine: list[bytes], queue_id: int) -> None:
         while not stopping.is_set() and not errors:
-            # a new client for each batch, so that each batch opens a connection and makes a TLS handshake
+            # Create a new client for each batch, so that each batch opens a connection and makes a TLS handshake.
             client = StorageClient("storage-a-0", "here")
             body = b"%d" % len(mine)
             try:
@@ -163,7 +164,7 @@ def lines(caplog, word: str) -> list[str]:
 
 def test_a_client_with_a_wrong_certificate_is_refused_with_one_line_at_both_ends(tmp_path, certificates, use, caplog):
     ours, others = certificates(), certificates()
-    # this client trusts our server, but another authority signed the client's certificate
+    # This client trusts the server's authority, but another authority signed the client's certificate.
     use(TlsFiles(others.certificate, others.key, ours.authority))
     with closing(echo_server(None, host="127.0.0.1", tls=ours)) as server:
         for _ in range(3):
@@ -242,7 +243,7 @@ def test_mismatched_certificate_files_leave_the_earlier_files_in_use(tmp_path, c
     assert context.current() is before
     exchange(live.key, Path(second.key).read_text())
     assert context.current() is not before
-    # a program may also write a certificate file in place; the reload notices a changed size or modification time
+    # A program may also overwrite a certificate file. The change is detected by the file's size or modification time.
     now = context.current()
     Path(live.authority).write_text(Path(first.authority).read_text() + Path(second.authority).read_text())
     assert context.current() is not now

@@ -1,4 +1,5 @@
-"""Tests of a storage actor's data plane (sends and reads), with equal results over Unix, TCP and TLS sockets."""
+"""Tests of a storage actor's data plane (sends and reads). The results are equal over Unix, TCP and TLS
+sockets."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def flush(request):
 @pytest.fixture
 def double(tmp_path, no_flushes, flush):
     """Return a function that creates a stand-in for a storage actor. The function's arguments are the settings of the
-    actor's store."""
+    stand-in's store."""
     made = []
 
     def make(*, capacity=10_000, host="127.0.0.1", tls=None, **settings):
@@ -150,7 +151,8 @@ def test_a_repeat_is_recognised_and_a_fenced_producer_gets_an_error(connect):
 
 
 def test_a_result_lists_offsets_that_are_not_consecutive(connect):
-    """Appends a batch that crosses the end of a log file, and a batch whose first message was already stored."""
+    """A result lists each offset if the offsets of a batch are not consecutive: a batch crosses the end of a log file,
+    or its first message was already stored."""
     _, client, _ = connect()
     [over_the_end] = client.append([make_batch([b"x" * 30_000] * 4)], WAIT_S)
     assert over_the_end.physical_offsets is not None
@@ -197,7 +199,7 @@ def test_deleted_topics_full_stores_and_limits_raise_their_own_errors(connect):
     with pytest.raises(StoreNotWritableError, match="the disk is full"):
         client.append([make_batch([b"one"])], WAIT_S)
     actor.store.flags.clear_flag(RunningFlag.DISK_FULL)
-    for _ in range(3):  # the failed appends do not count against the limit of waiting appends
+    for _ in range(3):  # The failed appends no longer count towards the limit of waiting appends.
         client.append([make_batch([b"one"])], WAIT_S)
 
 
@@ -296,7 +298,7 @@ def test_ids_that_are_a_range_and_tag_codes_arrive(connect, monkeypatch):
     assert seen[0].wait_store_msg_ok
 
 
-# Tests of reads
+# Tests of reads over lanes (direct socket connections)
 
 
 def test_a_fetch_waits_for_a_message_and_no_longer_than_asked(connect):
@@ -384,14 +386,14 @@ def test_reading_gives_the_same_near_the_files_and_far_from_them(connect, on_nod
     assert results[0].count == 2
     actor.store.append([make_batch([b"x"], queue_id=1)])
     small = [FetchRequest("orders", 0, 0, 100), FetchRequest("orders", 1, 0, 100)]
-    # a fetch returns at least one message even if the byte limit is smaller; another queue's message may need another
-    # request
+    # A fetch returns at least one message, even if the byte limit is smaller. The message of the second queue may need
+    # another fetch.
     assert [result.count for result in client.fetch(small, 1, 0.0, WAIT_S)] == [1, int(on_node)]
     assert [result.count for result in client.fetch(small[1:], 1, 0.0, WAIT_S)] == [1]
 
 
 def in_bytes(result):
-    """Convert a result of `find` (records in place) to a result of `fetch` (records as bytes)."""
+    """Convert a result of `find` (places of records in mapped files) to a result of `fetch` (bytes of records)."""
     if not isinstance(result, FoundInPlace):
         return result
     records = RecordsInPlace.of(result.files, result.mapped).data if result.mapped else b""
@@ -421,12 +423,12 @@ def test_reading_in_place_finds_the_fetched_messages(watched, limit):
     assert isinstance(found[0], FoundInPlace) == (limit > 0)
 
 
-# Tests of the watch of queue ends
+# Tests of watches (requests that wait until a queue's end moves)
 
 
 @pytest.fixture
 def watched(double, tmp_path, monkeypatch):
-    """Return a stand-in for a storage actor on this node, and a client of that actor."""
+    """Return a stand-in for a storage actor on this node, and a client that is connected to the stand-in."""
     actor = double()
     where = description(actor.lanes.address, root=str(actor.store.status().root))
     monkeypatch.setattr(storage_client, "ActorRef", lambda name: FakeActor({"describe": lambda: where}))
@@ -581,7 +583,8 @@ def test_from_another_node_nothing_is_watched(double, monkeypatch):
 
 
 def test_a_failed_wait_is_reported_and_leaves_nothing_registered(watched, monkeypatch):
-    """The master role changes between the two checks of a waiting request. The second check runs when the request's
+    """A watch of queue ends fails because the store stops to be the master while the watch waits. The client gets
+    NotMasterError, and the store keeps no waiting request. The watch checks the ends twice: at its start, and when its
     timeout expires."""
     actor, client = watched
     ends, looks = actor.store.fetches.ends, []

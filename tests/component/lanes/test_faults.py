@@ -1,5 +1,5 @@
-"""Tests of producers and readers whose lanes (direct socket connections) cannot be opened, break in the middle, or lead
-to a restarted server."""
+"""Tests of faulty lanes (direct socket connections) of producers and readers: they cannot be opened, break in the
+middle, or lead to a restarted server."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ HANDSHAKE_BYTES = HELLO_BYTES + VERDICT_BYTES
 
 
 class FaultyActor:
-    """Stand-in for a storage actor on another node. Its `describe` returns `address`, or the actor's real address if
-    `address` is None."""
+    """Stand-in for a storage actor on another node. Its `describe` returns the address in `address`, or its real
+    address if `address` is None."""
 
     def __init__(self, directory: Path) -> None:
         self.store = open_store(directory)
@@ -53,12 +53,13 @@ class FaultyActor:
         return description(self.address or self.double.lanes.address, node_id="elsewhere", root="/not-here")
 
     def restart(self) -> None:
-        """Close all lanes, and serve lanes at another port."""
+        """Close all lanes (direct socket connections), and accept new lanes at another port."""
         self.double.lanes.close()
         self.double = self._open()
 
     def cut(self, more_bytes: int) -> CuttingProxy:
-        """Let clients connect through a proxy that cuts each connection `more_bytes` after the handshake."""
+        """Make clients connect through a proxy, which cuts each connection `more_bytes` after the handshake. Returns
+        the proxy."""
         proxy = CuttingProxy(self.double.lanes.address, HANDSHAKE_BYTES + more_bytes)
         self._stack.append(proxy)
         self.address = proxy.address
@@ -117,8 +118,8 @@ NOT_OPENED: list[Callable[[FaultyActor], None]] = [nobody_listens, wrong_secret,
 
 
 def bodies(client: StorageClient) -> list[bytes]:
-    """Return the bodies of the queue's messages, fetched from another node. Failed fetches are retried, as consumers
-    do."""
+    """Return the bodies of the queue's messages, fetched from another node. Retries failed fetches, as
+    consumers do."""
 
     def fetch(left_s: float) -> list[bytes]:
         [found] = client.fetch([FetchRequest("orders", 0, 0, 1000)], 1 << 20, 0.0, left_s)

@@ -1,5 +1,5 @@
-"""Tests of a storage actor with an access check (guard) for each request frame and its user; a refused frame changes
-nothing."""
+"""Tests of access checks (guards) in a storage actor. The guard checks the user of each request frame, and a refused
+frame changes nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ ENDS = [FetchRequest("orders", 0, 0, 1)]
 
 
 class Guarded:
-    """A storage actor's lane server and a client. The server's access check refuses the methods in `refused`."""
+    """A storage actor's lane server with an access check, and a client of it. The access check refuses the methods in
+    `refused`."""
 
     def __init__(self, directory: Any, monkeypatch: pytest.MonkeyPatch, remote: bool) -> None:
         self.asked: list[tuple[str, str]] = []

@@ -1,4 +1,5 @@
-"""Tests that idle connections to a store's Unix socket and port do not disturb other clients. No Ray."""
+"""Tests that idle connections to a store's Unix socket or port do not disturb other clients. The tests use no
+Ray."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ FOREVER_S = 3600.0
 
 @pytest.fixture(params=["unix", "tcp", "tls"])
 def actor(request, monkeypatch, tmp_path) -> Iterator[StorageDouble]:
-    """Yield a store served over a Unix socket, TCP, or TCP with TLS. The handshake timeout never expires."""
+    """Yield a store that accepts connections over a Unix socket, TCP, or TCP with TLS. The handshake timeout never
+    expires."""
     monkeypatch.setattr(lane_server, "HANDSHAKE_TIMEOUT_S", FOREVER_S)
     files = None
     if request.param == "tls":
@@ -46,7 +48,7 @@ def actor(request, monkeypatch, tmp_path) -> Iterator[StorageDouble]:
 
 @pytest.fixture
 def use(actor, monkeypatch) -> Iterator[Callable[[], tuple[StorageClient, FakeActor]]]:
-    """Yield a function that creates a client of the store that has no open connection."""
+    """Yield a function that creates a client of the store. The new client has no open connection."""
     clients: list[StorageClient] = []
 
     def use() -> tuple[StorageClient, FakeActor]:
@@ -62,7 +64,7 @@ def use(actor, monkeypatch) -> Iterator[Callable[[], tuple[StorageClient, FakeAc
 
 
 def knock(actor: StorageDouble, stack: ExitStack, count: int) -> list[socket.socket]:
-    """Open `count` connections to the store that send nothing."""
+    """Open `count` connections to the store, and send nothing over them. Returns their sockets."""
     address = actor.lanes.address
     family, target = (socket.AF_INET, (address.host, address.port)) if address.port else (socket.AF_UNIX, address.name)
     streams = [stack.enter_context(closing(socket.socket(family))) for _ in range(count)]
@@ -94,7 +96,7 @@ def test_connections_without_a_handshake_do_not_disturb_other_clients(actor, use
         for stream in streams:
             stream.setblocking(False)
         assert not any(map(has_ended, streams)), "they still stand there"
-        # fewer threads are possible, because threads of an earlier test may end during this test
+        # The number of threads may be smaller, because threads of an earlier test may end during this test.
         assert threading.active_count() <= threads
     assert bodies_of(actor.store) == [b"before", b"meanwhile"]
 
@@ -102,7 +104,7 @@ def test_connections_without_a_handshake_do_not_disturb_other_clients(actor, use
 def has_ended(stream: socket.socket) -> bool:
     try:
         while stream.recv(1000):
-            pass  # discards the server's hello
+            pass  # Discard the greeting that the server sends.
     except BlockingIOError:
         return False
     except ConnectionError:
@@ -111,7 +113,8 @@ def has_ended(stream: socket.socket) -> bool:
 
 
 def test_idle_open_lanes_do_not_disturb_other_clients(actor, use):
-    """Half of the idle connections have sent an incomplete frame."""
+    """Many idle lanes (direct socket connections) are open, and half of them have sent an incomplete frame. Another
+    client sends and reads as usual."""
     remote = bool(actor.lanes.address.port)
     client, fake = use()
     sends_and_reads(client, fake, b"0", 0)
@@ -124,7 +127,7 @@ def test_idle_open_lanes_do_not_disturb_other_clients(actor, use):
         eventually(lambda: actor.lanes.server.connections >= IDLE + mine, "all are open")
         for number in range(1, 9):
             sends_and_reads(client, fake, b"%d" % number, 0)
-        # fewer threads are possible, because threads of an earlier test may end during this test
+        # The number of threads may be smaller, because threads of an earlier test may end during this test.
         assert threading.active_count() <= threads
         assert actor.lanes.server.connections == IDLE + mine
     assert bodies_of(actor.store) == [b"%d" % number for number in range(9)]

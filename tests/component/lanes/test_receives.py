@@ -1,5 +1,5 @@
-"""Tests of receives over each transport of a real store: the broker watches the queue ends, and clients read the leased
-messages."""
+"""Tests of simple-consumer receives over each transport, with a real store. The broker watches the queue ends, and
+clients read the leased messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ALL = Subscription.parse("orders")
 def connect(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_flushes: None
 ) -> Iterator[tuple[StorageDouble, StorageClient]]:
-    """Yield a stand-in for a storage actor, and a client of that actor."""
+    """Yield a stand-in for a storage actor, and a client that is connected to it."""
     way = request.param
     actor = StorageDouble(open_store(tmp_path / "store", flush_disk_type=FlushDiskType.ASYNC_FLUSH), host="127.0.0.1")
     root = str(actor.store.status().root) if way == "in place" else str(tmp_path / "not-readable-from-here")
@@ -119,8 +119,9 @@ def test_messages_that_a_filter_expression_excludes_are_skipped(
 def test_a_leased_message_that_cannot_be_read_does_not_hold_up_its_neighbours(
     connect: tuple[StorageDouble, StorageClient], whole: bool
 ) -> None:
-    """`whole`: the test damages the message's body and leaves the record intact; otherwise the test damages the field
-    of the body's size."""
+    """A leased message is damaged: the client reads the other messages, and reports the damaged one as unreadable. With
+    `whole`, only the message's body is damaged and its record is intact. Otherwise the field of the body's size is
+    damaged."""
     actor, client = connect
     client.append([make_batch([b"body %d" % number for number in range(8)])], WAIT_S)
     log = Path(actor.store.status().root) / "commitlog" / f"{0:020d}"

@@ -1,5 +1,5 @@
-"""Tests of requests to a store while all of its threads are busy: limits of number and waiting time, and requests that
-are not affected. No Ray."""
+"""Tests of requests to a store while all of its threads are busy: limits of their number and of their waiting time, and
+requests that are not affected. The tests use no Ray."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ CALLERS = 16
 
 
 class HeldStore:
-    """A store whose read threads are all busy with fetches, and its callers. Each caller has its own lane (direct
-    socket connection)."""
+    """A store whose read threads are all busy with fetches, and the callers of these fetches. Each caller has its own
+    lane (direct socket connection)."""
 
     def __init__(self, actor: StorageDouble, callers: ThreadPoolExecutor, go_on: threading.Event) -> None:
         self.actor, self.go_on = actor, go_on
@@ -56,8 +56,8 @@ class HeldStore:
 
 @pytest.fixture
 def hold(monkeypatch, tmp_path) -> Iterator[Callable[..., HeldStore]]:
-    """Yield a function that opens a store with the given settings and one message, and blocks all read threads of the
-    store."""
+    """Yield a function that opens a store with the given settings, stores one message, and blocks all read threads of
+    the store."""
     opened: list[HeldStore] = []
 
     def hold(**settings: int) -> HeldStore:
@@ -76,7 +76,7 @@ def hold(monkeypatch, tmp_path) -> Iterator[Callable[..., HeldStore]]:
         held = HeldStore(actor, ThreadPoolExecutor(CALLERS), go_on)
         opened.append(held)
         held.client().append([make_batch([b"first"])], WAIT_S)
-        # start the fetches one after another: if all waited at once, the store would refuse one of them
+        # Start the fetches one after another: if they all arrived at once, the store would refuse one of them.
         for _ in range(READ_THREADS):
             held.fetch()
             assert began.acquire(timeout=WAIT_S)

@@ -1,4 +1,4 @@
-"""Tests that compare the metrics of a storage actor with known traffic of a real store."""
+"""Tests of a storage actor's metrics: they must match known traffic of a real store."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def store(tmp_path, clock):
 
 @pytest.fixture
 def report(store, ray_metrics):
-    """Return a function that reports the store's metrics once more and returns the metric values that Ray
-    received."""
+    """Return a function that makes the store report its metrics once more. The function returns the metric values that
+    Ray received."""
     reporter = Reporter("c", "broker-a", "storage-broker-a-0")
     metrics = StorageMetrics(lambda: store, lambda: 3, lambda: [WAITING])
 
@@ -133,7 +133,7 @@ def test_transactions(store, report, clock):
     assert report().value("raymq_half_messages") == 3
     clock.now_ms += 200
     halves[0].commit()
-    halves[0].commit()  # the latency metric does not count a repeated commit
+    halves[0].commit()  # Commit the same transaction again; the latency metric does not count a repeated commit.
     halves[1].rollback()
     latency = "raymq_finish_message_latency_milliseconds"
     assert report().value(f"{latency}_bucket", topic="orders", le="100") == 0

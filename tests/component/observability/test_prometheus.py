@@ -1,4 +1,4 @@
-"""Tests in which a real Prometheus scrapes an exporter that has a series of every instrument.
+"""Tests with a real Prometheus. It scrapes an exporter that has a time series of every instrument.
 
 Each dashboard expression returns data, Prometheus loads the rules, and the relabel snippet produces RocketMQ's metric
 names.
@@ -27,7 +27,7 @@ RELABEL = Path(str(files(raymq.tools.observability) / "relabel.yml"))
 RAYS = 'SessionName="session_1",WorkerId="w",JobId="01000000",NodeAddress="127.0.0.1"'
 
 FIXED = {"is_system": "false", "role": "broker"}
-"""Labels and the values of them that dashboard and rule expressions select."""
+"""Label values that expressions of the dashboard and the rules select, by label."""
 
 
 def page(scrape: int) -> str:
@@ -42,7 +42,7 @@ def page(scrape: int) -> str:
             lines += [f"# TYPE {name}_total counter", f"{name}_total{{{labels}}} {10 * scrape}"]
         elif instrument.kind is InstrumentKind.GAUGE:
             lines += [f"# TYPE {name} gauge", f"{name}{{{labels}}} 1"]
-        else:  # Ray exposes a histogram's three series (bucket, count, sum) as gauges that grow
+        else:  # Ray exposes the three series of a histogram (bucket, count, sum) as gauges whose values only grow.
             bounds = [*map(str, instrument.bounds), "+Inf"]
             for index, bound in enumerate(bounds, start=1):
                 lines.append(f'{name}_bucket{{{labels},le="{bound}"}} {index * scrape}')
@@ -74,7 +74,7 @@ def stand_in() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def prometheus(stand_in: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     with running_prometheus(config(stand_in), tmp_path_factory.mktemp("prometheus")) as server:
-        # a rate has a value from the second scrape on
+        # Wait for several scrapes, because a rate has a value only from the second scrape on.
         eventually(lambda: server.query("count_over_time(ray_raymq_up[1m]) > 2"), "three scrapes")
         yield server
 

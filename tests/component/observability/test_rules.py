@@ -1,4 +1,4 @@
-"""Tests of the alert rules with Debian's promtool: each alert fires for one made-up history and not for
+"""Tests of the alert rules with Debian's promtool. Each alert fires for one made-up history of metrics and not for
 another."""
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ MINUTES = 60
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Two histories for an alert: series values for which the alert fires, and series values for which it stays quiet.
+    """Two histories of metrics for one alert: series values for which the alert must fire, and series values for which
+    it must not.
 
     Each series has one value per minute, in promtool's notation.
     """
@@ -43,9 +44,10 @@ def gauge(name: str, labels: str, values: str) -> dict[str, str]:
 
 
 def sends(fast: str, slow: str) -> dict[str, str]:
-    """Return the bucket series of a send-time histogram, in promtool's notation.
+    """Return the bucket series of a histogram of send times, in promtool's notation.
 
-    `fast` is the number of sends that take at most 5 ms; `slow` also counts the sends that take more than 500 ms.
+    `fast`: the number of sends that take at most 5 ms. `slow`: the number of all sends, including sends that take more
+    than 500 ms.
     """
     bucket = f'ray_raymq_send_cost_time_milliseconds_bucket{{{ALL},topic="t",invocation_status="success",le='
     return {f'{bucket}"5"}}': fast, f'{bucket}"500"}}': fast, f'{bucket}"+Inf"}}': slow}
@@ -148,7 +150,7 @@ def test_one_more_dead_letter_fires_again(tmp_path: Path) -> None:
 
 
 def judge(alert: str, series: dict[str, str], fires: bool, directory: Path) -> str:
-    """Check with promtool whether an alert fires after an hour of the given series. Other alerts may fire as
+    """Run promtool to check whether an alert fires after an hour of the given series. Other alerts may fire as
     well."""
     if alert != "RaymqMetricsGone":
         series = {UP: "1x60", STORE_UP: "1x60", **series}

@@ -1,4 +1,5 @@
-"""Tests of the process that runs a predicate: its results, and its end if the function hangs, crashes or exits."""
+"""Tests of the process that runs a predicate (a Python filter function): its results, and how it ends if the function
+hangs, crashes or exits."""
 
 from __future__ import annotations
 
@@ -163,7 +164,7 @@ def test_its_process_ends_with_it(start, found):
 
 
 def test_its_process_ends_when_the_runner_is_killed(found, tmp_path):
-    """The process also ends during a call that holds the interpreter lock."""
+    """A predicate process ends after its runner was killed, even during a call that holds the interpreter lock."""
     child = tmp_path / "pid"
 
     def function(message):

@@ -1,4 +1,4 @@
-"""Tests of queues of inner batches with one damaged record: consumers read all other messages, and the damage is
+"""Tests of queues of inner batches with one damaged record. Consumers read all other messages, and the damage is
 reported."""
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def test_a_damaged_inner_batch_holds_up_no_other(tmp_path: Path, field: str, how
         assert {at: body for at, body in bodies.items() if at not in (6, 7, 8)} == {
             at: b"body %d" % at for at in range(15) if at not in (6, 7, 8)
         }
-        # After a kill nothing shows which offsets a batch with a damaged header had. Only the hole (damaged range of
-        # the log) is reported.
+        # After a kill, the offsets of a batch with a damaged header are unknown. Only the hole (damaged range of the
+        # log) is reported.
         assert damaged or field == "size" or (how == "killed" and store.mender.holes[0].offset == places[2])
     assert store.queues.stored_times([QueuePosition(TOPIC, 0, 3 * n) for n in (0, 1, 3, 4)]) == [
         ms for n, ms in enumerate(stored_ms) if n != 2

@@ -1,4 +1,4 @@
-"""Tests of a producer with a topic of queue type "batch": messages sent together are one record of a real
+"""Tests of a producer for a topic of queue type "batch". Messages that are sent together become one record of a real
 store."""
 
 from __future__ import annotations

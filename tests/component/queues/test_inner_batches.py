@@ -1,5 +1,5 @@
-"""Tests of inner batches that producers send: stored once as one record; found by offset, key and id; copied to
-slaves."""
+"""Tests of inner batches that producers send. Each is stored once as one record, is found by offset, key and id, and is
+copied to slaves."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def inner(
     epoch: int = 0,
     **fields: Any,
 ) -> EncodedBatch:
-    """Return an inner batch of these bodies, sent by producer "p". The message with sequence number n has key k-n and n
-    as its unique id."""
+    """Return an inner batch with these bodies, as producer "p" sends it. The message with sequence number n has the key
+    k-n, and n as its unique id."""
     numbers = range(sequence, sequence + len(bodies))
     return encode_inner_batch(
         [Message(TOPIC, body, keys=f"k-{n}", **fields) for n, body in zip(numbers, bodies, strict=True)],
@@ -59,8 +59,8 @@ def inner(
 
 
 def filled(root: Path, **changes: Any) -> MessageStore:
-    """Return a store with several log files and batch queue files: 60 inner batches of 1 to 5 messages, and a plain
-    message before each batch."""
+    """Fill a store so that it has several log files and batch queue files. It has 60 inner batches of 1 to 5 messages,
+    and a plain message before each batch."""
     store = open_store(root, **SMALL_QUEUE_FILES, **changes)
     sequence = 0
     for number in range(60):
@@ -163,7 +163,7 @@ def test_messages_are_found_by_key_and_id_alone(tmp_path):
             assert (found.queue_offset, found.body) == (number, expected_bodies()[number])
     assert store.queries.by_key(TOPIC, "k-9999").count == 0
     store.close()
-    # the index is rebuilt from the log
+    # When the store opens without its index, it rebuilds the index from the log.
     shutil.rmtree(tmp_path / "index")
     store = open_store(tmp_path, **SMALL_QUEUE_FILES)
     [found] = decode_records(store.queries.by_key(TOPIC, "k-100").records)

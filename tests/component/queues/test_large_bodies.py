@@ -1,5 +1,5 @@
-"""Tests of bodies of more than 4 MiB in a store that allows 16 MiB: every reader gets the whole body, compressed or
-not."""
+"""Tests of message bodies of more than 4 MiB, in a store that allows 16 MiB. Every reader gets the whole body,
+compressed or not."""
 
 from __future__ import annotations
 
@@ -77,13 +77,14 @@ def store(tmp_path_factory, bodies) -> Iterator[MessageStore]:
 
 @pytest.fixture(autouse=True)
 def process(store, monkeypatch) -> None:
-    """Reset the maximum message size that this process has learned from stores to the default."""
+    """Reset this process's maximum message size to the default. Otherwise the process would keep the value that it
+    received from an earlier store."""
     monkeypatch.setattr(compression._bound, "most_bytes", MAX_MESSAGE_SIZE_BYTES)
 
 
 @pytest.fixture
 def described(monkeypatch, store) -> None:
-    """Let a client of this process call `describe` of the store's actor, so that the process learns the store's maximum
+    """Call `describe` of the store's actor with a client of this process, so that the process gets the store's maximum
     message size."""
     actor = SimpleNamespace(call=lambda name, timeout_s: replace(description(), max_message_size_bytes=LIMIT))
     monkeypatch.setattr(storage_client, "ActorRef", lambda name: actor)

@@ -1,5 +1,5 @@
-"""Tests of light queues in one process: a producer's message appears in several queues, is read from each, and
-expires."""
+"""Tests of light queues in one process. A producer's message appears in several light queues, can be read from each of
+them, and expires."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def test_a_reader_beside_the_store_reads_the_same_and_leaves_what_it_cannot_map(
 
 @pytest.mark.parametrize("where", ["magic", "name", "offset"])
 def test_a_damaged_record_does_not_hold_up_a_light_queue(tmp_path, store, where):
-    """`where`: the test damages the record's magic, the light queue's name in the record's properties, or the light
-    queue's offset in these properties."""
+    """A damaged record is skipped, and the other messages of its light queue can be read. `where`: the damaged field.
+    It is the record's magic, the light queue's name in the record's properties, or the light queue's offset there."""
     names = {"INNER_MULTI_DISPATCH": ALICE}
     store.append([make_batch([b"one", b"the damaged two", b"three"], extra_properties=names)])
     log = tmp_path / "store" / "commitlog" / f"{0:020d}"
@@ -160,8 +160,8 @@ def expire(store: MessageStore, root: Path) -> None:
 
 
 def all_of(store: MessageStore, topic: str, offset: int) -> list[MessageExt]:
-    """Return the messages that a consumer at `offset` gets. If the queue does not have `offset`, the consumer continues
-    at the nearest end of the queue."""
+    """Return the messages that a consumer at `offset` gets from a queue. If the queue does not contain `offset`, the
+    consumer continues at the nearest end of the queue."""
     [result] = store.fetch([FetchRequest(topic, 0, offset, 100)], max_bytes=1 << 20, wait_s=0)
     if result.status is PullStatus.OFFSET_ILLEGAL:
         [result] = store.fetch([FetchRequest(topic, 0, result.next_offset, 100)], max_bytes=1 << 20, wait_s=0)
@@ -179,7 +179,7 @@ def test_a_queue_without_messages_is_swept_and_its_consumer_misses_nothing_later
     expire(store, root)
     assert [queue.topic for queue in store.topics.light_queues()] == [BOB]
     assert not (root / "consumequeue" / ALICE).exists()
-    # a consumer that had read all 30 messages is at offset 30
+    # A consumer that has read all 30 messages is at offset 30, and gets the next message.
     store.append([make_batch([b"again"], extra_properties={"INNER_MULTI_DISPATCH": ALICE})])
     assert [message.body for message in all_of(store, ALICE, 30)] == [b"again"]
     [queue] = [queue for queue in store.topics.light_queues() if queue.topic == ALICE]

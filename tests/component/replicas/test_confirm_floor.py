@@ -1,5 +1,5 @@
-"""Tests that a replica stores its highest confirm offset, and that a replica whose log ends before that offset neither
-leads nor truncates other logs."""
+"""Tests of the highest confirm offset, which each replica stores on disk. A replica whose log ends before this offset
+neither leads nor truncates other logs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ Make = Callable[..., LocalReplicas]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Yield a function that creates broker groups. All replicas of a group store BODIES, acknowledged."""
+    """Yield a function that creates broker groups. All replicas of a group store BODIES, and the messages are
+    acknowledged."""
     with filled_groups(tmp_path, BODIES, mapped_file_size_commit_log_bytes=1 << 20) as build:
         yield build
 
@@ -42,8 +43,8 @@ def record_ends(group: LocalReplicas, name: int) -> list[int]:
 
 
 def restart(group: LocalReplicas, kept: dict[int, int]) -> dict[int, int]:
-    """End every replica's process, and truncate some logs. `kept`: number of records to keep, by replica. Returns each
-    log's end before the truncation."""
+    """End the process of every replica, and truncate some logs. `kept`: by replica, the number of records that its log
+    keeps. Returns the end of each log before the truncation."""
     ends = {name: record_ends(group, name) for name in sorted(group.names)}
     for name in sorted(group.names):
         group.close(name)
@@ -82,8 +83,8 @@ def test_a_replica_that_lost_the_end_of_its_log_says_so_follows_and_gets_it_back
 
 
 def elect_alone(group: LocalReplicas, name: int) -> None:
-    """Elect a replica that has lost its log and its confirm offset, as if the other replicas were absent for a long
-    time."""
+    """Elect a replica that has lost the end of its log and its confirm offset. The other replicas count as absent for a
+    long time."""
     (group.directory(name) / CONFIRM_FILE).unlink()
     group.open(name)
     group.control_state._due_since_s = -group.control_state.rules.grace_s

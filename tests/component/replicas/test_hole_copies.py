@@ -1,5 +1,5 @@
-"""Tests of holes (damaged ranges of the log) that no replica can repair: replicas copy the hole, so that logs stay
-equal, and repair it once a replica has the bytes."""
+"""Tests of holes (damaged ranges of the log) that no replica can repair. Replicas copy the hole, so that all logs are
+equal. They repair it when a replica with the intact bytes returns."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ pytestmark = pytest.mark.usefixtures("no_flushes")
 BODIES = [b"%06d" % number + b"x" * 100 for number in range(60)]
 AT_ONCE = replace(PATIENT, hole_wait_s=0.0)
 NEW = 2
-"""Number of the replica whose directory is deleted and which copies its log from the master again."""
+"""Number of the replica that loses its directory, and copies its whole log from the master."""
 Make = Callable[..., LocalReplicas]
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Yield a function that creates broker groups. All replicas of a group store BODIES, acknowledged."""
+    """Yield a function that creates broker groups. All replicas of a group store BODIES, and the messages are
+    acknowledged."""
     with filled_groups(tmp_path, BODIES) as build:
         yield build
 
@@ -53,8 +54,8 @@ def stop(group: LocalReplicas) -> None:
 
 
 def lose_new(group: LocalReplicas) -> None:
-    """Stop the replica NEW, remove it from the in-sync set, stop the other replicas, and delete the directory
-    of NEW."""
+    """Stop the replica NEW and remove it from the sync-state set. Then stop the other replicas, and delete the
+    directory of NEW."""
     group.close(NEW)
     group.master._sync.silent(frozenset({NEW}))
     group.control(4)
@@ -69,11 +70,11 @@ def start(group: LocalReplicas, *names: int) -> None:
 
 
 def damage(group: LocalReplicas, numbers: range, *, size: int = 3, before: int = 0) -> bytes:
-    """Damage the records of some bodies in the logs of replicas 0 and 1, delete the directory of NEW, and start all
-    replicas.
+    """Damage the records of some bodies in the logs of replicas 0 and 1, delete the directory of the replica NEW, and
+    start all replicas.
 
-    In each record `size` bytes change; the first changed byte is `before` bytes before the body. Returns the intact
-    log.
+    In each record `size` bytes change; the first changed byte is `before` bytes before the body. Returns the log before
+    the damage.
     """
     lose_new(group)
     good = log_of(group, 0)
@@ -88,7 +89,7 @@ def damage(group: LocalReplicas, numbers: range, *, size: int = 3, before: int =
 
 
 def give_back(group: LocalReplicas, name: int, good: bytes) -> None:
-    """Restore the intact log in the directory of a stopped replica, as from a backup of the replica's disk."""
+    """Write the intact log into the directory of a stopped replica, as if its disk was restored from a backup."""
     data = bytearray(log_of(group, name))
     end = len(good.rstrip(b"\0"))
     data[:end] = good[:end]
@@ -126,7 +127,7 @@ def test_a_new_replica_gets_the_hole_as_a_hole_and_the_group_continues(make, num
     check_equal(group, [*expected, b"new"])
     end = group.master.account().end_offset
     assert {replica.account().confirm_offset for replica in group.replicas.values()} == {end}
-    for _ in range(2):  # the result stays equal after one restart, and after a second restart
+    for _ in range(2):  # Restart the replicas twice: the logs stay equal after each restart.
         stop(group)
         start(group)
         group.settle()
@@ -151,8 +152,8 @@ def test_a_new_replica_gets_a_hole_in_parts(make):
 
 @pytest.mark.parametrize(("field", "bit"), [(QUEUE_ID_OFFSET + 3, 0), (QUEUE_OFFSET_OFFSET + 7, 1)])
 def test_a_record_that_names_a_wrong_place_is_copied_as_a_hole_and_mended(make, field, bit):
-    """The record's bytes pass all checks. Only the hole and the queue unit that points to the record show the damage to
-    other replicas."""
+    """A record names a wrong queue id or offset but passes all checks. Replicas copy it as a hole (damaged range of the
+    log) and repair it later. Only the hole and the consume-queue entry that points to the record show the damage."""
     group = make(3, AT_ONCE)
     lose_new(group)
     good = log_of(group, 0)
@@ -191,7 +192,7 @@ def test_a_hole_at_a_files_end_is_copied_and_the_log_goes_on_in_the_next_file(ma
         at = data.rindex(BODIES[-1])
         data[at - 88 :] = b"\xaa" * (len(data) - at + 88)
         log_path(group, name).write_bytes(data)
-        for lost in ("dedup", "checkpoint"):  # without these files, as after a crash, recovery scans the whole log
+        for lost in ("dedup", "checkpoint"):  # Without these files recovery scans the whole log, as after a crash.
             (group.directory(name) / lost).unlink()
         (group.directory(name) / "abort").touch()
     start(group)
@@ -221,7 +222,8 @@ def test_while_a_member_of_the_set_may_have_the_intact_bytes_the_hole_is_not_cop
     for _ in range(2):
         with pytest.raises(StoreCorruptError, match=f"replica {other} may have the intact bytes"):
             group.copy(NEW)
-        # over lanes (direct socket connections) the error may arrive before the slave has appended the chunk in flight
+        # Over lanes (direct socket connections) the error may arrive before the slave has appended the chunk before the
+        # hole (damaged range of the log). Wait for this chunk.
         store = group.replicas[NEW].any_store
         eventually(
             lambda store=store: store.log.end_offset == group.master.holes[0].offset, "the chunk before the hole"
@@ -245,8 +247,8 @@ def test_before_a_replica_that_is_away_had_time_to_come_back_the_hole_is_not_cop
 
 
 def hole_of_two_stores(tmp_path: Path, numbers: range = range(20, 21)) -> tuple[MessageStore, MessageStore]:
-    """Return a master store and a slave store. The master's records of the bodies `numbers` are a hole; the slave's log
-    ends at that hole."""
+    """Return a master store with a hole (damaged range of the log), and a slave store whose log ends at the start of
+    this hole. The hole covers the master's records of the bodies `numbers`."""
     settings = small_settings(tmp_path / "master")
     master = MessageStore.open(settings, broker_name="broker-a")
     for body in BODIES:
@@ -333,8 +335,8 @@ def test_a_cut_before_a_hole_forgets_it_so_that_new_records_are_none(tmp_path):
 
 
 def copy_hole(master: MessageStore, slave: MessageStore, part_bytes: Callable[[], int], parts: int = 1 << 30) -> bool:
-    """Copy the hole that follows the slave's log, in at most `parts` parts. Returns True if the slave then has the
-    whole hole."""
+    """Copy the master's hole (damaged range of the log) at the end of the slave's log, in at most `parts` parts.
+    Returns True if the slave has the whole hole."""
     end = slave.log.end_offset
     for _ in range(parts):
         at = slave.chunks.append_offset
@@ -386,7 +388,7 @@ def test_a_slave_that_stops_between_two_parts_begins_the_hole_again(tmp_path, en
 def test_an_append_after_some_parts_of_a_hole_removes_these_parts(tmp_path):
     master, slave = hole_of_two_stores(tmp_path)
     assert not copy_hole(master, slave, lambda: 50, parts=4)
-    slave.append([make_batch([b"x"])])  # the slave appends as the new master
+    slave.append([make_batch([b"x"])])  # The slave appends a message, as it does after it has become master.
     end = slave.log.end_offset
     assert not any(min((tmp_path / "slave" / "commitlog").iterdir()).read_bytes()[end:])
     assert (slave.mender.holes, slave.chunks.append_offset) == ((), end)
@@ -412,7 +414,8 @@ def test_a_hole_that_is_mended_on_the_master_while_it_is_copied_is_copied_as_rec
 
 
 def good_record(master: MessageStore, hole: Hole) -> bytes:
-    """Return the intact bytes of the record in a hole, whose first body byte the test changed."""
+    """Return the intact bytes of the record that forms a hole (damaged range of the log). The test has changed the
+    first byte of its body."""
     data = bytearray(master.chunks.read_hole(hole.offset, master.log.end_offset)[0])
     data[data.index(bytes([BODIES[20][0] ^ 1]) + BODIES[20][1:])] ^= 1
     return bytes(data)
@@ -450,7 +453,9 @@ def test_a_replica_that_got_a_hole_passes_on_units_that_consumers_do_not_see_yet
 
 
 def test_an_offset_without_a_unit_leads_to_the_damaged_record_before_it_until_that_is_mended(tmp_path):
-    """The master's queue unit may point elsewhere: to the place of another record, which was repaired first."""
+    """A slave copies a hole (damaged range of the log) without a consume-queue entry for its offset. A read of the
+    offset returns the damaged record, and later the repaired one. The master's entry may be wrong: it may point to
+    another record."""
     master, slave = hole_of_two_stores(tmp_path)
     [hole] = master.mender.holes
     data, copy = master.chunks.read_hole(hole.offset, master.log.end_offset)

@@ -1,5 +1,5 @@
-"""Tests that a hole (damaged range) that fills most of a log file is copied in parts. Flushes are real, because
-recovery depends on the data on disk."""
+"""Tests of large holes: a hole (damaged range) that fills most of a log file is copied in parts. Flushes are real,
+because recovery depends on the data on disk."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ BODIES = [bytes([number]) * (4 << 20) for number in range(20)]
 
 
 def open_large(root: Path, *, follows: bool) -> MessageStore:
-    """Open a store with a log file that is large enough for all of BODIES. `follows`: the store is a slave, in which
-    consumers see only what the master has confirmed."""
+    """Open a store whose log file is large enough for all of BODIES. `follows`: the store is a slave, in which
+    consumers see only messages that the master has confirmed."""
     settings = small_settings(root, mapped_file_size_commit_log_bytes=128 << 20)
     return MessageStore.open(settings, broker_name="broker-a", on_stored=(lambda end: None) if follows else None)
 
@@ -29,7 +29,7 @@ def test_a_hole_of_more_than_64_mib_is_copied(tmp_path):
         for start in starts[1 : len(BODIES) - 1]:
             file.seek(start)
             file.write(b"\xaa" * 88)
-    (tmp_path / "master" / "dedup").unlink()  # without this file, recovery scans the whole log
+    (tmp_path / "master" / "dedup").unlink()  # Delete this file, so that recovery scans the whole log.
     master = open_large(tmp_path / "master", follows=False)
     [hole] = master.mender.holes
     assert hole.size > 64 << 20

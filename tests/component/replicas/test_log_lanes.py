@@ -1,5 +1,5 @@
-"""Tests of the frames with which replicas read and append the log: when a replica answers them, and that waiting frames
-hold no thread."""
+"""Tests of the request frames with which replicas read and append the log: when a replica answers them, and that
+waiting requests block no thread."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def group(tmp_path: Path) -> Iterator[LocalReplicas]:
 
 @pytest.fixture
 def lanes(group: LocalReplicas) -> Iterator[dict[int, list[Lane]]]:
-    """Yield open lanes (direct socket connections) to each replica, by replica: two more than a replica has read
-    threads."""
+    """Yield open lanes (direct socket connections) to each replica, by replica. Each replica has two more lanes than
+    read threads."""
     with ExitStack() as stack:
         opened: dict[int, list[Lane]] = {MASTER: [], SLAVE: []}
         for replica in (MASTER, SLAVE):

@@ -1,5 +1,5 @@
-"""Tests that a replica repairs damage in its log with another replica's bytes, and does not become master before the
-repair."""
+"""Tests of log repair: a replica repairs damage in its log with another replica's bytes, and does not become master
+before the repair."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ Make = Callable[..., LocalReplicas]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Yield a function that creates broker groups. All replicas of a group store BODIES, acknowledged."""
+    """Yield a function that creates broker groups. All replicas of a group store BODIES, and the messages are
+    acknowledged."""
     with filled_groups(tmp_path, BODIES) as build:
         yield build
 
 
 BODY_AFTER_MAGIC = 84
-"""Number of bytes between the start of a record's magic and the start of the record's body."""
+"""Number of bytes from the start of a record's magic number to the start of its body."""
 
 
 def flip(group: LocalReplicas, name: int, body: bytes, back: int = 0) -> None:
-    """Flip a bit of a body's first byte, or of the byte `back` bytes before the body, in the log of a stopped
-    replica."""
+    """Flip one bit in the log of a stopped replica: in the first byte of `body`, or in the byte `back` bytes
+    before it."""
     for path in sorted((group.directory(name) / "commitlog").iterdir()):
         data = bytearray(path.read_bytes())
         position = data.find(body)
@@ -65,7 +66,7 @@ def start(group: LocalReplicas, *names: int) -> None:
 
 
 def logs(group: LocalReplicas) -> set[bytes]:
-    """Return the set of different logs in the group. A set of one log means that all replicas are equal."""
+    """Return the set of the replicas' logs. If the set has one element, all logs are equal."""
     return {
         b"".join(path.read_bytes() for path in sorted((group.directory(name) / "commitlog").iterdir())).rstrip(b"\0")
         for name in group.names
@@ -123,7 +124,7 @@ def test_records_that_no_replica_has_intact_stay_damaged_and_the_group_continues
     assert [len(replica.holes) for replica in group.replicas.values()] == [1, 1, 1]
     assert group.control_state.record.sync_state_set.members == group.names
     slaves = [replica for replica in group.replicas.values() if replica is not group.master]
-    # the slaves' logs are as intact as the master's, so a slave may become master next
+    # The slaves' logs lack nothing that the master's log has, so a slave may become master next.
     assert all(replica.account().complete for replica in slaves)
     assert len(logs(group)) == 1
 
@@ -140,7 +141,7 @@ def test_damage_behind_the_end_to_which_a_log_is_cut_is_gone_with_it(make):
     [hole] = group.replicas[other].holes
     stop_one = group.replicas.pop(other)
     stop_one.close()
-    # `end` is a record boundary after the damage, so this call truncates nothing
+    # `end` is the end of the log, so this call truncates nothing.
     assert truncate_log(settings, end) == 0
     assert truncate_log(settings, hole.offset) > 0
     start(group, other)
@@ -166,20 +167,21 @@ def test_a_range_with_damage_is_not_given_to_others(make):
     assert (found[0], len(found[1])) == (hole.offset, hole.size)
     chunks = group.replicas[other].any_store.chunks
     assert chunks.read_part(hole.offset, hole.size) is None
-    # skips the hole and returns the next record, because all records have equal sizes
+    # This read skips the hole (damaged range of the log) and returns the next record, because all records have equal
+    # sizes.
     after = chunks.read_part(hole.offset, 2 * hole.size)
     assert after == master.any_store.chunks.read_part(hole.end_offset, hole.size)
 
 
 def damage(group: LocalReplicas, name: int, numbers: range) -> None:
-    """Flip a bit in the bodies of several records of a stopped replica."""
+    """Flip one bit in each of several bodies in the log of a stopped replica."""
     for number in numbers:
         flip(group, name, BODIES[number])
 
 
 def count_parts(monkeypatch: pytest.MonkeyPatch, max_bytes: int) -> list[int]:
-    """Limit the parts that repair a hole to about `max_bytes`. Returns a list to which the size of each written part is
-    appended."""
+    """Make replicas repair a hole (damaged range of the log) in parts of about `max_bytes`. Returns a list to which the
+    size of each written part is appended."""
     sizes: list[int] = []
     read_part, mend = LogChunks.read_part, HoleMender.mend
 
@@ -271,7 +273,7 @@ def test_mended_records_are_found_by_their_keys(make):
 
 
 def keyed(group: LocalReplicas, name: int, key: str, **options: int) -> list[bytes]:
-    """Return the bodies that a replica's store finds by a key."""
+    """Return the bodies of the messages that a query by key finds in a replica's store."""
     found = group.replicas[name].any_store.queries.by_key("orders", key, **options)
     return [one.body for one in decode_records(found.records)]
 
@@ -303,7 +305,7 @@ def test_a_damaged_end_of_a_file_is_written_again_here_or_mended(make, damaged, 
     if damaged == (40,):
         data[position + 5] ^= 1
     path.write_bytes(data)
-    for name in ("dedup", "checkpoint"):  # without these files, as after a crash, recovery scans the whole log
+    for name in ("dedup", "checkpoint"):  # Delete these files, so that recovery scans the whole log, as after a crash.
         (group.directory(other) / name).unlink()
     (group.directory(other) / "abort").touch()
     start(group, other)

@@ -1,4 +1,4 @@
-"""Tests of a broker group whose slave has more records on disk than its master: no acknowledged record is lost,
+"""Tests of a broker group whose slave has more records on disk than its master. No acknowledged record is lost,
 whichever replica leads next."""
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MASTER, SLAVE = 0, 1
 
 
 class Disk:
-    """Fake disk: flushes of files below a directory wait while `works` is clear. Flushes of all other files return at
-    once."""
+    """Fake disk: while `works` is not set, flushes of files below one directory wait. Flushes of all other files return
+    at once."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = f"{directory}/"
@@ -43,7 +43,7 @@ class Disk:
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[LocalReplicas]:
-    """Yield two replicas in sync. The first replica leads."""
+    """Yield a broker group of two replicas in sync. The first replica is the master."""
     group = LocalReplicas(tmp_path, 2)
     begin(group)
     assert group.master is group.replicas[MASTER]
@@ -78,7 +78,8 @@ def settled(started: StartedAppend) -> list[AppendResult] | None:
 
 
 def append_ahead(group: LocalReplicas, disk: Disk, body: bytes) -> StartedAppend:
-    """Append a record that is flushed on the slave's disk, but only written, not flushed, at the master."""
+    """Append a record that is flushed to the slave's disk. The master has written the record but not flushed
+    it."""
     disk.works.clear()
     started = group.replicas[MASTER].start_append([make_batch([body])])
     group.copy(SLAVE)
@@ -87,7 +88,7 @@ def append_ahead(group: LocalReplicas, disk: Disk, body: bytes) -> StartedAppend
 
 
 def cut_power(group: LocalReplicas, disk: Disk) -> None:
-    """End the master's process, and truncate the master's log to the flushed part."""
+    """Simulate a power failure of the master: end its process, and truncate its log to the flushed part."""
     end = group.replicas[MASTER].account().end_offset
     settings = group.settings(MASTER)
     confirm_file = group.directory(MASTER) / CONFIRM_FILE
@@ -102,7 +103,7 @@ def elect(group: LocalReplicas, away: int | None = None) -> None:
     group.control_state._lease_until_s = 0.0
     if away is not None:
         group.control_state._accounts.pop(away)
-        # as if the Controller had waited for the absent replica for the whole grace period
+        # Simulate that the Controller has waited for the absent replica for the whole grace period.
         group.control_state._due_since_s = -group.control_state.rules.grace_s
     group.control(6)
 
@@ -168,7 +169,7 @@ def test_a_slave_that_comes_back_in_the_same_epoch_keeps_what_it_has_acknowledge
     group.control(2)
     following = slave.following(0.0)
     assert following is not None
-    # The slave has acknowledged its copies to the master, so the copies must never disappear, not even briefly.
+    # The slave has acknowledged its copied records to the master, so it must not truncate them, not even briefly.
     assert slave.align(following.epoch, group.replicas[MASTER].history(following.epoch)) == end
     group.copy(SLAVE)
     disk.works.set()

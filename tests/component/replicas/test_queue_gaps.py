@@ -1,5 +1,5 @@
-"""Tests that a slave copies a log whose queues have gaps or repeated offsets, and builds the same queue units as its
-master."""
+"""Tests of a slave that copies a log whose queues have gaps or repeated offsets. The slave builds the same
+consume-queue entries (units) as its master."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ def set_offset(log: bytearray, number: int, queue_offset: int) -> None:
 
 
 def genuine_gap(log: bytearray) -> None:
-    """Let the queue's offsets jump by five in the middle of the log. The five missing records were never in the
-    log."""
+    """Change the log so that the queue's offsets skip five numbers in the middle. The log never had records with these
+    offsets."""
     for number in range(40, len(BODIES)):
         set_offset(log, number, number + 5)
 
 
 def gap_after_few(log: bytearray) -> None:
-    """Let the queue's offsets jump by five so near to the log's end that the records after the jump are read one by
-    one."""
+    """Change the log so that the queue's offsets skip five numbers. The gap is so near to the log's end that the
+    records after it are read one by one."""
     for number in range(95, len(BODIES)):
         set_offset(log, number, number + 5)
 
 
 def gap_beside_a_hole(log: bytearray) -> None:
-    """Let the queue's offsets jump by five beside a damaged record. The damaged range is too small for five
-    records."""
+    """Change the log so that the queue's offsets skip five numbers, and damage the record before the gap. The damaged
+    range is too small for five records."""
     genuine_gap(log)
     at = log.index(BODIES[39]) - BODY_OFFSET
     log[at : at + BODY_OFFSET] = b"\xaa" * BODY_OFFSET
 
 
 def gap_and_damage(log: bytearray) -> None:
-    """Let the queue's offsets jump by five, and damage two later records."""
+    """Change the log so that the queue's offsets skip five numbers, and damage two later records."""
     genuine_gap(log)
     for number in (50, 51):
         at = log.index(BODIES[number]) - BODY_OFFSET
@@ -62,7 +62,8 @@ def gap_and_damage(log: bytearray) -> None:
 
 
 def offsets_twice(log: bytearray) -> None:
-    """Let two ranges of records have the same queue offsets, as in a log that was put together from two logs."""
+    """Change the log so that two ranges of records have the same queue offsets, as in a log that was put together from
+    two logs."""
     for number in range(40, len(BODIES)):
         set_offset(log, number, number - 13)
 
@@ -71,7 +72,7 @@ CHANGES = [genuine_gap, gap_after_few, gap_beside_a_hole, gap_and_damage, offset
 
 
 def change_log(directory: Path, change: Change) -> None:
-    """Change the log of a closed store, and delete all files that the store rebuilds from the log."""
+    """Change the log of a closed store with `change`. Delete all files that the store rebuilds from the log."""
     path = min((directory / "commitlog").iterdir())
     log = bytearray(path.read_bytes())
     change(log)
@@ -85,8 +86,8 @@ def change_log(directory: Path, change: Change) -> None:
 
 
 def units_of(store: MessageStore) -> list[tuple[int, ...]]:
-    """Return the units of queue 0. Of a PRE_BLANK unit, only the size is returned, and zeros for the other
-    fields."""
+    """Return the consume-queue entries (units) of queue 0. Of a PRE_BLANK entry only the size is returned; its other
+    fields are set to zero."""
     queue = store._parts.queues.get_plain("orders", 0)
     assert queue is not None
     units: list[tuple[int, ...]] = []

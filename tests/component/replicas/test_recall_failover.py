@@ -1,4 +1,5 @@
-"""Tests that an acknowledged recall survives a failover: the next master delivers only the other messages."""
+"""Test of a recall before a failover: the new master does not deliver a recalled message, but delivers all other
+messages."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def test_the_next_master_knows_the_recall(group: LocalReplicas):
 
     old = group.control_state.record.master
     group.close(old)
-    group.control_state._lease_until_s = 0.0  # as if the master's lease had expired
+    group.control_state._lease_until_s = 0.0  # Simulate that the master's lease has expired.
     group.control_state._accounts.pop(old)
     group.control(6)
     assert group.control_state.record.master != old

@@ -1,5 +1,5 @@
-"""Tests of a Replicator whose lanes (direct socket connections) are refused, cut or restarted: the slave continues to
-copy, and no appended message is lost."""
+"""Tests of a Replicator whose lanes (direct socket connections) are refused, cut or restarted. The slave continues to
+copy the log, and no appended message is lost."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ MASTER, SLAVE = 0, 1
 
 
 class Actors:
-    """Fake references to the storage actors of a group. `change` can alter the address that an actor's `describe`
-    returns."""
+    """Fake references to the storage actors of a broker group. `change`: by replica, a function that alters the address
+    that the actor's `describe` returns."""
 
     def __init__(self, group: LocalReplicas) -> None:
         self.group = group
@@ -98,7 +98,8 @@ def replicator(actors: Actors) -> Iterator[Replicator]:
 
 
 class Appends:
-    """Appends to the master. The master acknowledges each append only after the slave has copied the record."""
+    """Appends messages to the master, which acknowledges each append only after the slave has copied the
+    record."""
 
     def __init__(self, group: LocalReplicas) -> None:
         self._group, self.sent = group, list[bytes]()
@@ -112,7 +113,7 @@ class Appends:
         return thread
 
     def check(self) -> None:
-        """Check that the logs of master and slave have every message, once and in order."""
+        """Check that the logs of master and slave have every appended message, once and in order."""
         assert bodies_of(self._group.master.store) == self.sent
         ends = {replica.account().end_offset for replica in self._group.replicas.values()}
         assert len(ends) == 1
@@ -155,7 +156,7 @@ def test_copies_go_on_after_lanes_that_are_cut_in_mid_frame_and_restarted_server
             HELLO_BYTES + VERDICT_BYTES + dice.choice([1, CHECKED_HEADER.size, CHECKED_HEADER.size + 9]),
         )
         actors.change[replica] = lambda one, proxy=proxy: proxy.address
-        # a restart of the peer's lanes breaks the current copy, so that the Replicator opens new lanes
+        # Restart the lanes of the other replica: this breaks the current copy, so that the Replicator opens new lanes.
         group.restart_lanes(1 - replica)
         thread = appends.one()
         eventually(lambda proxy=proxy: proxy.cuts, "a lane to be cut", WAIT_S)

@@ -1,5 +1,5 @@
-"""Tests that a long read of offset ranges returns each row once, even if the broker group fails over during the
-read."""
+"""Tests of a long read of offset ranges: it returns each row once, even if the broker group fails over during
+the read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RANGES = [OffsetRange("orders", "a", queue_id, 0, COUNT) for queue_id in range(Q
 
 
 class Master:
-    """Storage client that sends each read to the replica that is master at that time."""
+    """Storage client that sends each read to the replica that is the master at the time of the read."""
 
     def __init__(self, group: LocalReplicas, *, near: bool) -> None:
         self._group, self._near = group, near

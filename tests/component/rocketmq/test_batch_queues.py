@@ -53,7 +53,7 @@ def open_batched(root: Path, **changes) -> MessageStore:
 
 
 def add_batch(store: MessageStore, index: int) -> None:
-    """Append an inner batch to the log, as a slave appends a chunk of the master's log."""
+    """Append an inner batch to the log in the same way as a slave appends a chunk of the master's log."""
 
     def record(physical_offset: int) -> bytes:
         return inner_batch_record(
@@ -75,8 +75,8 @@ def add_batch(store: MessageStore, index: int) -> None:
 
 @pytest.fixture
 def root(tmp_path) -> Path:
-    """Return the directory of a killed store: three log files of inner batches, with some messages of another topic
-    between them."""
+    """Return the directory of a killed store. Its three log files have inner batches, and some messages of another
+    topic between them."""
     store = open_batched(tmp_path / "original")
     for index in range(BATCHES):
         if index % 10 == 0:
@@ -170,8 +170,8 @@ def test_a_reader_beside_the_store_reads_the_same(root):
 
 
 def test_a_range_is_read_near_the_files_as_far_from_them(root):
-    """A batch job can map only plain queues. From a queue of inner batches the job gets the single messages, not the
-    batches."""
+    """A read of an offset range returns the same rows from the store's files and through the store. Only plain queues
+    can be read from the files. From a queue of inner batches a read returns the single messages, not the batches."""
     store = open_batched(root)
     near = LogReader(root, commit_log_file_size=LOG_FILE_BYTES, consume_queue_file_size=2000)
     for reader in (near, None):
@@ -293,8 +293,8 @@ def test_a_deleted_topic_is_gone_with_its_batches(root):
 
 
 def test_offsets_may_be_higher_than_so_many_records_would_need_bytes(tmp_path):
-    """Recovery treats an impossibly high queue offset as damage. Inner batches allow high offsets, because a batch's
-    messages need few bytes each."""
+    """Queue offsets in inner batches may be higher than the log's size allows for single records, because each message
+    of a batch needs few bytes. Recovery must not treat them as damage."""
     store = open_batched(tmp_path / "original")
     for index in range(20):
         end = store.status().max_physical_offset
@@ -356,8 +356,8 @@ def plain_records(count: int, topic: str, queue_offset: int, physical_offset: in
 
 
 def mixed_log() -> list[bytes]:
-    """Return a log in which topic "a" has single messages and "b" has inner batches, with misplaced records between
-    them.
+    """Return the records of a log in which topic "a" has single messages and "b" has inner batches, with misplaced
+    records between them.
 
     Misplaced records are single messages of "b", inner batches of "a", and a batch of no messages.
     """
@@ -403,8 +403,8 @@ def test_what_is_not_of_its_queues_kind_is_in_no_queue_of_a_slave_as_after_recov
 
 @pytest.mark.parametrize("index", [0, 13])
 def test_the_messages_of_a_damaged_batch_are_damaged_and_the_others_come(root, index):
-    """The test flips a bit of a batch's body. Each message of the batch is returned as a damaged record at the
-    message's offset."""
+    """One bit of an inner batch's body is flipped. Each message of this batch is returned as a damaged record at its
+    offset; all other messages are intact."""
     store = open_batched(root)
     [first] = store.fetch([FetchRequest("batched", 0, BASES[index], 1)], max_bytes=1, wait_s=0.0)
     place = read_header(first.records).physical_offset

@@ -1,5 +1,5 @@
-"""Tests of store directories that Apache RocketMQ 4.9 wrote: they open, are read, accept more messages, and
-open again."""
+"""Tests of store directories that Apache RocketMQ 4.9 wrote: raymq opens and reads them, appends more messages, and
+opens them again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def root(request, tmp_path) -> Path:
 
 
 def check_manifest(store: MessageStore, root: Path) -> None:
-    """Check that every message of manifest.tsv is stored at its listed offsets, with its body.
+    """Check that every message that manifest.tsv lists is stored at its listed offsets, with its body.
 
     For a delayed message, manifest.tsv lists the queue offset in the delay topic. The message is found in the queue of
     its delay level.
@@ -89,8 +89,8 @@ def test_more_can_be_appended_and_it_opens_again(root):
 
 
 def test_queues_made_again_from_the_log_are_the_queues_that_rocketmq_wrote(root, tmp_path):
-    """The queue files are equal byte for byte. This includes the queues of delayed messages, whose units hold delivery
-    times."""
+    """The queue files that raymq rebuilds from the log equal RocketMQ's files byte for byte. This includes the queues
+    of delayed messages, whose entries (units) hold delivery times."""
     written = {
         path.relative_to(root): path.read_bytes() for path in (root / "consumequeue").rglob("0*") if path.is_file()
     }
@@ -108,8 +108,8 @@ def manifest(root: Path) -> list[list[str]]:
 
 
 def check_queries(store: MessageStore, root: Path) -> None:
-    """Check that queries find every message of manifest.tsv by each of its keys, its unique id, its offset id and its
-    time."""
+    """Check that queries find every message that manifest.tsv lists by each of its keys, its unique id, its offset id
+    and its time."""
     for _, topic, _, _, keys, _, physical_offset, _, message_id, crc in manifest(root):
         found_at = parse_offset_message_id(message_id).physical_offset
         assert found_at == int(physical_offset)
@@ -143,8 +143,8 @@ def test_every_message_of_the_manifest_is_found_by_key_id_place_and_time(root):
 
 
 def test_index_files_made_again_from_the_log_are_those_that_rocketmq_wrote(tmp_path):
-    """The rebuilt index files equal RocketMQ's byte for byte, except for their names, which are their creation
-    times."""
+    """The index files that raymq rebuilds from the log equal RocketMQ's files byte for byte. Only their names differ,
+    which are their creation times."""
     root = Path(shutil.copytree(FIXTURES / DIRECTORIES[0], tmp_path / "store"))
     written = [path.read_bytes() for path in sorted((root / "index").iterdir())]
     assert len(written) == 4

@@ -1,4 +1,4 @@
-"""Tests that open and copy logs that RocketMQ 4.9 wrote: no message is lost, and each message keeps its
+"""Tests of logs that RocketMQ 4.9 wrote: raymq opens and copies them. No message is lost, and each message keeps its
 meaning."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def offsets(store: MessageStore, topic: str = "T", queue_id: int = 0) -> list[in
 
 @pytest.fixture(params=["in blocks", "singly"])
 def walk(request):
-    """Run a test twice: recovery and replication read the log in blocks of many records, or one record at a
+    """Run a test twice. Recovery and replication read the log first in blocks of many records, and then one record at a
     time."""
     if request.param == "singly":
         with (
@@ -54,7 +54,8 @@ def test_a_record_whose_last_property_ends_in_nul_is_whole(tmp_path, which, cras
     of = {"one in the middle": {200}, "all": set(range(1000)), "the last": {999}}[which]
     rows = [Row("T", 0, i, NUL % i if i in of else b"TAGS\x01t\x02UNIQ_KEY\x01M%d" % i) for i in range(1000)]
     end = write_log(tmp_path / "store", rows, crashed=crashed)
-    # if the NUL were the first byte of a sector, recovery could take it for the result of a power failure
+    # Check that the NUL is not the first byte of a sector. Otherwise recovery could take it for the result of a power
+    # failure.
     assert end % 512 != 1
     for _ in range(2):
         store = open_store(tmp_path / "store")
@@ -82,7 +83,8 @@ def test_a_replica_takes_records_whose_last_property_ends_in_nul(tmp_path, max_b
 
 
 def torn_log(root: Path, *, crashed: bool) -> None:
-    """Write a log whose last record's properties cross a sector boundary, with zeros after that boundary."""
+    """Write a log whose last record is incomplete: its properties cross a sector boundary, and the bytes after this
+    boundary are zeros."""
     rows = [Row("T", 0, i, b"UNIQ_KEY\x01M%d" % i) for i in range(3)]
     end = write_log(root.with_name("before"), rows)
     filler = b"y" * ((-end - 91 - 1 - 9) % 512 + 512)
@@ -97,7 +99,8 @@ def torn_log(root: Path, *, crashed: bool) -> None:
 @pytest.mark.usefixtures("walk")
 @pytest.mark.parametrize("crashed", [False, True], ids=["after a clean stop", "after a crash"])
 def test_properties_cut_at_a_sector_s_end_cost_the_last_record_after_a_crash_only(tmp_path, crashed):
-    """A clean stop flushes everything before, so recovery does not take a record for torn."""
+    """The last record's properties end at a sector boundary. After a crash, recovery drops this record. After a clean
+    stop it keeps the record, because a clean stop flushes everything."""
     torn_log(tmp_path / "store", crashed=crashed)
     store = open_store(tmp_path / "store")
     assert offsets(store) == [0, 1, 2] if crashed else [0, 1, 2, 3]
@@ -130,7 +133,7 @@ DELAYED = b"DELAY\x0118\x02REAL_TOPIC\x01T\x02REAL_QID\x010"
 def lmq_rows(elsewhere: dict[int, str]) -> list[Row]:
     """Return the records of 21 messages in the light queue %LMQ%a.
 
-    The messages at the offsets in `elsewhere` are records of the topics given there. All other records belong to T:0.
+    `elsewhere`: by offset in the light queue, the topic of the record. All other records belong to T:0.
     """
     rows: list[Row] = []
     counts: dict[tuple[str, int], int] = {}
@@ -153,7 +156,8 @@ def offsets_in_lmq(store: MessageStore) -> list[str]:
 
 @pytest.mark.parametrize("crashed", [False, True], ids=["after a clean stop", "after a crash"])
 def test_delayed_and_retried_messages_are_in_other_queues_too(tmp_path, crashed):
-    """RocketMQ 4.9 dispatches messages of every topic to light queues, including delayed and retried messages."""
+    """Delayed and retried messages of a RocketMQ 4.9 log are also in their light queues, because RocketMQ 4.9
+    dispatches messages of every topic to light queues."""
     write_log(tmp_path / "store", lmq_rows(ELSEWHERE), crashed=crashed)
     for _ in range(2):
         store = open_store(tmp_path / "store")
@@ -186,8 +190,8 @@ def test_a_clean_open_leaves_a_queue_that_ends_with_a_delayed_message_as_it_is(t
 
 
 def test_a_stale_offset_of_a_retried_message_changes_nothing(tmp_path):
-    """RocketMQ 5 does not dispatch a retried message to light queues, but leaves the original message's light queue
-    offset in it."""
+    """A retried message has a light-queue offset but is not in the light queue. RocketMQ 5 does not dispatch retried
+    messages to light queues, but leaves the original message's light-queue offset in them."""
     rows = [*lmq_rows({}), Row("%RETRY%g", 0, 0, lmq(0)), Row("%RETRY%g", 0, 1, lmq(3))]
     write_log(tmp_path / "a", rows, crashed=True)
     source, target = open_store(tmp_path / "a"), open_store(tmp_path / "b")
@@ -202,7 +206,8 @@ def test_a_stale_offset_of_a_retried_message_changes_nothing(tmp_path):
     "lost", [[10], [0, 1, 2], [18, 19, 20], [4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], [*range(20)]]
 )
 def test_holes_do_not_hide_the_messages_before_them(tmp_path, lost):
-    """An offset whose record is lost neither begins the queue nor makes the queue begin after it."""
+    """Records of a queue are lost. The queue begins at the first offset whose record exists, and a lost record later in
+    the queue does not move this beginning."""
     others = [Row("T", 1, offset, b"UNIQ_KEY\x01O%d" % offset) for offset in range(30)]
     rows = [Row("T", 0, offset, b"UNIQ_KEY\x01M%d" % offset) for offset in range(22) if offset not in lost]
     write_log(tmp_path / "store", [*others, *rows], crashed=True)
@@ -221,11 +226,11 @@ def test_holes_do_not_hide_the_messages_before_them(tmp_path, lost):
 @pytest.mark.parametrize("snapshot", [True, False], ids=["with a snapshot", "without"])
 @pytest.mark.parametrize("left", [True, False], ids=["an empty directory is left", "nothing is left"])
 def test_a_topic_that_rocketmq_deleted_stays_deleted(tmp_path, left, snapshot):
-    """RocketMQ 4.9 leaves the deleted topic's directory without the directories of its queues; RocketMQ 5 leaves
-    nothing.
+    """A topic that RocketMQ deleted has no queues in raymq. RocketMQ 4.9 leaves the topic's directory without the
+    directories of its queues; RocketMQ 5 leaves nothing.
 
     RocketMQ does not write raymq's snapshot of producer sequences. So the snapshot ends before the messages that
-    RocketMQ has stored since.
+    RocketMQ has stored since then.
     """
     own = b"RMQ_PID\x01p\x02RMQ_EPOCH\x011\x02RMQ_SEQ\x01%d"
     rows = [Row(topic, 0, i, own % i) for i in range(5) for topic in ("Gone", "Kept")]
@@ -258,7 +263,8 @@ FOR_T = b"DELAY\x011\x02REAL_TOPIC\x01T\x02REAL_QID\x010"
 
 @pytest.mark.usefixtures("walk")
 def test_what_rocketmq_s_scheduler_delivered_says_nothing_of_who_sends_to_that_queue(tmp_path):
-    """A delivered message keeps the producer sequence that it had in the delay queue."""
+    """A message that RocketMQ's scheduler delivered keeps the producer sequence that it had in the delay queue. This
+    sequence must not count in the destination queue."""
     ours = delivery_producer_id(SCHEDULE_TOPIC, 0)
     rows = [Row(SCHEDULE_TOPIC, 0, i, sent("P", i, FOR_T)) for i in range(200)]
     rows.append(Row("T", 0, 0, sent("P", 0)))
@@ -280,8 +286,9 @@ def test_what_rocketmq_s_scheduler_delivered_says_nothing_of_who_sends_to_that_q
 
 @pytest.mark.parametrize("ahead_ms", [3_600_000, 3 * 86_400_000], ids=["in a timer queue", "in the roll queue"])
 def test_a_message_waits_for_its_time_though_rocketmq_made_its_unit(tmp_path, ahead_ms):
-    """RocketMQ does not treat these queues as delay queues: it writes the tag's code into the field in which raymq
-    expects the delivery time."""
+    """A delayed message is delivered at its time even if RocketMQ wrote its consume-queue entry (unit). RocketMQ does
+    not treat these queues as delay queues: it writes the tag's code into the field in which raymq expects the delivery
+    time."""
     now_ms = STORED_MS
     at_ms = now_ms + ahead_ms
     queue_id = timer_queue(at_ms, now_ms)

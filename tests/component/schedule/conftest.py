@@ -20,8 +20,8 @@ def clock() -> Clock:
 
 @pytest.fixture
 def opened(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., MessageStore]]:
-    """Yield a function that opens stores on the test's clock. By default a store delivers due messages. All stores are
-    closed after the test."""
+    """Yield a function that opens stores on the test's clock. By default a store delivers due messages. The fixture
+    closes all stores after the test."""
     stores = []
 
     def open_one(root: Path = tmp_path / "store", *, deliver: bool = True, **changes: Any) -> MessageStore:

@@ -1,4 +1,4 @@
-"""Tests of one damaged record among delayed messages and recalls: all other messages are delivered once, and the damage
+"""Tests of one damaged record among delayed messages and recalls. All other messages are delivered once, and the damage
 is reported."""
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ BODIES = [b"body of %d" % number for number in range(5)]
 DAMAGED = 2
 DUE_MS = 10_000
 RETURNED = {"size": "intact", "queue id": "intact", "topic": "intact", "body": "unreadable"}
-"""State in which consumers get a message, by the damaged field of its record. If another field is damaged, consumers
-get no message."""
+"""By damaged field of a record, the state in which consumers receive its message. If any other field is damaged,
+consumers do not receive the message."""
 
 
 def put_delayed(store: MessageStore, clock: Clock, kind: str) -> list[int]:
-    """Store the messages with delay level 3 or with a delivery time (`kind`). Returns the messages' physical
-    offsets."""
+    """Store BODIES as delayed messages, with delay level 3 or with a delivery time (`kind`). Returns the physical
+    offsets of the messages."""
     due_ms = clock.now_ms + DUE_MS
     places = []
     for number, body in enumerate(BODIES):
@@ -65,14 +65,15 @@ def received(store: MessageStore, topic: str = "orders", queue_id: int = 3) -> l
 
 
 def deliver_all(store: MessageStore) -> None:
-    """Run rounds of the scheduler until nothing is due."""
+    """Run rounds of the scheduler until no message is due."""
     scheduler = store.schedule.new_scheduler()
     while scheduler.round() == 0:
         pass
 
 
 def damaged_deliveries(store: MessageStore) -> list[int]:
-    """Return the physical offsets of delivered records that a replica would refuse to copy."""
+    """Return the physical offsets of delivered records that are damaged, so that a replica would refuse to copy
+    them."""
     queue = store._parts.queues.get("orders", 3)
     units = queue.units(0, queue.next_offset)
     found = []
@@ -117,8 +118,8 @@ def test_a_damaged_delayed_message_holds_up_no_other(
 
 
 def test_a_delayed_message_of_a_changed_level_is_delivered_once_over_a_kill(opened, clock, tmp_path):
-    """The damage changes the record's delay level. The record's queue offset is exactly the next offset in the queue of
-    the wrong level."""
+    """A delayed message whose delay level is damaged is delivered once, also after a kill. Its queue offset equals the
+    next offset in the queue of the wrong level, so that it could be taken for a message of that queue."""
     store = opened(deliver=False)
     places = put_delayed(store, clock, "level")
     batch = encode_batch(
@@ -159,7 +160,7 @@ def test_a_damaged_recall_is_logged_and_the_others_are_obeyed(opened, clock, tmp
     flip(tmp_path / "store", places[1], field)
     clock.now_ms = due_ms
     deliver_all(store)
-    # a recall keeps all of its data in its properties, so damage in its body changes nothing
+    # A recall keeps all of its data in its properties, so damage in its body changes nothing.
     delivered = [BODIES[4]] if field == "body" else [BODIES[1], BODIES[4]]
     assert [message.body for message in received(store)] == delivered
     recalled = [message.body for message in received(store, RECALLED_TOPIC, 0)]

@@ -1,5 +1,5 @@
-"""Tests of recalls of delayed messages in a real store: in time or too late, across stops, kills and days, and on a
-replica."""
+"""Tests of recalls of delayed messages in a real store: in time or too late, over stops, kills and several days, and on
+a replica."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ HOST = ("127.0.0.1", 5000)
 
 
 def send(store: MessageStore, clock: Clock, body: bytes, due_ms: int) -> RecallHandle:
-    """Store a delayed message, as a producer does. Returns the handle that recalls the message."""
+    """Store a delayed message in the same way as a producer. Returns the handle with which the message can be
+    recalled."""
     message_id = body.hex().upper().rjust(32, "0")
     batch = encode_batch(
         [Message("orders", body, tags="t", deliver_at_ms=due_ms)],
@@ -50,7 +51,7 @@ def bodies(store: MessageStore, topic: str = "orders", queue_id: int = 3) -> lis
 
 
 def settle(store: MessageStore) -> None:
-    """Run the scheduler until nothing is due at the present time of the test's clock."""
+    """Run the scheduler until no message is due at the present time of the test's clock."""
     scheduler = store.schedule.new_scheduler()
     store.schedule.stop_delivery()
     while scheduler.round() == 0:
@@ -108,7 +109,7 @@ def test_a_recall_outlives_its_store(opened, clock, tmp_path, end):
         root = tmp_path / "store"
     else:
         root = killed_copy(store._root, tmp_path / "copy")
-    clock.now_ms = due_ms + 3 * DAY_MS  # no store ran for three days after the due time, but the recall is still valid
+    clock.now_ms = due_ms + 3 * DAY_MS  # The store was closed for three days, but the recall is still valid.
     again = opened(root, deliver=False)
     settle(again)
     assert bodies(again) == [b"kept"]
@@ -122,7 +123,7 @@ def test_a_message_that_was_put_aside_stays_so_in_a_store_that_has_only_the_log(
     clock.now_ms = due_ms
     settle(store)
     clock.now_ms += 2 * DAY_MS
-    settle(store)  # two days later, the scheduler drops the recall from memory
+    settle(store)  # Two days after the due time, the scheduler removes the recall from memory.
     copy = killed_copy(store._root, tmp_path / "copy")
     for name in ("delayOffset.json", "timerOffset.json"):
         (copy / "config" / name).unlink(missing_ok=True)
@@ -169,7 +170,8 @@ def test_recalls_are_bounded(opened, clock, monkeypatch):
 
 
 def test_messages_of_a_delay_level_cannot_be_recalled(opened, clock):
-    """Like RocketMQ, raymq can recall only messages with a delivery time, not messages with a delay level."""
+    """A recall of a message with a delay level has no effect. Like RocketMQ, raymq can recall only messages with a
+    delivery time."""
     store = opened(deliver=False)
     recall(store, clock, RecallHandle("orders", "broker-a", clock.now_ms + 5000, "0" * 31 + "1"))
     batch = encode_batch(

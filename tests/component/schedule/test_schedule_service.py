@@ -1,5 +1,5 @@
-"""Tests of delayed messages in a real store: they wait, are delivered once, and survive stops, kills and power
-cuts."""
+"""Tests of delayed messages in a real store. They wait, are delivered once, and survive stops, kills and power
+failures."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def timed(body: bytes, deliver_at_ms: int) -> Message:
 
 
 def delivered(store: MessageStore) -> list[MessageExt]:
-    """Return the messages in the destination queue. The scheduler may append more messages during the read."""
+    """Return the messages in the destination queue. The scheduler may append more messages while this function
+    reads."""
     end = store.queues.bounds("orders", 3).max_offset
     [result] = store.fetch([FetchRequest("orders", 3, 0, max(end, 1))], max_bytes=1 << 24, wait_s=0)
     return decode_records(result.records, broker_name="broker-a")
@@ -84,7 +85,8 @@ def wait_for_a_round(store: MessageStore) -> None:
 
 
 def test_a_message_of_level_3_waits_in_queue_2_and_its_unit_holds_the_time_of_delivery(opened, clock):
-    """Tests golden facts 18 (storage) and 14 (messaging)."""
+    """A message of delay level 3 waits in queue 2, and its consume-queue entry (unit) holds the delivery time. Source:
+    golden facts 18 (storage) and 14 (messaging)."""
     clock.now_ms = 1_700_000_000_001
     store = opened(deliver=False)
     [result] = store.append([waiting_batch([level(b"x")], clock)])
@@ -113,7 +115,7 @@ def test_a_delayed_message_is_delivered_when_it_is_due_and_not_before(opened, cl
     assert message.message_id == "0" * 32
     assert message.born_timestamp_ms == stored
     assert message.store_timestamp_ms == stored + 10_000
-    # RocketMQ leaves these properties in the delivered record
+    # RocketMQ leaves these delay properties in the delivered record.
     assert message.system_properties["DELAY"] == "3"
     assert message.system_properties["REAL_TOPIC"] == "orders"
 
@@ -206,8 +208,8 @@ def test_messages_wait_over_a_restart_and_are_delivered_once(opened, clock, tmp_
 
 @pytest.mark.parametrize("name", ["delayOffset.json", "timerOffset.json"])
 def test_the_log_alone_shows_which_messages_were_delivered(opened, clock, tmp_path, name):
-    """Without the offset file, as with an outdated file, the log shows which messages were delivered: no message is
-    delivered twice."""
+    """The offset file is missing. The store finds in the log which messages were delivered, and delivers no message
+    twice."""
     store = opened()
     now = clock.now_ms
     store.append([waiting_batch([level(b"%d" % n) for n in range(5)], clock)])
@@ -342,8 +344,8 @@ def test_the_status_counts_waiting_messages(opened, clock):
 
 @pytest.mark.parametrize("directory", ["rocketmq-4.9-store-clean", "rocketmq-4.9-store-crash"])
 def test_messages_that_rocketmq_delayed_are_delivered_here(opened, clock, tmp_path, directory):
-    """The clock is set to just after the messages' store times. All twelve messages of each store reach their own
-    queues unchanged."""
+    """raymq delivers messages that RocketMQ has delayed. All twelve delayed messages of each store reach their
+    destination queues unchanged. The clock is set to just before the last delivery time."""
     root = Path(shutil.copytree(FIXTURES / directory, tmp_path / "rocketmq"))
     quiet = opened(root, deliver=False)
     waiting = [

@@ -1,5 +1,5 @@
-"""Fixtures for one Spark session in the test process, without Ray, shared by all tests in this folder. Spark ends after
-the last test."""
+"""Fixtures that share one Spark session, in the test process and without Ray, among all tests in this folder. Spark
+ends after the last test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ignore_warnings(items, __file__)
 
 
-@pytest.hookimpl(trylast=True)  # runs after the teardown of the last module's fixtures, which may call Spark
+@pytest.hookimpl(trylast=True)  # Run this hook after the teardown of the last module's fixtures, which may call Spark.
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Stop Spark before the first test of another folder, which may start its own session with `spark_session`."""
     if SHARED in item.config.stash and (nextitem is None or not nextitem.path.is_relative_to(HERE)):
@@ -36,14 +36,14 @@ def shared_spark(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.
 
 @pytest.fixture(scope="module")
 def spark(shared_spark: SharedSpark) -> SparkSession:
-    """Return the Spark session that all tests in this folder share. Fixtures of a subfolder may change its settings per
-    module."""
+    """Return the Spark session that all tests in this folder share. Fixtures of a subfolder may change the session's
+    settings for each module."""
     return shared_spark.session()
 
 
 @pytest.fixture(autouse=True)
 def _no_query_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Stop a streaming query that a failed test has left running, because the query would occupy cores that other tests
+    """Stop any streaming query that a failed test has left running. It would occupy cores that other tests
     need."""
     yield
     if "spark" in request.fixturenames:

@@ -1,5 +1,5 @@
-"""Tests of flushes of consume queue files: from time to time if a queue has enough new pages, and always before a
-checkpoint covers them."""
+"""Tests of flushes of consume-queue files: regularly if a queue has enough new pages, and always before a checkpoint
+covers them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGES_OF_UNITS = 2 * 4096 // 20 + 1
 
 @pytest.fixture
 def flushed(monkeypatch) -> list[str]:
-    """Return the list of flushed queue files, as queue ids in the order of the flushes."""
+    """Return a list that records each flush of a queue file, as the queue's id, in order."""
     paths: list[str] = []
 
     def flush_path(path: Path) -> None:
@@ -35,7 +35,7 @@ def flushed(monkeypatch) -> list[str]:
 
 
 def opened(root: Path, **changes: Any) -> MessageStore:
-    """Open a store that has just written a snapshot, and that flushes its queues only if the test calls for it."""
+    """Open a store that has just written a snapshot. It flushes its queues only when the test calls the flush."""
     sizes = {"mapped_file_size_consume_queue_bytes": UNITS_PER_FILE * 20, "mapped_file_size_commit_log_bytes": 1 << 20}
     store = open_store(root, flush_interval_consume_queue_ms=60_000, **sizes, **changes)
     send(store, 0, 1)

@@ -1,5 +1,5 @@
-"""Tests of the extension files of consume queues: written if enabled, always read (spec/storage.md §2, fact
-30)."""
+"""Tests of the extension files of consume queues. The store writes them only if the option is enabled, but always reads
+them (spec/storage.md §2, fact 30)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.stores.stores import LOG_FILE_BYTES, PowerCuts, bodies_of, ki
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
 EXT_FILE_BYTES = 1000
-"""Size of an extension file in bytes: 49 units, an end mark, and 18 unused bytes."""
+"""Size of an extension file in bytes. It holds 49 entries (units), an end mark, and 18 unused bytes."""
 ON = {"enable_consume_queue_ext": True, "mapped_file_size_consume_queue_ext_bytes": EXT_FILE_BYTES}
 OFF = {**ON, "enable_consume_queue_ext": False}
 CODES = {tag: tags_code(tag) for tag in ("even", "odd")}
@@ -46,8 +46,8 @@ def root(tmp_path) -> Path:
 
 
 def fill(store: MessageStore, first: int, count: int, size: int = 10) -> None:
-    """Append `count` messages numbered from `first`, in runs of one to three appends. The tag is "odd" or "even", like
-    the number."""
+    """Append `count` messages numbered from `first`, in one to three append calls. A message's tag is "odd" or "even",
+    as its number is."""
     number, runs = first, 0
     while number < first + count:
         runs += 1
@@ -69,8 +69,8 @@ def queues_of(root: Path) -> dict[str, bytes]:
 
 
 def codes_in(root: Path, count: int, first: int = 0) -> list[int]:
-    """Return the values of the tag-code field of `count` queue units. With the extension, a value is an address in the
-    extension."""
+    """Return the values of the tag-code field of `count` consume-queue entries (units). If the extension is used, a
+    value is an address in the extension."""
     reader = LogReader(root, commit_log_file_size=LOG_FILE_BYTES, consume_queue_file_size=2000)
     codes = []
     while len(codes) < count:
@@ -90,7 +90,7 @@ def log_of(root: Path) -> bytes:
     return b"".join(path.read_bytes() for path in sorted((root / "commitlog").iterdir()))
 
 
-# Tests of the bytes in the files
+# Tests of the bytes in the extension files
 
 
 def test_fact_30_addresses_and_units(root):
@@ -138,7 +138,7 @@ def test_messages_that_wait_have_none(root):
     store.close()
 
 
-# Tests of reading
+# Tests of reads through the extension files
 
 
 def test_tags_are_compared_with_the_codes_in_the_extension(root):
@@ -196,7 +196,7 @@ def test_the_scheduler_finds_the_times_that_rocketmq_put_into_an_extension(root)
     store.close()
 
 
-# Tests of opening a store again
+# Tests of opening a store with extension files again
 
 
 def test_a_clean_stop_changes_nothing_and_the_next_unit_follows(root):
@@ -229,8 +229,8 @@ def test_the_extension_is_unchanged_after_a_crash(root, tmp_path, monkeypatch, c
 
 
 def test_extension_units_after_the_last_address_are_deleted_after_a_crash(root, tmp_path):
-    """The crash loses the ends of the log and of the queue. The extension must then not keep units that no queue unit
-    references."""
+    """A crash loses the ends of the log and of the queue. Recovery then deletes extension entries (units) that no
+    consume-queue entry references."""
     store = open_store(root, **ON)
     fill(store, 0, 30)
     store._checkpoints.flush_queues()
@@ -295,7 +295,8 @@ def test_files_of_another_size_are_named_where_it_is_written_and_left_alone_wher
 
 
 def test_units_with_bitmaps_are_read_and_what_is_written_follows_them(root):
-    """RocketMQ writes extension units with bitmaps for SQL filters."""
+    """Extension entries (units) with bitmaps are read, and new entries follow them. RocketMQ writes such bitmaps for
+    SQL filters."""
     store = open_store(root, **ON)
     fill(store, 0, 3)
     store.close()
@@ -315,7 +316,7 @@ def test_units_with_bitmaps_are_read_and_what_is_written_follows_them(root):
     store.close()
 
 
-# Tests of retention, deletion and replicas
+# Tests of extension files with retention, deletion and replicas
 
 
 def test_files_go_with_the_messages_that_they_are_about(root, monkeypatch):

@@ -1,7 +1,7 @@
-"""Tests of a flush that ends early: before the store announces a message's queue unit, or before the store checks for
-the flush.
+"""Tests of a flush that ends early: before the store has registered the message as waiting for the flush, or before the
+store checks for the flush.
 
-Even then the acknowledged message is visible, and the other replicas get the full timeout for their copies.
+Even then the acknowledged message becomes visible, and the other replicas have the full timeout for their copies.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def test_a_message_that_a_flush_overtook_is_visible_and_wakes_who_waits(
         add = visibility.add
 
         def overtaken(end_offset: int, *place: Any) -> None:
-            # waits for the flush, as if the operating system had not run the writer's thread for that long
+            # Wait for the flush, as if the operating system had suspended the writer's thread until then.
             assert store.gate.wait_flushed(end_offset)
             add(end_offset, *place)
 
@@ -55,7 +55,7 @@ def test_a_message_that_a_flush_overtook_is_visible_and_wakes_who_waits(
 
 @pytest.fixture
 def quick_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MessageStore]:
-    """Yield a store in which every offset counts as flushed at once."""
+    """Yield a store that treats every offset as already flushed."""
     monkeypatch.setattr(FlushService, "is_flushed", lambda self, end_offset: True)
     store = open_store(tmp_path / "store", flush_disk_type=FlushDiskType.SYNC_FLUSH)
     yield store
@@ -63,7 +63,7 @@ def quick_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mes
 
 
 def late_copies(store: MessageStore) -> ReplicaAcks:
-    """Return replica acknowledgements that report the copies only at the third check."""
+    """Return replica acknowledgements that report the copies as complete only at the third check."""
     looks: list[int] = []
 
     def has_copies(end_offset: int) -> bool:

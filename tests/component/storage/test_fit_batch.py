@@ -1,4 +1,5 @@
-"""Tests of a store that must extend its producers' records: by its own IPv6 address, or by a property CRC."""
+"""Tests of a store that must extend the records of its producers, because its address is an IPv6 address or because it
+adds a property CRC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests of put hooks and consume hooks in a real store: their arguments, refusals and failures."""
+"""Tests of put hooks and consume hooks in a real store: their arguments, how they refuse messages, and their
+failures."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ BORN = {"born_host": ("127.0.0.1", 5000), "born_timestamp_ms": 1_700_000_000_000
 
 @pytest.fixture
 def hooks(monkeypatch) -> Iterator[Any]:
-    """Yield an importable module named MODULE, to which tests add hook functions."""
+    """Yield an importable module named MODULE. Tests add hook functions to it."""
     module = ModuleType(MODULE)
     monkeypatch.setitem(sys.modules, MODULE, module)
     return module
@@ -35,7 +36,8 @@ def hooks(monkeypatch) -> Iterator[Any]:
 
 @pytest.fixture
 def opened(tmp_path):
-    """Yield a function that opens a store with the given settings. All stores are closed after the test."""
+    """Yield a function that opens a store with the given settings. The fixture closes all stores after the
+    test."""
     stores = []
 
     def opened(**settings):
@@ -244,7 +246,7 @@ def test_a_wrong_path_is_refused_when_the_store_opens(hooks, opened, path, reaso
         opened(put_hooks=[path])
     assert path in str(caught.value)
     assert "store.put_hooks" in str(caught.value)
-    opened()  # the failed opening has released the store's directory
+    opened()  # The store's directory is unlocked again after the failed opening.
 
 
 def test_a_class_is_made_once(hooks, opened):

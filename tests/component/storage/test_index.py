@@ -1,5 +1,5 @@
-"""Tests of the index: its files byte for byte (spec/storage.md §3), its query results, and its state after files were
-deleted."""
+"""Tests of the index: its files byte for byte (spec/storage.md §3), its query results, and its state after log files
+were deleted."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_fact_22_times_are_rounded_down_to_a_second(tmp_path):
 
 
 def test_the_first_entry_of_a_rolled_file_holds_the_gap_to_the_file_before(tmp_path):
-    """RocketMQ's quirk: the file's begin timestamp is set from the first entry only after that entry's seconds were
-    computed."""
+    """The seconds field of the first entry in a new index file counts from the previous file's last timestamp. RocketMQ
+    sets the new file's begin timestamp only after it has computed this field."""
     file = make_file(tmp_path)
     file.put_entries(entries(*FACT_21))
     file.close()
@@ -239,7 +239,7 @@ class TestIndexOfAStore:
         assert path.read_bytes() == before
 
     def test_keys_are_compared_and_not_only_their_hashes(self, tmp_path):
-        """The keys Aa and BB have equal hashes in Java."""
+        """A query compares the keys themselves: the keys Aa and BB have equal hashes in Java."""
         store = open_store(tmp_path / "store")
         assert index_key_hash("orders", "Aa") == index_key_hash("orders", "BB")
         store.append([keyed_batch([("Aa",), ("BB",), ("Aa", "BB")])])
@@ -378,7 +378,7 @@ class TestIndexOfAStore:
 
 
 class FullDisk:
-    """Makes disk calls of one kind fail for index files as long as `full` is True."""
+    """A full disk for index files: while `full` is True, disk calls of one kind fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: str, error: int) -> None:
         self.full, self.met = True, 0
@@ -429,10 +429,10 @@ def test_an_index_without_room_goes_on_once_there_is_some_and_so_does_the_store(
 
 
 def test_an_index_that_meets_a_log_file_cut_short_goes_on_once_the_file_is_back(tmp_path, no_flushes, monkeypatch):
-    """No caller waits for the index while the log file is too short, and the store accepts appends: the log has lost
-    bytes, not the index."""
+    """A log file was truncated. The index continues once the file has its bytes again. Until then queries do not wait
+    for the index, and the store accepts appends, because the log has lost bytes, not the index."""
     monkeypatch.setattr(index_service, "INDEX_RETRY_S", 0.01)
-    monkeypatch.setattr(index_service, "INDEX_INTERVAL_S", 3600.0)  # so that the index thread runs only on request
+    monkeypatch.setattr(index_service, "INDEX_INTERVAL_S", 3600.0)  # The index thread runs only on request.
     root = tmp_path / "store"
     store = open_store(root)
     store.append([keyed(0, 20)])

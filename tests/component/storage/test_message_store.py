@@ -1,4 +1,4 @@
-"""Tests of the store's public interface: appends, fetches, flushes, limits, opening and closing."""
+"""Tests of the store's public methods: appends, fetches, flushes, limits, opening and closing."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ from tests.support.stores.stores import (
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
 WAIT_S = 30.0
-"""Timeout in seconds that is longer than any wait in these tests, so that it never expires in a successful
-test."""
+"""Timeout of a wait in seconds. It is longer than any wait in these tests, so it expires only if a test fails."""
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def root(tmp_path) -> Path:
 
 @pytest.fixture
 def store(root):
-    """Yield a store whose append lock is taken only by the test, because no background flush takes it."""
+    """Yield a store without background flushes, so that only the test's own calls take its append lock."""
     store = open_store(root, flush_interval_consume_queue_ms=60_000)
     yield store
     store.close()
@@ -79,17 +78,17 @@ def fetch_one(
 
 
 def open_below(root: Path) -> list[str]:
-    """Return the files below `root` that this process has open, including deleted files."""
+    """Return the paths of the files below `root` that this process has open, including deleted files."""
     links = []
     for entry in Path("/proc/self/fd").iterdir():
-        # ignores descriptors that were closed during the listing, such as the descriptor of the listing itself
+        # Ignore descriptors that were closed during the listing, such as the descriptor of the listing itself.
         with contextlib.suppress(FileNotFoundError):
             links.append(os.readlink(entry))
     return [link for link in links if link.startswith(f"{root}/")]
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Busy-wait until `condition` returns a true value. Fails after WAIT_S."""
+    """Wait, without sleeping, until `condition` returns a true value. Fails after WAIT_S."""
     deadline_s = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline_s
@@ -149,7 +148,7 @@ class TestAppend:
         assert store.status().max_physical_offset == 0
         assert store.topics.queue_ids() == {}
         store.append([fitting])
-        # max_append_bytes does not apply to an append of a single message, which has its own limit
+        # The limit max_append_bytes does not apply to an append of a single message, whose size has another limit.
         store.append([make_batch([b"z" * 6000])])
         assert len(bodies_of(store)) == 5
         store.close()
@@ -355,7 +354,8 @@ class TestFetch:
             (PullStatus.FOUND, 101),
         ]
         assert fetch_one(store, 0, tags="yes", max_bytes=0, max_messages=10).next_offset == 40
-        # the filter checks as many messages as were requested, if that is more: RocketMQ's rule
+        # If a fetch requests more messages than the filter's limit, the filter checks as many messages as requested.
+        # This is RocketMQ's rule.
         assert fetch_one(store, 0, tags="yes", max_messages=60).next_offset == 60
         assert fetch_one(store, 0, max_messages=60).count == 60
         store.close()
@@ -475,7 +475,7 @@ class TestFlush:
             root,
             flush_disk_type=FlushDiskType.ASYNC_FLUSH,
             flush_interval_commit_log_ms=60_000,
-            # a snapshot would also flush the log, so no snapshot is written during the test
+            # Prevent a snapshot during the test, because a snapshot would also flush the log.
             flush_interval_consume_queue_ms=60_000,
         )
         [result] = store.append([make_batch([b"a"])])
@@ -498,7 +498,7 @@ class TestFlush:
         monkeypatch.undo()
         with pytest.raises(StoreNotWritableError, match="no more appends"):
             store.append([make_batch([b"after"])])
-        # the failed record stays invisible, even if the disk seems to work again
+        # The record whose flush failed stays invisible, even if the disk seems to work again.
         assert fetch_one(store, 1, wait_s=0.1).status is PullStatus.NO_NEW_MESSAGE
         assert bodies_of(store) == [b"before"]
         assert not store.status().writable
@@ -512,8 +512,8 @@ class TestFlush:
     def test_after_a_failed_flush_the_next_opening_writes_the_end_of_the_log_once_more(
         self, root, tmp_path, monkeypatch
     ):
-        """Linux marks the pages of a failed flush as written. A second flush without a new write would write
-        nothing."""
+        """After a failed flush, the next opening writes the end of the log again before it flushes. Linux marks the
+        pages of a failed flush as written, so a second flush alone would write nothing."""
         store = open_store(root)
         store.append([make_batch([b"flushed"])])
         flushed = store.gate.stored_offset
@@ -604,8 +604,8 @@ class TestFlush:
 
     @pytest.mark.parametrize("moments", [1, 7, 25, 60])
     def test_what_was_acknowledged_survives_a_power_cut(self, root, tmp_path, monkeypatch, moments):
-        """The simulated power cut reverts every file to its last flush, including the files of the consume
-        queues."""
+        """Acknowledged messages survive a simulated power failure, which reverts every file to its last flush. This
+        includes the files of the consume queues."""
         cuts = PowerCuts(root)
         monkeypatch.setattr(os, "fdatasync", cuts.fdatasync)
         store = open_store(root)
@@ -622,8 +622,8 @@ class TestFlush:
 class TestKilledInTheMiddle:
     @pytest.mark.parametrize("half", [False, True], ids=["before the write", "in the middle of the write"])
     def test_each_batch_is_there_as_a_whole_or_not_at_all(self, root, tmp_path, monkeypatch, no_flushes, half):
-        """Copies the store's directory at every write of an append that crosses the end of a log file. Each copy is
-        opened.
+        """The process is killed during an append that crosses the end of a log file: the store's directory is copied at
+        every write. In each copy every batch is stored completely or not at all.
 
         The test uses files without memory maps, because they are written in few pieces. test_warm_up.py covers mapped
         files.
@@ -643,7 +643,7 @@ class TestKilledInTheMiddle:
             flush_disk_type=FlushDiskType.ASYNC_FLUSH,
             flush_interval_consume_queue_ms=60_000,
             warm_mapped_file_enable=False,
-            message_index_enable=False,  # the index thread would write at unpredictable times
+            message_index_enable=False,  # Turn the index off, because its thread would write at unpredictable times.
         )
         store.append([make_batch([b"x" * 1000] * 55)])
         work = [make_batch([b"%d" % queue_id + b"y" * 500] * 6, queue_id=queue_id) for queue_id in range(1, 4)]
@@ -764,7 +764,7 @@ class TestLifeCycle:
         assert not any(thread.is_alive() for thread in started)
 
     def test_maps_and_descriptors_of_a_store_of_many_files_stay_within_the_limits(self, root):
-        """The store has 80 queues, a dozen log files and as many index files. Its limits are 8 maps and 8 files open
+        """A store with 80 queues, a dozen log files and as many index files keeps its limits: 8 maps, and 8 files open
         for writing."""
         store = open_store(root, max_mapped_files=8, max_index_num=100, max_mapped_bytes=1 << 20)
         before = len(open_below(root))
@@ -775,8 +775,8 @@ class TestLifeCycle:
             assert len(bodies_of(store, queue_id=queue_id)) == 15
         assert len(list((root / "commitlog").iterdir())) > 8
         assert len(store._parts.reader.maps._maps) <= 8
-        # The 6 further descriptors are of the current and the next log file, each with its map, and of the newest index
-        # file, twice. Retry, because threads of the store may open a file for a moment.
+        # Six further descriptors are allowed: the current and the next log file, each with its map, and the newest
+        # index file, twice. Retry, because the store's threads may briefly open another file.
         eventually(lambda: len(open_below(root)) <= before + 8 + 8 + 6, "so few files are open")
         store.close()
 
@@ -810,8 +810,8 @@ class TestLifeCycle:
 
 
 def test_a_time_is_found_in_a_queue_that_has_lost_messages(root):
-    """The queue has a gap at offsets 10 to 19, as after recovery of a log with damaged records. Later messages keep
-    their offsets."""
+    """A query by time finds messages in a queue with a gap at offsets 10 to 19, as after recovery of a log with damaged
+    records. Later messages keep their offsets."""
     now_ms = 1000
     store = open_store(root, clock_ms=lambda: now_ms)
     store.append([make_batch([b"early"] * 10)])
@@ -836,7 +836,8 @@ def test_a_time_is_found_in_a_queue_that_has_lost_messages(root):
 
 @pytest.mark.parametrize("flush", list(FlushDiskType))
 def test_a_store_whose_directory_is_deleted_acknowledges_no_more(tmp_path, flush):
-    """A deleted file disappears when the process ends, even if all of its data is flushed."""
+    """After its directory was deleted, a store acknowledges no more appends. A deleted file disappears when the process
+    ends, even if all of its data is flushed."""
     root = tmp_path / "store"
     store = open_store(
         root,
@@ -886,7 +887,7 @@ def test_only_the_owner_may_read_a_store_whatever_the_umask_and_the_earlier_mode
 
 def test_the_flush_settles_a_started_append_and_notifies_listeners(root, monkeypatch):
     store = open_store(root)
-    store.append([make_batch([b"zero"])])  # creates the store's files now, because creating files also flushes
+    store.append([make_batch([b"zero"])])  # Create the store's files now, because the creation of files also flushes.
     disk_works, heard = threading.Event(), threading.Event()
     flush = disk.flush
 
@@ -910,10 +911,10 @@ def test_the_flush_settles_a_started_append_and_notifies_listeners(root, monkeyp
 
 
 def test_a_started_append_does_not_look_at_its_records_again(root, monkeypatch):
-    """The records are in the buffer of a lane (direct socket connection). The next append overwrites the buffer while
-    the first append waits for the disk."""
+    """An append that waits for the disk does not read its records again. The records are in the buffer of a lane
+    (direct socket connection), which the next append overwrites during the wait."""
     store = open_store(root)
-    store.append([make_batch([b"zero"])])  # creates the store's files now, because creating files also flushes
+    store.append([make_batch([b"zero"])])  # Create the store's files now, because the creation of files also flushes.
     disk_works = threading.Event()
     flush = disk.flush
 
@@ -964,8 +965,8 @@ def test_with_async_flush_a_started_append_is_settled_at_once(root):
 
 
 def test_a_disk_that_is_full_when_pages_are_made_refuses_the_append_before_anything_is_written(root, monkeypatch):
-    """Some file systems need new blocks to overwrite bytes that already have blocks, and fail with ENOSPC if the disk
-    is full."""
+    """The disk is full when the store prepares the log's next pages. It refuses the append and stores nothing. Some
+    file systems need new blocks even to overwrite existing bytes, and then fail with ENOSPC."""
     with contextlib.closing(open_store(root, flush_disk_type=FlushDiskType.ASYNC_FLUSH)) as store:
         store.append([make_batch([b"first"])])
         end_offset = store.log.end_offset

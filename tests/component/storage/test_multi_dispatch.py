@@ -1,4 +1,5 @@
-"""Tests of messages that are also in light queues (%LMQ% topics): written, found after a crash, and on slaves."""
+"""Tests of messages that are also in light queues (%LMQ% topics): they are written, found after a crash, and copied to
+slaves."""
 
 from __future__ import annotations
 
@@ -54,8 +55,8 @@ def queue_files(root: Path) -> dict[str, bytes]:
 
 
 def filled(root: Path, **changes: Any) -> MessageStore:
-    """Return a store with several log files and queue files. Some of the messages are in their own queue and in two
-    light queues."""
+    """Fill a store so that it has several log files and queue files. Some of the messages are in their own queue and in
+    two light queues."""
     store = open_store(root, **ON, **changes)
     for number in range(60):
         store.append([batch_for("%LMQ%a,%LMQ%b", *(b"both %d" % number for _ in range(5)), tags="red")])
@@ -74,7 +75,7 @@ def test_a_message_is_in_the_queues_that_it_names_and_says_where(tmp_path):
     assert [message.body for message in in_b] == [b"three", b"four"]
     assert (result.queue_offset, other.queue_offset) == (2, 4)
     assert list(result.physical_offsets) == [message.physical_offset for message in in_b]
-    request = FetchRequest("%LMQ%a", 0, 0, 10, frozenset({112785}))  # 112785 is the code of the tag "red"
+    request = FetchRequest("%LMQ%a", 0, 0, 10, frozenset({112785}))  # 112785 is the hash code of the tag "red".
     [found] = store.fetch([request], max_bytes=1 << 20, wait_s=0)
     assert found.count == 2
     assert store.queries.by_unique_id("orders", f"{1:032X}").count == 2
@@ -209,7 +210,7 @@ def test_recovery_makes_the_units_again_whatever_the_settings(tmp_path, lost, cl
     assert {name: bodies_in(again, name) for name in expected} == expected
     assert queue_files(killed) == queue_files(tmp_path / "a")
     again.close()
-    # the offsets of the light queues continue after recovery
+    # After recovery, new messages in the light queues get the next offsets.
     again = open_store(killed, **ON)
     again.append([batch_for("%LMQ%b", b"new")])
     assert offsets_said(messages_in(again, "%LMQ%b"))[-1] == "360"

@@ -1,5 +1,4 @@
-"""Tests that an option that is off costs nothing: while a store works, no function of the option's module is
-called."""
+"""Tests that an option costs nothing while it is off: a working store calls no function of the option's module."""
 
 from __future__ import annotations
 
@@ -44,8 +43,8 @@ multi-dispatch."""
 
 @contextmanager
 def called_modules() -> Iterator[set[str]]:
-    """Yield a set that, after the block, holds the modules of this repository whose functions any thread called in the
-    block."""
+    """Record which functions of this repository any thread calls during a `with` block. Yields a set that holds the
+    names of their modules after the block."""
     called: set[str] = set()
 
     def note(frame: FrameType, event: str, _argument: object) -> None:
@@ -98,7 +97,8 @@ def test_no_function_of_an_option_that_is_off_is_called(tmp_path, flush):
     ],
 )
 def test_the_settings_choose_the_writer_and_the_queue_once(tmp_path, settings, writer, queue):
-    """The store's default log files of 64 KiB are too small for the warm-up."""
+    """The settings of a store select the classes of its log writer and its consume queues. The warm-up needs larger log
+    files than the default of 64 KiB in these tests."""
     with closing(open_store(tmp_path, flush_disk_type=FlushDiskType.ASYNC_FLUSH, **settings)) as store:
         store.append([make_batch([b"one"])])
         assert type(store.log._writer) is writer

@@ -1,5 +1,5 @@
-"""Tests of replicas of a broker group with real stores: copying, confirming, failover, truncating unconfirmed
-records."""
+"""Tests of the replicas of a broker group, with real stores: they copy the log, confirm records, fail over, and
+truncate unconfirmed records."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ RULES = ReplicaRules(lease_s=60.0, slave_timeout_s=0.05)
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    # A slave must not consider its master silent only because the machine is busy. Tests of a silent master set this
-    # limit themselves.
+    # Raise the time after which a slave considers its master silent, because the machine may be busy. Tests of a silent
+    # master set this time themselves.
     monkeypatch.setattr(group_replica, "MASTER_SILENT_AFTER_S", 3600.0)
     groups: list[LocalReplicas] = []
 
@@ -151,7 +151,7 @@ def test_after_a_failover_a_repeat_is_recognised_and_the_old_master_follows(make
     old = group.control_state.record.master
     group.master.append([make_batch(bodies(0, 50), producer=("p", 0, 0))])
     group.close(old)
-    group.control_state._lease_until_s = 0.0  # as if the master's lease had expired
+    group.control_state._lease_until_s = 0.0  # Simulate that the master's lease has expired.
     group.control_state._accounts.pop(old)
     group.control(6)
     assert group.control_state.record.master != old
@@ -178,8 +178,8 @@ def depose(group: LocalReplicas) -> int:
 
 @pytest.mark.parametrize("before", [0, 50])
 def test_a_master_that_was_deposed_before_it_wrote_anything_follows_the_next_one(make, before):
-    """The second master's epoch starts at the same offset as the next master's epoch, and no other replica has
-    seen it."""
+    """A master loses its role before it has written a record, and follows the next master. Its epoch starts at the same
+    offset as the next master's epoch, and no other replica has seen this epoch."""
     group = make()
     group.settle()
     group.start()
@@ -202,7 +202,7 @@ def test_what_only_an_old_master_has_is_cut_when_it_follows(make):
     group.settle()
     old, others = group.master, [r for r in group.replicas.values() if r is not group.master]
     group.settle()
-    old.append([make_batch(bodies(0, 10))])  # no replica copies these records
+    old.append([make_batch(bodies(0, 10))])  # No replica copies these records of the old master.
     longer = old.account().end_offset
     name = group.control_state.record.master
     group.replicas.pop(name)
@@ -280,8 +280,8 @@ def test_a_slave_far_behind_goes_on_while_its_disk_works_and_says_what_is_on_it(
     disk_has_worked = threading.Event()
 
     def flush(descriptor: int) -> None:
-        # delays only the flushes of the log; other threads also flush, to create the next log file or to store the
-        # epoch
+        # Delay only the flushes of the log. Other threads also flush, to create the next log file or to store the
+        # epoch.
         if threading.current_thread().name == "raymq-flush":
             disk_has_worked.wait(60)
 
@@ -346,7 +346,7 @@ def test_a_slave_shows_what_is_confirmed_and_waits_for_the_rest_instead_of_sayin
     group.settle()
     group.master.append([make_batch(bodies(0, 10))])
     for name in sorted(group.names):
-        group.copy(name)  # each slave has all records, but has not learned yet that the other slave has them too
+        group.copy(name)  # No slave has the information yet that the other slave has the records too.
     slave, master = slave_of(group), group.master
     assert fetch(slave, 0).count == 0
     for offset in (0, 7, 10):
@@ -366,7 +366,8 @@ def test_a_reader_of_old_messages_is_sent_to_a_slave_and_returns_after_catching_
     group.settle()
     slave, master = slave_of(group), group.master
     assert fetch(master, 0, max_messages=10).pull_from == ""
-    # with access_message_in_memory_max_ratio at 40 %, only the last quarter of the log counts as in memory
+    # Reduce the memory size. With access_message_in_memory_max_ratio at 40 %, only the last quarter of the log then
+    # counts as in memory.
     monkeypatch.setattr(queue_queries, "_MEMORY_BYTES", 25 * master.account().end_offset // 40)
     sent_to = fetch(master, 0, max_messages=10).pull_from
     assert sent_to in {name_of(group, one) for one in group.replicas.values() if one is not master}
@@ -406,7 +407,7 @@ def test_a_sync_master_waits_for_a_copy_and_says_when_there_was_none_in_time(mak
     group.control()
     [late] = group.master.append([make_batch([b"one"], producer=("p", 0, 0))])
     assert late.status is SendStatus.FLUSH_SLAVE_TIMEOUT
-    # the message is stored and visible, because with a fixed master no other replica can become master
+    # The message is stored and visible, because no other replica can become master if the master is fixed.
     assert fetch(group.master, 0).count == 1
     group.rules = replace(group.rules, slave_timeout_s=60.0)
     group.close(0)
@@ -440,23 +441,23 @@ def test_a_master_whose_disk_fails_is_replaced_at_once_and_comes_back_when_its_d
     left = group.control_state.record.master
     told: list[str] = []
     group.master.call_on_failure(lambda: told.append("failed"))
-    # Longer than a write into a memory map, and longer than two log files, because the next log file may already be
-    # preallocated.
+    # These bodies are longer than one write into a memory map. They are also longer than two log files, because the
+    # next log file may already be preallocated.
     long_bodies = [body.ljust(LOG_FILE_BYTES // 8, b".") for body in bodies(20, 20)]
     batch = make_batch(long_bodies, producer=("p", 0, 20))
     with monkeypatch.context() as patch:
         fail_calls(patch, group.directory(left), kind)
         with pytest.raises(StoreFailedError):
             group.master.append([batch])
-        with pytest.raises(NotMasterError):  # with this error, a producer requests the new master
+        with pytest.raises(NotMasterError):  # A producer that gets this error requests the address of the new master.
             group.replicas[left].append([batch])
         assert told == ["failed"]
         assert os.strerror(errno.EIO) in group.replicas[left].account().failed
-        group.control(6)  # elects a new master although the old master's lease of a minute has not expired
+        group.control(6)  # Elect a new master, although the old master's lease has not expired.
         assert group.control_state.record.master != left
         [result] = group.master.append([batch])
         assert result.status is SendStatus.SEND_OK
-        group.close(left)  # ends the process of the failed replica
+        group.close(left)  # End the process of the replica whose disk failed.
     group.open(left)
     group.settle()
     assert group.control_state.record.sync_state_set.members == {0, 1, 2}
@@ -486,7 +487,7 @@ def test_a_replica_that_cannot_write_an_order_down_says_that_its_disk_failed(mak
 
 
 def open_below(directory: Path) -> int:
-    """Return how many descriptors and maps this process has of files below a directory, including deleted
+    """Return the number of this process's descriptors and memory maps of files below a directory, including deleted
     files."""
     links = [_target(link) for link in Path("/proc/self/fd").iterdir()]
     maps = [line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
@@ -496,7 +497,7 @@ def open_below(directory: Path) -> int:
 def _target(link: Path) -> str:
     try:
         return os.readlink(link)
-    except FileNotFoundError:  # another thread has closed the descriptor
+    except FileNotFoundError:  # Another thread has closed the file descriptor.
         return ""
 
 
@@ -520,26 +521,26 @@ def test_slaves_let_go_of_deleted_topics_as_their_master_does(make):
     for name in names:
         group.master.store.topics.delete(name)
     deleted = state(b"the topics were deleted")
-    # One topic is created again. A slave may copy the new topic's message before the slave learns of the deletion.
+    # Create one topic again. A slave may copy a message of the new topic before it gets the deletion of the old topic.
     [again, *_] = names
     made = state(b"a topic was made anew")
     group.master.append([make_batch([b"b"], topic=again)])
     group.settle()
     for name, replica in slaves.items():
-        # the broker state is from before the deletion, so it still contains the topics
+        # This broker state was written before the deletion and still contains the topics, so the slave must keep them.
         replica.delete_topics_before(frozenset(names), deleted)
         assert set(names) <= replica.any_store.topics.queue_ids().keys()
-        # a deletion at a position that the slave's log has not reached yet
+        # The slave's log has not reached the position of this deletion yet, so the slave must keep the topics.
         replica.delete_topics_before(frozenset(), made + 100)
         assert set(names) <= replica.any_store.topics.queue_ids().keys()
         replica.delete_topics_before(frozenset(), deleted)
         assert set(names) & replica.any_store.topics.queue_ids().keys() == {again}
-        # More than one descriptor or map per deleted topic is released. The exact number varies, because other threads
-        # of the store may have opened files.
+        # Check that the slave has closed more than one descriptor or map per deleted topic. The exact number varies,
+        # because other threads of the store may have opened files.
         assert open_below(group.directory(name)) < before[name] - len(names)
         eventually(lambda store=replica.any_store: bodies_of(store, topic=again) == [b"b"], "the new message")
     master = group.master
-    master.delete_topics_before(frozenset(), made)  # only slaves delete topics on this call; a master does nothing
+    master.delete_topics_before(frozenset(), made)  # On a master this call deletes no topics.
     assert again in master.store.topics.queue_ids()
     for name in slaves:
         group.close(name)
@@ -550,7 +551,7 @@ def test_slaves_let_go_of_deleted_topics_as_their_master_does(make):
 
 
 def fetch_all(replica: Replica, names: list[str]) -> None:
-    """Read the first message of each topic. Waits until the replica shows the message."""
+    """Read the first message of each topic from a replica. Waits until the message is visible there."""
 
     def count(name: str) -> int:
         [result] = replica.fetch([FetchRequest(name, 0, 0, 10)], max_bytes=1 << 20, wait_s=0)

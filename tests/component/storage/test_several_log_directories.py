@@ -1,5 +1,5 @@
-"""Tests of a store whose commit log is in several directories: written in turn, recovered, shortened, and read by other
-processes."""
+"""Tests of a store whose commit log is in several directories: log files are created in turn in these directories,
+recovered, deleted by retention, and read by other processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ BODIES = [b"%06d" % number + b"." * 994 for number in range(400)]
 
 
 class Disks:
-    """A store's root directory and two directories for its log, which stand for two disks. All are below `top`."""
+    """A store's root directory and its two log directories, which stand for two disks. All three are below
+    `top`."""
 
     def __init__(self, top: Path) -> None:
         self.top, self.root, self.logs = top, top / "store", [top / "a", top / "b"]
@@ -54,11 +55,11 @@ class Disks:
         return store
 
     def files(self) -> list[list[int]]:
-        """Return the numbers of the log files in each log directory, including a preallocated file."""
+        """Return, for each log directory, the numbers of its log files, including a preallocated file."""
         return [sorted(int(path.name) // LOG_FILE_BYTES for path in log.glob("0*")) for log in self.logs]
 
     def copied(self, top: Path) -> Disks:
-        """Copy all files to `top`, in the state in which a kill at this moment would leave them."""
+        """Copy all files to `top`, as a kill at this moment would leave them. Returns the copied directories."""
         return Disks(killed_copy(self.top, top))
 
 
@@ -294,10 +295,11 @@ def test_a_replica_with_another_log_is_emptied_on_all_its_disks_and_filled_anew(
 
 
 def test_nothing_but_the_log_s_files_is_left_beside_them(tmp_path):
-    """RocketMQ 4.9 refuses a log directory that contains anything but log files, even an empty directory."""
+    """A log directory contains only log files: the store deletes what a kill during the creation of a file has left.
+    RocketMQ 4.9 refuses a log directory that contains anything else, even an empty directory."""
     disks = (tmp_path / "disk-1", tmp_path / "disk-2")
     for directory in disks:
-        # leftovers as of a kill while the store created a log file
+        # Create the files that a kill leaves while the store creates a log file.
         (directory / ".new").mkdir(parents=True)
         (directory / ".new/commitlog").write_bytes(b"x")
     store = open_store(tmp_path / "store", store_path_commit_log=disks)

@@ -1,5 +1,5 @@
-"""Tests of a store that appends to a buffer pool: messages become visible after the commit to the files, in order, and
-none is lost at a stop."""
+"""Tests of a store that appends to a buffer pool. Messages become visible in order, after they are committed to the
+files. No message is lost when the store stops."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NO_COMMITS: dict[str, Any] = {
     "commit_commit_log_least_pages": 1 << 20,
     "flush_interval_commit_log_ms": 60_000,
 }
-"""Settings with which the store commits and flushes nothing on its own during a test."""
+"""Settings that prevent the store's regular commits and flushes during a test."""
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def numbers(store: MessageStore) -> list[int]:
 
 
 def shown(store: MessageStore) -> list[int]:
-    """Wait until all messages are visible. Returns the numbers of the messages that consumers see."""
+    """Wait until all messages are visible to consumers. Returns the numbers of the visible messages."""
     eventually(lambda: store.visible_offset == store.log.end_offset, "all is shown")
     return numbers(store)
 
@@ -108,7 +108,7 @@ def test_the_files_are_those_of_a_store_without_a_pool_byte_for_byte(root, count
             size = index % 7 + 1
             append(store, first, size, length=37 * index + 1)
             first += size
-        append(store, first, 300, length=400)  # a batch longer than a buffer of the pool and longer than a log file
+        append(store, first, 300, length=400)  # This batch is longer than a buffer of the pool and a log file.
         append(store, first + 300, 1, length=25_000)
     [pooled, plain] = stores
     assert shown(pooled) == numbers(plain)
@@ -201,7 +201,7 @@ def test_what_is_committed_is_found_by_key_and_goes_by_its_age(root):
 
 
 class SlowDisk:
-    """Fake disk: commits begin to write, set `begun`, and wait until the test sets `goes_on`."""
+    """Fake disk: when a commit begins to write, it sets `begun`, and then waits until the test sets `goes_on`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.goes_on = threading.Event(), threading.Event()
@@ -248,7 +248,7 @@ def test_what_comes_during_a_commit_waits_until_it_is_worth_another_one(root, sl
     lazy = {"commit_commit_log_least_pages": 2, "commit_commit_log_thorough_interval_ms": 60_000}
     store = open_pooled(root, **NO_COMMITS | lazy)
     append(store, 0, 10, length=1000)
-    assert slow_disk.begun.wait(60.0)  # the commit has started, so later appends are not part of it
+    assert slow_disk.begun.wait(60.0)  # The commit has started, so it does not include later appends.
     first_end = store.log.end_offset
     append(store, 10)
     assert store.gate._commit._wake.is_set()
@@ -283,7 +283,7 @@ def test_replicas_get_what_is_committed_and_a_new_master_goes_on_with_it(tmp_pat
         assert len({replica.account().end_offset for replica in group.replicas.values()}) == 1
         old = group.control_state.record.master
         group.close(old)
-        group.control_state._lease_until_s = 0.0  # as if the master's lease had expired
+        group.control_state._lease_until_s = 0.0  # Simulate that the master's lease has expired.
         group.control_state._accounts.pop(old)
         group.settle()
         assert group.control_state.record.master != old

@@ -1,5 +1,5 @@
-"""Tests of a fast writer that writes into prefaulted pages: equal bytes, whole batches after a kill, and no harm if the
-prefaulting fails."""
+"""Tests of a fast writer that writes into prefaulted pages. The bytes are equal, each batch is complete or missing
+after a kill, and a failed prefault does no harm."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def segments(store: MessageStore) -> set[int]:
 
 
 def append_until_warm(store: MessageStore) -> int:
-    """Append until the log ends in the first quarter of a prefaulted segment. Returns the number of messages."""
+    """Append messages until the log ends in the first quarter of a prefaulted segment. Returns the number of appended
+    messages."""
     count = 0
 
     def append() -> bool:
@@ -124,7 +125,8 @@ def test_appends_go_on_when_pages_cannot_be_made(tmp_path, monkeypatch, caplog):
 
 @contextmanager
 def at_each_line_of(codes: set[CodeType], action: Any) -> Iterator[None]:
-    """Call `action` before each line of the functions in `codes` that this thread runs in the block."""
+    """Call `action` before each line of the functions in `codes`, while this thread runs them in a `with`
+    block."""
 
     def trace(frame: FrameType, event: str, _argument: object) -> Any:
         if frame.f_code not in codes:

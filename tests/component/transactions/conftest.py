@@ -20,8 +20,8 @@ def clock() -> Clock:
 
 @pytest.fixture
 def opened(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., MessageStore]]:
-    """Yield a function that opens a store, by default the store in `store/`. All stores are closed at the test's
-    end."""
+    """Yield a function that opens a store, by default the store in the directory `store/`. The fixture closes all
+    stores after the test."""
     stores = []
 
     def open_one(root: Path = tmp_path / "store", **changes: Any) -> MessageStore:

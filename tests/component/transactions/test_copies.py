@@ -1,5 +1,5 @@
-"""Tests of transactions on replicas: the table of half messages follows the log, and a transaction ends once despite a
-failover."""
+"""Tests of transactions on replicas. The table of half messages follows the log, and a transaction ends only once
+despite a failover."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_copy_of_the_log_has_the_same_table(tmp_path, seed, chunk_bytes):
 
 
 def end_transaction(replica: Replica, end: EndTransactionRequest) -> EndResult:
-    """End a transaction. Returns after the end is flushed and copied to enough replicas."""
+    """Commit or roll back a transaction. Returns after the outcome is flushed and copied to enough replicas."""
     started = replica.start_end(end, require_topic=lambda topic: None)
     [result] = replica.any_store.gate.progress.wait_settled(started)
     assert isinstance(result, EndResult)

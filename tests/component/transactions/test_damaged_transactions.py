@@ -1,4 +1,4 @@
-"""Tests of one damaged record among transactions: all other transactions end correctly, and no message is delivered
+"""Tests of one damaged record among transactions. All other transactions end correctly, and no message is delivered
 twice."""
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def bodies(store: MessageStore) -> list[bytes | None]:
 
 
 def reopened(opened: Open, store: MessageStore, root: Path, *, killed: bool, flipped: tuple[int, str]) -> MessageStore:
-    """Reopen the store after a stop or a kill, with damage in the record at `flipped`, and without its snapshot of
-    producers (dedup)."""
+    """Stop or kill the store, damage the record at `flipped`, and delete the snapshot of producers (dedup). Returns the
+    reopened store."""
     if killed:
         root = killed_copy(root, root.with_name("killed"))
     else:
@@ -59,8 +59,8 @@ def test_a_damaged_half_message_holds_up_no_other(opened, clock, tmp_path, caplo
     clock.now_ms += TIME_OUT_MS + 1
     others = [ones[0].transaction_id, ones[2].transaction_id]
     if field == "physical offset":
-        # the store also keeps the physical offset outside of the record, so a half message with only this field damaged
-        # counts as intact
+        # The store also keeps a half message's physical offset outside of its record. So a half message counts as
+        # intact if only this field is damaged.
         others.insert(1, damaged.transaction_id)
     assert asked(store) == others
     ones = [Transaction(store, *list(vars(one).values())[1:]) for one in ones]
@@ -92,7 +92,7 @@ def test_a_damaged_half_message_is_given_up_when_it_is_as_old_as_files_are_kept(
     assert store.transactions.check([GROUP]).given_up == 1
     assert store._parts.halves.open == {}
     assert store.cleaner.pinned_physical_offset() > damaged.physical_offset
-    # the store keeps the bytes of a half message whose fields are readable, for inspection
+    # If the fields of a damaged half message are readable, the store keeps its bytes, so that users can inspect them.
     expected = [None] if field == "body" else []
     eventually(lambda: intact_bodies(store, CHECK_MAX_TIME_TOPIC, 0) == expected, "what was given up")
 
@@ -146,7 +146,8 @@ def test_a_retried_send_is_recognised_beside_a_damaged_record(opened, clock, tmp
     for number in (4, 3, 1, 0):
         [result] = store.append([batches[number]])
         assert (result.duplicate, result.queue_offset) == (True, number)
-    # with this damage the record's producer is unreadable, so the store does not recognize a repeat of this batch
+    # If one of these fields is damaged, the record's producer is unreadable. So the store does not recognise a repeat
+    # of this batch.
     if field in ("body size", "topic size"):
         with pytest.raises(MessageIllegalError, match="older than what the store remembers"):
             store.append([batches[2]])

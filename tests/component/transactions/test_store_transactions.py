@@ -1,4 +1,4 @@
-"""Tests of transactions in a real store: half messages are invisible, end once, are checked, and survive kills and
+"""Tests of transactions in a real store. Half messages are invisible, end once, are checked, and survive kills and
 recovery."""
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def test_the_other_outcome_is_refused_and_changes_nothing(opened, clock):
 
 
 def test_another_group_may_not_end_it(opened, clock):
-    """Tests golden fact 94."""
+    """Another producer group cannot commit the transaction: it gets TransactionError. Source: golden fact 94."""
     store = opened()
     with pytest.raises(TransactionError) as raised:
         begin(store, clock=clock).commit(producer_group="b")
@@ -108,7 +108,8 @@ def test_an_offset_without_a_half_message_is_refused(opened, clock, offset):
 
 
 def test_a_final_message_that_cannot_be_stored_leaves_the_transaction_open(opened, clock):
-    """Tests golden fact 98: with the property that the commit adds, the message's properties are too long."""
+    """The commit adds a property, and the message's properties become too long. The commit fails, and the transaction
+    stays open. Source: golden fact 98."""
     store = opened()
     message = Message("orders", b"x", properties={"p": "v" * 32_550})
     room = 32_767 - len(store.append([half_batch([message], ids=["T"])]) and _properties(store))
@@ -187,7 +188,8 @@ def asked(store: MessageStore, *groups: str) -> list[tuple[str, int]]:
 
 
 def test_a_half_message_that_is_old_enough_is_asked_about_and_its_copy_counts(opened, clock):
-    """Tests golden facts 90 and 92."""
+    """A half message is checked once it is old enough. The store appends a copy of it that counts the checks. Source:
+    golden facts 90 and 92."""
     store = opened()
     one = begin(store, b"one", clock=clock)
     clock.now_ms += TIME_OUT_MS
@@ -213,7 +215,7 @@ def test_a_round_of_checks_goes_on_beside_a_damaged_half_message(opened, clock, 
     with pytest.raises(BodyUnreadableError) as caught:
         damaged.commit()
     assert caught.value.physical_offset == damaged.physical_offset
-    # the damaged half message stays open, and its bytes are kept, too
+    # The damaged half message stays open, and the store keeps its bytes.
     assert damaged.transaction_id in [row[0] for row in table(store)["open"]]
     last.commit()
     assert bodies(store) == [b"last"]
@@ -236,7 +238,8 @@ def test_a_check_of_a_message_whose_body_cannot_be_read_names_its_real_queue(ope
 
 
 def test_an_end_that_names_the_first_offsets_also_ends_the_copies(opened, clock):
-    """raymq does not adopt RocketMQ's quirk 2."""
+    """A commit with the offsets of the first half message also ends its copies: they are not checked again. Unlike
+    RocketMQ (quirk 2)."""
     store = opened()
     one = begin(store, b"one", clock=clock)
     clock.now_ms += TIME_OUT_MS + 1
@@ -249,7 +252,8 @@ def test_an_end_that_names_the_first_offsets_also_ends_the_copies(opened, clock)
 
 
 def test_a_group_without_a_producer_is_not_asked_and_nothing_is_counted(opened, clock):
-    """raymq does not adopt RocketMQ's quirk 3."""
+    """If a producer group has no connected producer, its half messages are not checked and no check is counted. Unlike
+    RocketMQ (quirk 3)."""
     store = opened()
     begin(store, b"one", clock=clock)
     clock.now_ms += TIME_OUT_MS + 1
@@ -261,7 +265,7 @@ def test_a_group_without_a_producer_is_not_asked_and_nothing_is_counted(opened, 
 
 
 def test_a_half_message_is_given_up_once_after_15_checks(opened, clock, tmp_path):
-    """Tests golden fact 91."""
+    """After 15 checks without an outcome the store gives up a half message, once. Source: golden fact 91."""
     store = opened()
     one = begin(store, b"one", clock=clock)
     clock.now_ms += TIME_OUT_MS + 1
@@ -283,7 +287,7 @@ def test_a_half_message_is_given_up_once_after_15_checks(opened, clock, tmp_path
 
 
 def test_a_half_message_older_than_retention_is_given_up_without_a_check(opened, clock):
-    """Tests golden fact 93."""
+    """A half message that is older than the retention time is given up without a check. Source: golden fact 93."""
     store = opened(file_reserved_time_hours=72)
     begin(store, b"one", born_ms=clock.now_ms - 72 * 3_600_000 - 1000)
     clock.now_ms += 1
@@ -306,7 +310,8 @@ def test_a_round_of_many_checks_comes_in_parts_and_asks_about_each_once(opened, 
 
 
 def test_op_records_are_written_for_all_that_ended_many_at_a_time(opened, clock):
-    """RocketMQ would check a half message without an op record again."""
+    """The store writes op records for all ended transactions, several in one record. RocketMQ would check a half
+    message without an op record again."""
     store = opened()
     transactions = [begin(store, b"%d" % number, clock=clock) for number in range(3)]
     for one in transactions:
@@ -361,7 +366,8 @@ def test_figures_count_waiting_half_messages_and_their_age_by_topic(opened, cloc
 
 
 def test_a_slow_disk_leaves_the_transaction_committed(opened, clock, monkeypatch):
-    """Tests golden fact 97."""
+    """If the flush of a commit is too slow, the commit returns FLUSH_DISK_TIMEOUT, and the transaction is committed.
+    Source: golden fact 97."""
     store = opened(flush_disk_type="SYNC_FLUSH", sync_flush_timeout_ms=50)
     one = begin(store, b"one", clock=clock)
     monkeypatch.setattr(store.gate, "is_durable", lambda end_offset, late: False)
@@ -370,7 +376,7 @@ def test_a_slow_disk_leaves_the_transaction_committed(opened, clock, monkeypatch
     assert one.commit().duplicate is True
 
 
-# Tests that the table of half messages is derived from the log
+# Tests that recovery rebuilds the table of half messages from the log
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -383,7 +389,7 @@ def test_recovery_finds_the_same_table_after_a_kill_at_any_point(opened, clock, 
     for step in range(60):
         _random_step(store, transactions, dice, clock, step)
         if dice.random() < 0.3:
-            store._checkpoints._snapshot_s = -1e9  # makes a snapshot due
+            store._checkpoints._snapshot_s = -1e9  # Make a snapshot due, so that the next flush writes it.
             store._checkpoints.flush_queues()
         if dice.random() < 0.3:
             copy = killed_copy(root, tmp_path / f"copy{step}")

@@ -1,4 +1,4 @@
-"""Bad input raises one clear error that tells the user what to do, before anything has changed."""
+"""Tests of bad input: it raises one clear error that tells the user what to do, before anything has changed."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
 
 def state(mq: raymq.Client) -> tuple[object, ...]:
-    """Return the state that bad input must not change: topics with the ends of their queues, and groups with their
-    offsets."""
+    """Return the cluster's state that bad input must not change: topics with the ends of their queues, and groups with
+    their offsets."""
     topics = mq.admin.list_topics()
     groups = mq.admin.list_groups()
     return (
@@ -41,7 +41,8 @@ def state(mq: raymq.Client) -> tuple[object, ...]:
 
 @pytest.fixture
 def unchanged(mq: raymq.Client, topic: str) -> Iterator[None]:
-    """Check at the end of the test that the state has not changed, and that a valid message is still accepted."""
+    """Check at the end of the test that the cluster's state has not changed, and that a valid message is still
+    accepted."""
     before = state(mq)
     yield
     assert state(mq) == before
@@ -49,7 +50,7 @@ def unchanged(mq: raymq.Client, topic: str) -> Iterator[None]:
         assert producer.send(raymq.Message(topic, b"good")).queue_offset >= 0
 
 
-# bad input for topics
+# Tests of bad input for topics
 
 
 @pytest.mark.usefixtures("unchanged")
@@ -121,7 +122,7 @@ def test_an_impossible_number_of_queues_is_refused_with_the_rule(mq: raymq.Clien
         mq.admin.create_topic("never", queues=queues)  # type: ignore[arg-type]  # bad input on purpose
 
 
-# bad input for messages
+# Tests of bad input for messages
 
 
 @pytest.mark.usefixtures("unchanged")
@@ -173,7 +174,7 @@ def test_a_closed_producer_refuses_every_way_to_send(mq: raymq.Client, topic: st
             send(message)
 
 
-# bad input for consumers
+# Tests of bad input for consumers
 
 
 @pytest.mark.usefixtures("unchanged")
@@ -256,7 +257,7 @@ def test_what_a_listener_raises_is_shown_and_its_message_comes_again(
     def listen(message: MessageExt) -> None:
         attempt = len(os.listdir(tries))
         (tries / f"{attempt}").touch()
-        while len(os.listdir(seen)) < attempt:  # wait until the test has checked the error of the previous attempt
+        while len(os.listdir(seen)) < attempt:  # Wait until the test has checked the error of the previous attempt.
             time.sleep(0.01)
         if attempt == 0:
             raise LookupError("no such customer")
@@ -303,7 +304,7 @@ def test_a_listener_that_cannot_be_shipped_is_refused_before_anything_starts(mq:
 
 
 class BreaksWhenLoaded:
-    """A listener that can be pickled but not unpickled."""
+    """A message listener that can be pickled, but fails when it is unpickled."""
 
     def __call__(self, message: MessageExt) -> None:
         raise AssertionError("never called")
@@ -324,11 +325,11 @@ def test_a_listener_that_cannot_be_loaded_in_its_actor_is_refused_and_nothing_ru
     assert not any(name.startswith("pull-g-none") for name in names)
 
 
-# bad input for starting and connecting
+# Tests of bad input for starting and connecting
 
 
 def start_elsewhere(directory: Path, *arguments: str, settings: str = "") -> tuple[int, str]:
-    """Start an embedded raymq in a separate process, in `directory`. Returns the process's exit code and
+    """Start an embedded raymq in a separate process that runs in `directory`. Returns the process's exit code and
     output."""
     directory.mkdir()
     if settings:
@@ -422,7 +423,8 @@ def test_a_data_directory_locked_by_a_plain_store_names_its_process(outcomes: di
 
 @pytest.mark.parametrize("place", ["below a file", "/proc"])
 def test_a_data_directory_that_cannot_be_written_says_what_to_check(outcomes: dict[str, str], place: str) -> None:
-    """Root may write almost everywhere, so the test uses paths to which nobody can write."""
+    """If the data directory is not writable, the error says what to check. The test uses paths to which nobody can
+    write, because root may write almost everywhere."""
     assert outcomes[place].startswith("StoreError: cannot open the store director")
     assert "check that it is on a disk with free space" in outcomes[place]
     assert "may write there" in outcomes[place]

@@ -1,4 +1,4 @@
-"""The command `raymq`, run as users run it: tables for people, JSON for programs, exit codes for scripts."""
+"""Tests of the command `raymq` as users run it: tables for people, JSON for programs, exit codes for scripts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Cli:
         self._address = ray.get_runtime_context().gcs_address
 
     def run(self, *arguments: str, stdin: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
-        """Run one command. Its exit code must be `code`, and with code 0 its stderr must be empty."""
+        """Run one `raymq` command and check that its exit code is `code`. With code 0, its standard error must be
+        empty."""
         done = subprocess.run(
             [RAYMQ, *arguments, "--address", self._address],
             input=stdin,
@@ -45,7 +46,8 @@ class Cli:
         return done
 
     def rows(self, *arguments: str, stdin: str = "") -> list[list[str]]:
-        """Return the cells of the table that a command prints, row by row, beginning with the header row."""
+        """Run a `raymq` command that prints a table. Returns the table's cells, row by row, beginning with the header
+        row."""
         lines = self.run(*arguments, stdin=stdin).stdout.splitlines()
         cells = [re.split(r"[│┃]", line)[1:-1] for line in lines]
         return [[cell.strip() for cell in row] for row in cells if row]
@@ -54,7 +56,7 @@ class Cli:
         return json.loads(self.run(*arguments, "--json", stdin=stdin).stdout)
 
     def refused(self, *arguments: str, stdin: str = "", code: int = 1) -> str:
-        """Run a command that must fail, and return the single line of its stderr."""
+        """Run a `raymq` command that must fail. Returns the single line of its standard error."""
         done = self.run(*arguments, stdin=stdin, code=code)
         assert done.stdout == ""
         [line] = done.stderr.splitlines()
@@ -228,7 +230,7 @@ def test_the_doctor_looks_at_the_machine_the_node_the_cluster_and_its_groups(
     assert {one["check"] for one in answer["findings"] if one["state"] == "skip"} == {"alert rules"}
     assert {one["check"] for one in answer["findings"] if one["state"] == "fail"} == set()
     places = {one["where"] for one in answer["findings"] if one["check"] == "versions"}
-    assert len(places) == 2  # this process, and a task on the single node
+    assert len(places) == 2  # The two places are this process, and a task on the single node.
     assert str(box.data) in found["private files"]["seen"]
     assert found["locks"]["seen"] == f"{box.data}: 2 stores are open"
     assert found["lanes"]["state"] == "ok"

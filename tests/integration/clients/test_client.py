@@ -1,5 +1,5 @@
-"""A raymq cluster as its users see it: producing, consuming by poll and by listener, administration, plain actor
-handles."""
+"""Tests of a raymq cluster as its users use it: producing, consuming by poll and by listener, administration, and plain
+actor handles."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def bodies(messages: Iterable[MessageExt]) -> list[bytes]:
     return [message.body for message in messages]
 
 
-# tests of producing
+# Tests of producing
 
 
 def test_a_message_is_read_back_where_its_result_says_with_everything_it_was_sent_with(
@@ -118,7 +118,7 @@ def test_a_future_of_a_send_cannot_be_cancelled_and_still_ends(mq: raymq.Client,
 
 
 def test_one_sharding_key_is_one_queue_in_order_and_the_queue_is_rocketmqs(mq: raymq.Client, topic: str) -> None:
-    # the Java hash of this string is the smallest negative integer, whose absolute value overflows
+    # The Java hash of this key is the smallest negative integer, whose absolute value overflows.
     keys = [f"user-{number}" for number in range(20)] + ["polygenelubricants"]
     queues = [description.queue for description in mq.admin.describe_topic(topic)]
     with mq.producer() as producer:
@@ -165,12 +165,12 @@ def test_the_largest_message_is_4_mib_and_comes_back_whole(mq: raymq.Client, top
     assert message.message_id == result.message_id
 
 
-# tests of consuming by poll
+# Tests of consuming by poll
 
 
 def send_numbers(mq: raymq.Client, topic: str, numbers: Iterable[int], *, sharding: bool = False) -> None:
-    """Send one message per number, with the number as body. With `sharding` the messages are spread over all
-    queues."""
+    """Send one message for each number, with the number as body. With `sharding` the messages are distributed over all
+    queues by sharding key."""
     with mq.producer() as producer:
         for number in numbers:
             producer.send_async(raymq.Message(topic, b"%d" % number), sharding_key=str(number) if sharding else None)
@@ -215,11 +215,12 @@ def test_a_tag_subscription_gets_exactly_its_tags_even_where_two_tags_have_one_c
             consumer.commit()
             return sum(consumer.committed(queue) or 0 for queue in consumer.assignment())
 
-        # Excluded messages at a queue's end are skipped only when a long poll ends without a result.
+        # Poll until all offsets are committed. If the last messages of a queue do not pass the filter, the consumer's
+        # offset moves over them only when a long poll ends without a result.
         eventually(lambda: committed() == 300, "everything committed")
     assert Counter(message.tags for message in got) == {"AaAa": 75, "C": 75}
     assert numbers_of(got) == [number for number in range(300) if number % 4 in (0, 2)]
-    # Pull from all queues, because a single queue may hold the first messages of a burst.
+    # Pull from all queues, because a burst of sends may put its first messages into a single queue.
     queues = [row.queue for row in mq.admin.describe_topic(topic)]
     pulled = [
         [message for queue in queues for message in mq.admin.pull(queue, 0, max_messages=1000, tags=tag).messages]
@@ -249,13 +250,13 @@ def test_a_group_goes_on_where_it_committed_and_gets_the_rest_again(mq: raymq.Cl
 def test_auto_commit_counts_as_done_what_polls_before_the_last_have_returned(
     mq: raymq.Client, topic: str, group: str
 ) -> None:
-    """Closing the consumer also commits the messages of the last poll, unless the program's `with` block ends with an
-    exception."""
+    """With auto-commit, the messages of all polls before the last poll count as consumed. Closing the consumer also
+    commits the messages of the last poll, unless the program's `with` block ends with an exception."""
     send_numbers(mq, topic, range(30))
     consumer = mq.pull_consumer(group, consume_from=FIRST)
     consumer.subscribe(topic)
     poll_until(consumer, 20)
-    # the second poll: exactly one call, however many messages it returns
+    # Call `poll` exactly once more, however many messages it returns.
     assert consumer.poll(max_messages=10, timeout_s=60.0)
     with pytest.raises(ZeroDivisionError), consumer:
         raise ZeroDivisionError
@@ -306,8 +307,8 @@ def test_a_new_group_starts_at_the_first_message_or_at_a_time(mq: raymq.Client, 
 def test_two_consumers_share_the_queues_and_hand_over_without_a_message_delivered_twice(
     mq: raymq.Client, topic: str, group: str
 ) -> None:
-    """The first consumer has all queues. The second consumer joins and takes half of the queues. After the first
-    consumer leaves, the second has all queues."""
+    """The first consumer of a group has all queues. A second consumer joins and gets half of the queues. After the
+    first consumer leaves, the second has all queues. No message is delivered twice."""
     seen: list[MessageExt] = []
 
     def take(consumer: raymq.PullConsumer) -> int:
@@ -326,7 +327,8 @@ def test_two_consumers_share_the_queues_and_hand_over_without_a_message_delivere
         def shared() -> bool:
             take(first)
             take(second)
-            # read the second consumer first: a queue that moves is for a while at neither consumer
+            # Read the second consumer's assignment first. While a queue moves from one consumer to the other, neither
+            # has it.
             taken, left = second.assignment(), first.assignment()
             assert not set(taken) & set(left)
             return [len(taken), len(left)] == [2, 2]
@@ -368,7 +370,7 @@ def test_a_deleted_topic_does_not_keep_a_consumer_from_its_other_topic(
     assert sum(entry.committed or 0 for entry in mq.admin.describe_group(group)) == 50
 
 
-# tests of consuming by listener
+# Tests of consuming by listener
 
 
 @pytest.fixture
@@ -397,7 +399,8 @@ def test_a_function_listens_and_stop_commits_what_it_has_seen(
         def passed() -> int:
             return sum(q.commit_offset for q in subscription.status()[0].queues if q.queue.topic == topic)
 
-        # Excluded messages at a queue's end are skipped only when a long poll ends without a result.
+        # Wait until the offsets of all queues are at the end. If the last messages of a queue do not pass the filter,
+        # its offset moves over them only when a long poll ends without a result.
         eventually(lambda: passed() == 200, "the end of every queue")
     subscription.stop()
     assert journal.distinct_numbers() == list(range(1, 200, 2))
@@ -408,7 +411,7 @@ def test_a_function_listens_and_stop_commits_what_it_has_seen(
 
 
 class SumPerQueue:
-    """A listener with state. Its first call makes the objects that cannot be pickled."""
+    """A message listener with state. Its first call creates objects that cannot be pickled."""
 
     def __init__(self, journal: ListenerNotes) -> None:
         self._journal = journal
@@ -509,7 +512,7 @@ def test_a_push_and_a_pull_consumer_of_one_group_share_its_queues(
     assert journal.lines()
 
 
-# tests of administration
+# Tests of administration
 
 
 def test_creating_a_topic_again_as_it_is_changes_nothing_and_otherwise_is_refused(mq: raymq.Client) -> None:
@@ -562,7 +565,7 @@ def test_groups_are_listed_described_with_their_lag_and_forgotten(mq: raymq.Clie
             refused(group)
 
 
-# tests of plain actor handles
+# Tests of plain actor handles
 
 
 def test_plain_handles_of_a_broker_send_to_and_pull_from_its_own_queues(mq: raymq.Client, topic: str) -> None:

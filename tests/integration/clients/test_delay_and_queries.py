@@ -1,4 +1,4 @@
-"""Delayed messages and queries in a whole cluster. tests/component has the tests of the store's own part."""
+"""Tests of delayed messages and queries in a whole cluster. tests/component has the tests of the store alone."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def bodies(mq: raymq.Client, topic: str) -> list[bytes]:
 
 
 def test_a_delayed_message_comes_when_it_is_due_over_a_kill_of_its_store(mq: raymq.Client, topic: str) -> None:
-    """The message is delayed by a level or until a time. Each message arrives once, with its original id, and not
-    before it is due."""
+    """Two messages are delayed, by a level and until a time, and the stores are killed. Each message arrives once, with
+    its original id, and not before it is due."""
     due_ms = time.time_ns() // 1_000_000 + 3000
     with mq.producer() as producer:
         timed = producer.send(raymq.Message(topic, b"timed", keys=["t"], deliver_at_ms=due_ms))
@@ -168,8 +168,8 @@ def test_delayed_messages_are_counted_and_the_next_are_listed(mq: raymq.Client, 
 
 
 def test_a_hostile_producer_stops_no_reader_of_the_topic(mq: raymq.Client, topic: str, group: str) -> None:
-    """A producer sends garbage and decompression bombs all the time. Every reader still gets the valid messages in
-    between."""
+    """A producer sends garbage and decompression bombs all the time. Every reader of the topic still gets the valid
+    messages between them."""
     queue = mq.admin.describe_topic(topic)[0].queue
     storage = mq.storages.get(mq.routes.get(topic).master_storage(queue.broker_name))
     liars = list(lying_bodies().values())

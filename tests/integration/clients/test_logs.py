@@ -1,5 +1,5 @@
-"""Shipping log records to topics in a whole cluster: the examples of docs/logs.md, and a process that ends without
-closing its handler."""
+"""Tests of sending log records to topics, in a whole cluster: the examples of docs/logs.md, and a process that ends
+without closing its log handler."""
 
 from __future__ import annotations
 

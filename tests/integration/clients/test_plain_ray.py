@@ -1,4 +1,4 @@
-"""A program that has Ray but not raymq sends and pulls with the actor handle of a broker."""
+"""Tests of a program that has Ray but not raymq: it sends and pulls with the actor handle of a broker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ONLY_RAY = """
 
     sys.meta_path.insert(0, Refuse())
 """
-"""Text of a `sitecustomize` module that makes an environment with Ray refuse to import raymq."""
+"""Text of a `sitecustomize` module with which Python refuses to import raymq, although raymq is installed."""
 
 PROGRAM = """
     import json

@@ -1,6 +1,6 @@
-"""The producer and the asyncio producer in a whole cluster.
+"""Tests of the producer and the asyncio producer in a whole cluster.
 
-Fakes in tests/unit and tests/property, and tests/chaos, cover their behaviour when stores fail.
+Their behaviour when stores fail is tested with fakes in tests/unit and tests/property, and in tests/chaos.
 """
 
 from __future__ import annotations
@@ -94,8 +94,9 @@ def test_the_async_twin_sends_over_a_kill_of_both_stores(mq: raymq.Client, topic
 
 
 def test_while_one_store_is_away_new_messages_go_to_the_other(mq: raymq.Client, topic: str) -> None:
-    """The store is stopped, not killed: Ray does not restart the store, and calls to it time out. Messages in flight to
-    this store are not sent to another store."""
+    """While one store does not answer, new messages are sent to the other store. The first store is stopped, not
+    killed: Ray does not restart it, and calls to it time out. Messages in flight to it are not sent to another store.
+    """
     with mq.producer(attempt_timeout_s=0.5) as producer:
         for _ in range(20):
             producer.send(raymq.Message(topic, b"before"))

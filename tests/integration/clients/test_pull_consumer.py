@@ -1,7 +1,7 @@
-"""The synchronous and the asyncio pull consumer in a cluster: assigned queues, offsets, offsets for times, tables,
-resets, added queues.
+"""Tests of the synchronous and the asyncio pull consumer in a cluster: assigned queues, offsets, offsets for times,
+tables, resets, and added queues.
 
-test_client.py covers queues that the members of a group share.
+test_client.py has the tests of queues that the members of a group share.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def loop() -> Iterator[LoopThread]:
 
 @pytest.fixture(params=KINDS)
 def make(request: pytest.FixtureRequest, mq: raymq.Client, loop: LoopThread) -> Iterator[Make]:
-    """Yield a function that makes consumers, synchronous or asyncio as the test's parameter says. The consumers are
-    closed at the end."""
+    """Yield a function that creates consumers, synchronous or asyncio depending on the test's parameter. The fixture
+    closes the consumers after the test."""
     made = []
 
     def make(group: str, **options: Any) -> Any:
@@ -53,7 +53,7 @@ def make(request: pytest.FixtureRequest, mq: raymq.Client, loop: LoopThread) -> 
 
 
 def send(mq: raymq.Client, topic: str, *bodies: bytes, key: str = "one queue") -> MessageQueue:
-    """Send messages to one queue. Returns the queue."""
+    """Send messages to one queue of the topic. Returns this queue."""
     with mq.producer() as producer:
         [queue] = {producer.send(raymq.Message(topic, body), sharding_key=key).queue for body in bodies}
     return queue
@@ -168,8 +168,8 @@ def test_iteration_commits_what_the_program_has_asked_beyond(
 
 
 def test_a_reset_moves_consumers_that_run(mq: raymq.Client, topic: str, group: str, make: Make) -> None:
-    """Heartbeats report the reset to the members of a group. A consumer with assigned queues checks for resets
-    itself."""
+    """A reset of a group's offsets moves running consumers. The members of a group get the reset with their heartbeats.
+    A consumer with assigned queues itself checks for resets."""
     queue = send(mq, topic, *(b"%d" % number for number in range(10)))
     consumers = {}
     for mode in ("subscribe", "assign"):
@@ -188,7 +188,8 @@ def test_a_listener_hears_of_queues_that_are_added(mq: raymq.Client, topic: str,
     calls: list[tuple[str, list[MessageQueue]]] = []
     consumer.register_queue_change_listener(topic, lambda name, queues: calls.append((name, queues)))
     mq.admin.update_topic(topic, queues=6)
-    # one broker adds its queues before the other broker, and the listener may be called in between
+    # Wait for the last call. One broker adds its queues before the other broker, so the listener may also be called
+    # with only some of the new queues.
     eventually(lambda: calls and len(calls[-1][1]) == 6, "the listener is called with all queues")
     name, queues = calls[-1]
     assert name == topic

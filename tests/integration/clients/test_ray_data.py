@@ -1,5 +1,5 @@
-"""Topics as datasets of Ray Data and datasets as messages: the rows are the same whatever Ray Data's execution
-plan is."""
+"""Tests of topics as Ray Data datasets, and of datasets that are written to topics. The rows are the same whatever Ray
+Data's execution plan is."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FLIGHTS = 336_776
 QUEUES = 4
 
 pytestmark = [
-    # All these warnings come from Ray Data.
+    # Ignore these warnings, which all come from Ray Data.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -47,8 +47,8 @@ def _quiet() -> None:
 
 @pytest.fixture(scope="module")
 def flights(mq: raymq.Client) -> pd.DataFrame:
-    """Send the flights of 2013 to topic "data-flights", and return them. A message's body is the flight as JSON, and
-    its tag is the carrier."""
+    """Send the flights of 2013 to the topic "data-flights". A message's body is the flight as JSON, and its tag is the
+    carrier. Returns the flights."""
     flights = load_flights()
     wanted = flights[["row", "carrier", "origin", "tailnum", "arr_delay"]]
     bodies = wanted.to_json(orient="records", lines=True).encode().splitlines()
@@ -68,7 +68,7 @@ def bounds(mq: raymq.Client, topic: str) -> dict[str, tuple[int, int]]:
 
 
 def places(dataset: Dataset) -> list[tuple[str, int, int]]:
-    """Return broker group, queue id and queue offset of every row, sorted."""
+    """Return the broker group, queue id and queue offset of every row of a dataset, sorted."""
     rows = dataset.select_columns(["broker_name", "partition", "offset"]).to_pandas()
     return sorted(rows.itertuples(index=False, name=None))
 
@@ -96,7 +96,7 @@ def arrow(dataset: Dataset) -> Iterator[Any]:
 def test_a_count_reads_nothing(mq: raymq.Client, flights: pd.DataFrame) -> None:
     dataset = read_topic("data-flights")
     assert dataset.count() == FLIGHTS
-    assert "ReadTopic" not in dataset.stats()  # `stats` lists only operators that Ray Data has executed
+    assert "ReadTopic" not in dataset.stats()  # `stats` lists only operators that Ray Data has executed.
     assert read_topic("data-flights", tags="UA").count() == (flights.carrier == "UA").sum()
 
 
@@ -119,8 +119,8 @@ def test_a_projection_moves_no_bodies(mq: raymq.Client, flights: pd.DataFrame) -
     pruned = dataset.select_columns(["offset", "tags"]).materialize()
     assert pruned.schema().names == ["offset", "tags"]
     assert pruned.count() == FLIGHTS
-    # An offset has 8 bytes, a tag 2 bytes, and the tag's position 4. A body has about 100 bytes, so the limit shows
-    # that no bodies are read.
+    # Check that no bodies are read. A row without its body needs 14 bytes: 8 for the offset, 2 for the tag, and 4 for
+    # the tag's position. A body has about 100 bytes.
     assert pruned.size_bytes() < 16 * FLIGHTS
     assert sum(task.metadata.size_bytes for task in TopicDatasource("data-flights").get_read_tasks(1)) > 100 * FLIGHTS
 
@@ -145,7 +145,7 @@ def test_offsets_times_topics_and_tags_choose_rows(mq: raymq.Client, topic: str)
     with mq.producer() as producer:
         for number in range(20):
             producer.send(raymq.Message(topic, b"%d" % number, tags="even" if number % 2 == 0 else "odd"), queue=queue)
-        middle = datetime.now(UTC) + timedelta(milliseconds=2)  # message times have a resolution of 1 ms
+        middle = datetime.now(UTC) + timedelta(milliseconds=2)  # Message times have a resolution of 1 ms.
         eventually(lambda: datetime.now(UTC) > middle, "the next millisecond")
         for number in range(20, 30):
             producer.send(raymq.Message(topic, b"%d" % number), queue=queue)
@@ -236,8 +236,8 @@ def test_a_retried_write_task_stores_its_rows_once(
     died = tmp_path / "died"
 
     def grow_and_die_once(batch: pa.Table) -> pa.Table:
-        """Return each batch as a block of its own. Ray Data writes the block before the function makes the next
-        block."""
+        """Return the batch as a block of its own. Ray Data writes this block before it calls the function with the next
+        batch. The task's process is killed once."""
         if batch["id"][0].as_py() >= 6000 and not died.exists():
             deadline_s = time.monotonic() + 60
             stored = 0
@@ -263,7 +263,7 @@ def test_writes_that_cannot_be_are_refused_before_anything_is_stored(mq: raymq.C
     with pytest.raises(raymq.InvalidArgumentError, match="no body_field='txt', tags_field='tag'"):
         write_topic(dataset, topic, body_field="txt", tags_field="tag")
     with pytest.raises(Exception, match="MessageIllegalError"):
-        write_topic(dataset, topic, key_field="text")  # a key must not contain spaces
+        write_topic(dataset, topic, key_field="text")  # This write fails: a message key must not contain spaces.
     assert read_topic(topic).count() == 0
 
 
@@ -276,7 +276,7 @@ def test_an_iterator_goes_on_where_its_group_has_committed(mq: raymq.Client, top
             if len(seen) == 2:
                 break
         assert [len(rows) for rows in seen] == [100, 100]
-        assert mq.admin.group_summary(group).lag == 200  # the second dataset was not committed
+        assert mq.admin.group_summary(group).lag == 200  # The offsets of the second dataset were not committed.
         producer.send_batch([raymq.Message(topic, b"%d" % number) for number in range(300, 400)])
     again = iter_topic(group, topic, 0.0)
     assert sorted(int(row["value"]) for row in next(again).take_all()) == sorted(set(range(400)) - set(seen[0]))

@@ -1,5 +1,5 @@
-"""Real Rebalance actors and members: the members of a sticky group keep their queues, and heartbeats report resets to
-the members."""
+"""Tests of real Rebalance actors and members. The members of a sticky group keep their queues, and get resets with
+their heartbeats."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.history.waiting import eventually
 
 
 class Member:
-    """A group member that consumes no messages and releases revoked queues at once."""
+    """A member of a consumer group that consumes no messages, and releases revoked queues at once."""
 
     def __init__(self, mq: raymq.Client, group: str, name: str, topic: str) -> None:
         self.name, self.topic = name, topic

@@ -1,5 +1,5 @@
-"""Recall of delayed messages and replay of dead letters in a whole cluster, by the API and from the command
-line."""
+"""Tests of recalls of delayed messages and of replays of dead letters in a whole cluster, through the API and from the
+command line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def now_ms() -> int:
 
 
 def run(*words: str) -> dict[str, object]:
-    """Run a raymq command with --json and return its output, decoded."""
+    """Run a raymq command with --json. Returns its decoded output."""
     done = CliRunner().invoke(cli, [*words, "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)

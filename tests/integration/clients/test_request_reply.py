@@ -1,5 +1,5 @@
-"""Requests and replies in a whole cluster: listeners and a pull consumer reply, requesters leave, and replies arrive
-late."""
+"""Tests of requests and replies in a whole cluster: listeners and a pull consumer reply, requesters leave, and replies
+arrive late."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def test_a_batch_listener_answers_each_message_and_asyncio_asks(mq: raymq.Client
 
 
 def test_a_reply_that_comes_late_is_dropped_and_counted(mq: raymq.Client, topic: str) -> None:
-    """Source: golden fact 164. After the timeout the requester no longer has the correlation id."""
+    """A reply that arrives after the request's timeout is dropped and counted, because the requester no longer has its
+    correlation id. Source: golden fact 164."""
     before = mq.producer().request_statistics()
     with mq.pull_consumer(f"late-{uuid4().hex[:8]}", consume_from=FIRST) as c:
         c.subscribe(topic)
@@ -73,7 +74,8 @@ def test_a_reply_that_comes_late_is_dropped_and_counted(mq: raymq.Client, topic:
 
 
 def test_a_reply_to_a_client_that_is_gone_is_stored_and_said_to_be_so(mq: raymq.Client, topic: str) -> None:
-    """Source: golden fact 163."""
+    """A reply to a client that has left is stored, and the result of the reply says so. Source: golden fact
+    163."""
     asker = raymq.connect()
     future = asker.producer().request_async(raymq.Message(topic, b"anybody?"), timeout_s=REQUEST_S)
     with mq.pull_consumer(f"gone-{uuid4().hex[:8]}", consume_from=FIRST) as c:

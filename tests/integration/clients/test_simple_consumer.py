@@ -1,5 +1,5 @@
-"""Simple consumers in a cluster: receives, acknowledgements, redelivery, dead letters, order, and more consumers than
-queues."""
+"""Tests of simple consumers in a cluster: receives, acknowledgements, redelivery, dead letters, order, and more
+consumers than queues."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_sixteen_consumers_share_two_queues_and_each_message_is_settled_once(mq:
                     with lock:
                         got.extend(numbers(messages))
                         counted[number] += acked
-        except BaseException as error:  # the test's main thread raises the error
+        except BaseException as error:  # The main thread of the test raises this error later.
             failures.append(error)
 
     threads = [threading.Thread(target=consume, args=(number,)) for number in range(16)]

@@ -1,5 +1,5 @@
-"""Topics in a whole cluster: message types, which every way of sending checks, and the offsets of groups that no longer
-subscribe to a topic."""
+"""Tests of topics in a whole cluster: message types, which every way of sending checks, and offsets of groups that no
+longer subscribe to a topic."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.support.history.waiting import eventually
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 SOON_S = 20.0
 SWEEP_S = 180.0
-"""Timeout of a sweep of unused offsets, in seconds. A broker does not sweep in the first two minutes after its
-start."""
+"""Maximum number of seconds until a broker deletes unused offsets (a sweep). A broker does not sweep in the first two
+minutes after its start."""
 SWEPT, KEPT, SWEEPER = "swept", "kept-of-two", "sweeper"
 
 
@@ -55,7 +55,8 @@ def test_every_way_to_send_sees_the_type_and_a_change_of_it(mq: raymq.Client, to
 
 @pytest.fixture
 def usual_sweeps(mq: raymq.Client) -> Iterator[None]:
-    """Restore the brokers' default interval of sweeps of unused offsets at the end of the test."""
+    """Restore, at the end of the test, the brokers' default interval between two deletions (sweeps) of unused
+    offsets."""
     yield
     mq.admin.unset_config("offset_sweep_interval_ms")
 

@@ -1,6 +1,6 @@
-"""Transactions in a whole cluster.
+"""Tests of transactions in a whole cluster.
 
-tests/component/transactions covers the store's part of transactions, and tests/chaos/transactions covers faults.
+tests/component/transactions has the tests of the store alone, and tests/chaos/transactions the tests of faults.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def test_what_cannot_be_a_transaction_is_refused(mq: raymq.Client, topic: str) -
                 producer.transaction(raymq.Message(name, b"x"))
         with producer.transaction(raymq.Message(topic, b"late", delay_level=18)):
             pass
-        assert bodies(mq, topic) == Counter([b"late"])  # a delay level has no effect on a transaction's message
+        assert bodies(mq, topic) == Counter([b"late"])  # A delay level has no effect on a transaction's message.
     with pytest.raises(raymq.TopicNotExistError):
         mq.admin.describe_topic(HALF_TOPIC)
 

@@ -1,5 +1,5 @@
-"""The programs in examples/, run on one cluster: the numbers that they print match the data, and each draws its
-picture."""
+"""Tests of the programs in examples/, which run on one cluster. The numbers that they print match the data, and each
+program draws its picture."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from examples import flights_to_picture, orders_to_windows, points_to_classes
 SMALLEST_PICTURE_BYTES = 5_000
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # PySpark uses distutils, which is deprecated
-    # Py4J leaves its sockets open until the garbage collector closes them
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # PySpark uses distutils, which is deprecated.
+    # Ignore warnings about open sockets: Py4J leaves its sockets open until the garbage collector closes them.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # the warnings come from Ray Data
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # Ignore these warnings, which come from Ray Data.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 

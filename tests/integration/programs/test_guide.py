@@ -1,5 +1,5 @@
-"""The documentation pages with snippets: every snippet of a page runs unchanged and in order, with the commands and the
-interpreter of a user."""
+"""Tests of the documentation pages with snippets: every snippet of a page runs unchanged and in order, with the
+commands and the interpreter of a user."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ DOWN = Snippet("sh", "raymq down\n", "", None)
 
 
 def snippets(page: Path) -> list[Snippet]:
-    """Return the runnable snippets of a page. If a text block follows a snippet, that block is the snippet's expected
-    output."""
+    """Return the runnable snippets of a documentation page. If a text block follows a snippet, this block is the
+    snippet's expected output."""
     text = page.read_text()
     found = [(match[1], match[2], text.count("\n", 0, match.start()) + 1) for match in FENCE.finditer(text)]
     followed = [*found, ("", "", 0)][1:]
@@ -45,7 +45,7 @@ def snippets(page: Path) -> list[Snippet]:
 
 @pytest.fixture
 def box() -> Iterator[Sandbox]:
-    """A sandbox in which Ray listens only on loopback."""
+    """Yield a sandbox in which Ray listens only on loopback."""
     with pytest.MonkeyPatch.context() as patch, sandbox() as box:
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         yield box

@@ -1,5 +1,5 @@
-"""Connecting while no cluster runs. These tests have a module of their own, because the other modules share a running
-cluster."""
+"""Tests of connecting while no cluster runs. These tests have a module of their own, because the other modules share a
+running cluster."""
 
 from __future__ import annotations
 

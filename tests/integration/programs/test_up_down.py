@@ -1,4 +1,5 @@
-"""`raymq up`, `status` and `down`, run as separate processes. No Ray cluster runs before `up`."""
+"""Tests of `raymq up`, `raymq status` and `raymq down`, run as separate processes. No Ray cluster runs before `raymq
+up`."""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ RAYMQ = str(Path(sys.executable).with_name("raymq"))
 
 @pytest.fixture(scope="module")
 def box() -> Iterator[Sandbox]:
-    """A sandbox in which Ray listens only on loopback."""
+    """Yield a sandbox in which Ray listens only on loopback."""
     with pytest.MonkeyPatch.context() as patch, sandbox() as box:
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         yield box
         run_directory = box.home / ".raymq" / "run"
-        # a test failed before it stopped the cluster that it had started
+        # Stop the cluster if it still runs, because a failed test has not stopped it.
         if (run_directory / "ray-head.json").exists():
             subprocess.run([RAYMQ, "down"], cwd=box.work, capture_output=True, timeout=150, check=True)
         for file in [*run_directory.iterdir(), *(box.home / ".ray").iterdir()]:
@@ -36,7 +37,7 @@ def box() -> Iterator[Sandbox]:
 
 
 def raymq(box: Sandbox, *arguments: str, code: int = 0) -> Any:
-    """Run a command with --json. Returns the command's decoded output, or its error text if `code` is not 0."""
+    """Run a `raymq` command with --json. Returns its decoded output, or its error text if `code` is not 0."""
     done = subprocess.run(
         [RAYMQ, *arguments, "--json"], cwd=box.work, capture_output=True, text=True, timeout=150, check=False
     )
@@ -84,8 +85,8 @@ def test_up_starts_everything_once_down_ends_it_and_up_again_has_the_messages(bo
 
 
 def board_is_there_and_can_be_installed_again(box: Sandbox) -> None:
-    """Check that `up` wrote Grafana's dashboard into the Ray session's directory, and that `metrics install` writes the
-    file again. No Grafana server reads this directory."""
+    """Check that `raymq up` wrote the Grafana dashboard into the Ray session's directory, and that `raymq metrics
+    install` writes it again. No Grafana server reads this directory."""
     [board] = box.tmp.glob("ray/session_2*/metrics/grafana/dashboards/raymq*.json")
     text = board.read_text()
     board.unlink()

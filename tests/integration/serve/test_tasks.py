@@ -1,4 +1,4 @@
-"""Tasks of Ray Serve on raymq: a `@task_consumer` deployment with three replicas runs tasks while a replica is
+"""Tests of Ray Serve tasks on raymq: a `@task_consumer` deployment with three replicas runs tasks while a replica is
 killed."""
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ CONFIG = TaskProcessorConfig(
 
 
 def application() -> Any:
-    """Return the deployment. Its class is nested so that it is pickled by value: replicas cannot import modules of the
-    tests."""
+    """Return the Ray Serve deployment. Its class is nested so that it is pickled by value, because the deployment's
+    replicas cannot import test modules."""
 
     @serve.deployment(num_replicas=REPLICAS, max_ongoing_requests=8, ray_actor_options={"num_cpus": 0})
     @task_consumer(task_processor_config=CONFIG)
@@ -74,7 +74,7 @@ def application() -> Any:
 
 @pytest.fixture(scope="module")
 def adapter(mq: raymq.Client) -> Iterator[RaymqTaskProcessorAdapter]:
-    """Yield the task adapter of a user's program, while the deployment runs."""
+    """Yield the task adapter with which a user's program sends tasks, while the deployment runs."""
     serve.start(proxy_location="Disabled")
     try:
         serve.run(application(), name="jobs", route_prefix=None)
@@ -90,7 +90,7 @@ def state(adapter: RaymqTaskProcessorAdapter, task_id: str) -> str:
 
 
 def ends_as(adapter: RaymqTaskProcessorAdapter, task_id: str, wanted: str) -> Any:
-    """Wait until a task's state is `wanted`, and return the task's result."""
+    """Wait until a task is in the state `wanted`. Returns the task's result."""
     eventually(lambda: state(adapter, task_id) == wanted, f"task {task_id} {wanted}")
     return adapter.get_task_status_sync(task_id).result
 

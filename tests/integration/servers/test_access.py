@@ -1,8 +1,9 @@
-"""Access control in a whole cluster: unknown users, wrong secrets, missing and granted rights, over each API.
+"""Tests of access control in a whole cluster: unknown users, wrong secrets, missing and granted rights, through each
+API.
 
-The APIs are the client, lanes (socket connections), actor handles and commands. The broker group has two replicas, so
-that checks also cover the servers' own calls and lanes. The test's own process runs as the super user. Each other user
-has a separate actor, which acts like the user's program.
+The APIs are the client, lanes (direct socket connections), actor handles and commands. The broker group has two
+replicas, so that the tests also cover the servers' own calls and lanes. The test's own process runs as the super user.
+Each other user has a separate actor, which acts like the user's program.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from tests.support.clusters.access import (
 from tests.support.clusters.cluster import Sandbox, kill_actors, user_environment
 from tests.support.history.waiting import eventually
 
-# pickle this module by value: Ray's workers cannot import tests
+# Pickle this module by value, because Ray's workers cannot import test modules.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 TEAM, OTHER, ROME, SLOW = (
     raymq.Credentials(name, f"the secret of {name}") for name in ("orders-team", "other-team", "rome", "slow")
 )
 READ_PER_S = 40
-"""Quota of the user SLOW: maximum number of messages consumed per second."""
+"""Quota of the user SLOW: the maximum number of messages that this user may consume per second."""
 USERS = f"""
 users:
   - name: {TEAM.user}
@@ -76,7 +77,7 @@ FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
 @pytest.fixture(scope="module")
 def mq(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[raymq.Client]:
-    """Yield the super user's client of a cluster with access control."""
+    """Run a cluster with access control. Yields the super user's client."""
     with access_cluster(box, tmp_path_factory.mktemp("access"), USERS) as client:
         client.admin.create_topic("orders", 2)
         client.admin.create_topic("bills", 2)
@@ -157,7 +158,8 @@ def transacted(topic: str, group: str) -> Callable[[raymq.Client], Any]:
 
 
 def asked(topic: str, group: str) -> Callable[[raymq.Client], Any]:
-    """Return a function that sends a request to a listener of the same user, and returns the listener's reply."""
+    """Return a function that sends a request, which a listener of the same user answers. The function returns the
+    reply."""
 
     def work(client: raymq.Client) -> Any:
         consumer = client.push_consumer(group).subscribe(topic).on_message(lambda message: raymq.reply(b"pong"))
@@ -320,8 +322,8 @@ def test_a_user_of_a_namespace_has_what_is_in_it_and_nothing_else(mq: raymq.Clie
 
 
 def pulled(topic: str, group: str, count: int) -> Callable[[raymq.Client], Any]:
-    """Return a function that consumes `count` messages with a pull consumer, and returns the seconds between the first
-    and the last poll."""
+    """Return a function that consumes `count` messages with a pull consumer. The function returns the seconds between
+    its first and last poll."""
 
     def work(client: raymq.Client) -> Any:
         times, left = [], count
@@ -336,8 +338,8 @@ def pulled(topic: str, group: str, count: int) -> Callable[[raymq.Client], Any]:
 
 
 def received(topic: str, group: str, count: int) -> Callable[[raymq.Client], Any]:
-    """Return a function that consumes `count` messages with a simple consumer, and returns the seconds between the
-    first and the last receive."""
+    """Return a function that consumes `count` messages with a simple consumer. The function returns the seconds between
+    its first and last receive."""
 
     def work(client: raymq.Client) -> Any:
         times, left = [], count
@@ -352,8 +354,8 @@ def received(topic: str, group: str, count: int) -> Callable[[raymq.Client], Any
 
 
 def listened(topic: str, group: str, count: int, notes: Path) -> Callable[[raymq.Client], Any]:
-    """Return a function that consumes `count` messages with a listener, and returns the seconds between the first and
-    the last message."""
+    """Return a function that consumes `count` messages with a listener. The function returns the seconds between the
+    first and the last message."""
 
     def listen(message: raymq.MessageExt) -> None:
         with notes.open("a") as file:
@@ -379,8 +381,8 @@ def test_what_a_user_consumes_has_a_bound_in_each_way(mq: raymq.Client, tmp_path
     mq.admin.create_topic("bulk", 1)
     with mq.producer() as producer:
         producer.send_batch([raymq.Message("bulk", b"x")] * count)
-    # The test consumes four times the quota of a second. One quota is available at once, and another with the first
-    # token; the other two take a second each. The first message may be timed late, so require only half of these two
+    # The test consumes four times the messages that the quota allows in a second. Twice this number is available at
+    # once, and the rest takes two seconds. The first message may be timed late, so require only half of these two
     # seconds.
     for work in (
         pulled("bulk", "bulk-pull", count),
@@ -412,7 +414,7 @@ def test_no_named_actor_of_a_running_cluster_serves_a_user_without_rights(mq: ra
 
         def all_run() -> bool:
             if ray.wait([reference], timeout=0)[0]:
-                ray.get(reference)  # this call raises the error of a failed program
+                ray.get(reference)  # `ray.get` raises the error of a program that failed.
             return all_own_kinds_run()
 
         eventually(all_run, "an actor of each kind runs", 60.0)
@@ -505,7 +507,8 @@ NEW = raymq.Credentials("new-team", "the secret of new-team")
 
 
 def succeeds(credentials: raymq.Credentials, work: Callable[[raymq.Client], Any]) -> bool:
-    """Return True if the work succeeds, False if the servers refuse the user."""
+    """Run `work` as the user of `credentials`. Returns True if it succeeds, False if the servers refuse the
+    user."""
     try:
         as_user(credentials, work)
     except (AccessDeniedError, AuthenticationError):
@@ -560,8 +563,8 @@ def test_a_user_that_is_deleted_is_refused_over_what_it_has_open(mq: raymq.Clien
 
 
 def test_access_outlives_the_servers(mq: raymq.Client) -> None:
-    """This test is the last of the module, so that it also checks the changes of earlier tests after the servers
-    restart."""
+    """Users and their rights are still valid after the servers restart. This test is the last of the module, so that it
+    also covers the changes that earlier tests made."""
     for actor in ("Storage", "Broker", "NameServer"):
         kill_actors(actor)
 

@@ -1,4 +1,5 @@
-"""One walk through the console's pages in a browser, on a live cluster: from the login to the kill of a store."""
+"""Tests of the console on a live cluster: a browser uses its pages one after another, from the login until a store is
+killed."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ from tests.support.history.waiting import eventually
 
 SETTINGS = one_group("{replicas: 1}")
 PATIENCE_MS = 60_000
-"""Timeout, in ms, of each wait for the servers, for example for a retry or a restart."""
+"""Timeout, in ms, of each wait for the servers, for example until a message is retried or a store has
+restarted."""
 CALL_TIMEOUT_S = 30.0
 ADMIN_TOKEN = "the admins' token"
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
@@ -39,8 +41,8 @@ FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
 @pytest.fixture
 def page(mq: raymq.Client) -> Iterator[Page]:
-    """Yield a page on which nobody is logged in. Requests may fail while a store does not answer; the page retries
-    them."""
+    """Yield a browser page without a login. Requests of the page may fail while a store does not answer; the page
+    retries them."""
     app = create_app(live_cluster(mq, "raymq"), ConsoleSettings(is_admin=lambda token: token == ADMIN_TOKEN))
     with (
         launched() as browser,
@@ -52,13 +54,13 @@ def page(mq: raymq.Client) -> Iterator[Page]:
 
 
 def refuses(message: raymq.MessageExt) -> None:
-    """A listener that always fails."""
+    """A message listener that always fails."""
     raise ValueError("out of stock")
 
 
 def test_a_journey(mq: raymq.Client, page: Page, topic: str, group: str) -> None:
     expect.set_options(timeout=PATIENCE_MS)
-    topic = f"{topic}-of-the-page"  # the fixture has already created a topic of the original name
+    topic = f"{topic}-of-the-page"  # Use another name, because the fixture has already created a topic with this name.
     log_in(page)
     create_topic(page, topic)
     send(page, topic, "o-1", "the first order")
@@ -113,7 +115,7 @@ def find(page: Page, topic: str, key: str, body: str) -> None:
     page.get_by_label("Topic").fill(topic)
     page.get_by_label("Key").fill(key)
     page.get_by_role("button", name="Find").click()
-    # if a query finds a single message, the page shows its body at once
+    # If a query finds a single message, the console's page shows the body of this message at once.
     shown = page.locator("pre").filter(has_text=body)
     reload_until(page, lambda: shown.count() > 0, "the message, found by its key")
 
@@ -161,19 +163,21 @@ def replay(page: Page, group: str) -> None:
     page.get_by_role("button", name="Replay chosen").click()
     expect(page.get_by_text("brought back").first).to_be_visible()
     page.goto(f"/groups/{group}/dead-letters")
-    # The page finds the replayed copy of the dead letter with the message index, which lags behind the log.
+    # Reload the page until it lists only the other dead letter. The page finds the replayed copy of a dead letter with
+    # the message index, which is updated a moment after the log.
     reload_until(page, lambda: page.get_by_role("checkbox").count() == 1, "the other dead letter alone")
 
 
 def kill_the_store(page: Page) -> None:
-    """The open page shows an alert that the store does not answer, and recovers without a reload."""
+    """Stop and kill a store while the console's page is open. The page shows an alert that the store does not answer,
+    and recovers without a reload."""
     page.goto("/cluster")
     broker = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="broker-a", exact=True))
     expect(broker).to_contain_text("ready")
     page.evaluate("window.notReloaded = true")
     store = ActorRef(str(StorageName("broker-a", 0)))
     pid = store.call("describe", timeout_s=30).pid
-    os.kill(pid, signal.SIGSTOP)  # the store stays stopped until the page has shown the alert
+    os.kill(pid, signal.SIGSTOP)  # The store stays stopped until the page has shown the alert.
     try:
         expect(page.get_by_role("alert").first).to_be_visible()
     finally:
@@ -194,7 +198,7 @@ def test_the_console_is_at_the_same_address_after_its_process_was_killed(mq: ray
         eventually(lambda: described().get("pid") not in (None, first["pid"]), "another process of the console")
         assert described()["url"] == first["url"]
         assert answers(first["url"])
-        # the console already runs, so no second process starts
+        # The console already runs, so this call starts no second process.
         assert launch("console", address, load_settings(config))["pid"] == described()["pid"]
     finally:
         launch("stop_console", address)

@@ -1,4 +1,4 @@
-"""NameServers and brokers without their message traffic: the state they keep, the requests they refuse, and the
+"""Tests of NameServers and brokers without message traffic: the state they keep, the requests they refuse, and the
 information they return.
 
 The cluster has two NameServers and two broker groups. Sending to a topic creates the topic, and failed messages are
@@ -43,7 +43,7 @@ def broker(name: str):
 
 
 def run(*words: str) -> str:
-    """Run a command, which must succeed, and return its standard output."""
+    """Run a command and check that it succeeds. Returns its standard output."""
     done = CliRunner().invoke(cli, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stdout
@@ -54,7 +54,7 @@ def queue_of(topic: str) -> MessageQueue:
 
 
 def put(mq: raymq.Client, topic: str, *bodies: bytes) -> None:
-    """Store one message per body in queue 0 of broker-a."""
+    """Store one message for each body in queue 0 of broker-a."""
     storage = mq.storages.get("storage-broker-a-0")
     persist_until(time.monotonic() + WAIT_S, lambda left_s: storage.append([make_batch(bodies, topic=topic)], left_s))
 
@@ -65,13 +65,14 @@ def fetch(mq: raymq.Client, topic: str, offset: int = 0, wait_s: float = 0.0) ->
     return result
 
 
-# tests of NameServers
+# Tests of NameServers
 
 
 def test_the_kv_configuration_and_order_topics_outlive_the_nameservers(
     mq: raymq.Client, topic: str, box: Sandbox
 ) -> None:
-    """One of the NameServers restarts without its file, as it would on another node."""
+    """The KV configuration and the order topics survive a restart of all NameServers. One of them restarts without its
+    file, as it would on another node."""
     mq.admin.put_kv("mine", "k", "v")
     mq.admin.set_order_config(topic, "broker-a:2")
     shutil.rmtree(box.data / "nameserver-1")
@@ -80,7 +81,7 @@ def test_the_kv_configuration_and_order_topics_outlive_the_nameservers(
     def back() -> bool:
         try:
             kept = mq.routes.call_all("list_kv", "mine")
-            known = mq.routes.call_all("brokers")  # a broker's heartbeat reaches each NameServer at a different time
+            known = mq.routes.call_all("brokers")  # Each NameServer gets a broker's heartbeat at a different time.
             return kept == [{"k": "v"}, {}] and [len(brokers) for brokers in known] == [2, 2]
         except RaymqError:
             return False
@@ -103,8 +104,8 @@ def test_the_kv_configuration_and_order_topics_outlive_the_nameservers(
 
 
 def knows_that_there_is_none(mq: raymq.Client, topic: str) -> bool:
-    """Return whether the NameServer reports that the topic does not exist. After a restart the NameServer does so only
-    when every broker has had time to register."""
+    """Return True if the NameServers report that the topic does not exist. After a restart they report this only when
+    every broker has had time to register."""
     try:
         mq.routes.get(topic)
     except RaymqError as error:
@@ -124,12 +125,12 @@ def test_routes_tell_the_node_of_each_store(mq: raymq.Client, topic: str) -> Non
     assert {data.nodes[0] for data in mq.admin.topic_route(topic).brokers.values()} == {mq.node_id}
 
 
-# tests of topics
+# Tests of topics
 
 
 def test_a_topic_is_read_and_written_as_its_permission_says(mq: raymq.Client, topic: str) -> None:
     mq.admin.update_topic(topic, perm=4)
-    with pytest.raises(RuntimeError, match="no W"):  # a plain actor handle raises built-in exceptions only
+    with pytest.raises(RuntimeError, match="no W"):  # A plain actor handle raises only built-in exceptions.
         ray.get(broker("broker-a").send.remote(topic, b"x"))
     with pytest.raises(NoPermissionError):
         mq.routes.get_or_create(topic)
@@ -152,7 +153,7 @@ def test_a_topic_gets_more_queues_and_never_fewer(mq: raymq.Client, topic: str) 
 def test_many_topics_and_groups_are_created_with_few_calls(mq: raymq.Client) -> None:
     topics = {f"many-{index}": 1 + index % 5 for index in range(600)}
     mq.admin.create_topics(topics)
-    for servers_topics in mq.routes.call_all("topics"):  # when `create_topics` returns, each NameServer has the topics
+    for servers_topics in mq.routes.call_all("topics"):  # Each NameServer has the topics after `create_topics`.
         assert topics.keys() <= set(servers_topics)
     mq.routes.fetch(topics)
     assert {topic: len(mq.routes.get(topic).publish_queues) for topic in topics} == topics
@@ -203,7 +204,7 @@ def test_a_deleted_topic_takes_no_messages_until_it_is_created_again(mq: raymq.C
     assert [message.body for message in decode_records(fetch(mq, topic).records)] == [b"new"]
 
 
-# tests of groups and offsets
+# Tests of groups and offsets
 
 
 def test_offsets_count_by_owner_and_reset_and_outlive_the_broker(mq: raymq.Client, topic: str, group: str) -> None:
@@ -368,7 +369,7 @@ def test_a_message_given_back_comes_again_and_is_dead_at_last(mq: raymq.Client, 
         ray.get(handle.send_back.remote(group, b"nonsense" * 20))
 
 
-# tests of clients and counters
+# Tests of connected clients and of counters
 
 
 def test_the_brokers_know_who_produces_and_consumes(mq: raymq.Client, topic: str, group: str) -> None:

@@ -1,5 +1,5 @@
-"""Hooks of the stores in a whole cluster: the example of docs/hooks.md, refused messages in a batch, and consumers on
-the store's node."""
+"""Tests of the stores' hooks in a whole cluster: the example of docs/hooks.md, refused messages in a batch, and
+consumers on the store's node."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mq(notes: Path) -> Iterator[raymq.Client]:
-    """Yield the client of a cluster whose stores have the hooks of docs/hooks.md, and a hook that records delivered
-    messages."""
+    """Run a cluster whose stores have the hooks of docs/hooks.md, and a hook that records delivered messages. Yields a
+    client."""
     [module, _] = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
     (notes.parent / "shop_hooks.py").write_text(module + MORE)
     with pytest.MonkeyPatch.context() as patch:

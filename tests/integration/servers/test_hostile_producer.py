@@ -1,5 +1,5 @@
-"""A producer sends bodies with corrupt compression among the messages of honest producers: every kind of consumer gets
-all valid messages."""
+"""Tests of a hostile producer, which sends bodies with corrupt compression among the messages of honest producers.
+Every kind of consumer gets all valid messages."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ HONEST = 40
 
 @pytest.fixture
 def topic(mq: raymq.Client, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Create a topic of one queue. Valid messages have their numbers as bodies, and a message with a corrupt compressed
-    body follows every fourth."""
+    """Create a topic with one queue, and fill it. Valid messages have their numbers as bodies. After every fourth valid
+    message there is a message with a corrupt compressed body."""
     name = "hostile"
     mq.admin.create_topic(name, queues=1)
     honest = compression.Compression.compress_body
@@ -47,7 +47,7 @@ def topic(mq: raymq.Client, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def dead(mq: raymq.Client, group: str) -> list[str]:
-    """Return the reason of each of a group's dead letters."""
+    """Return, for each dead letter of a consumer group, the reason why it became a dead letter."""
     try:
         letters = mq.admin.dead_letters(group).letters()
     except (raymq.GroupNotExistError, raymq.TopicNotExistError):

@@ -1,5 +1,5 @@
-"""Live settings in a whole cluster: commands and actor handles set them, they take effect at once, and they survive
-restarts of actors."""
+"""Tests of live settings in a whole cluster. Commands and actor handles set them, they take effect at once, and they
+survive restarts of actors."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_broker_group_that_is_not_writable_is_read_only(mq: raymq.Client, monk
 
 
 def test_every_broker_group_is_checked(mq: raymq.Client) -> None:
-    for _ in range(2):  # the first run creates the topic, and the second finds the topic
+    for _ in range(2):  # The first run creates the topic, and the second finds it.
         checks = json.loads(run("check", "send", "--count", "5", "--json"))["checks"]
         assert [(row["broker"], row["sent"], row["failed"]) for row in checks] == [
             ("broker-a", 5, 0),

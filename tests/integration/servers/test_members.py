@@ -1,5 +1,5 @@
-"""Requests to live group members in a whole cluster: the examples of docs/members.md, the commands, and members that
-leave."""
+"""Tests of requests to live group members in a whole cluster: the examples of docs/members.md, the commands, and
+members that leave."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAGE = (DOCS / "members.md").read_text()
 
 
 def run(*words: str) -> dict[str, object]:
-    """Run a raymq command with --json and return its output, decoded."""
+    """Run a raymq command with --json and return its decoded JSON output."""
     done = CliRunner().invoke(cli, [*words, "--json"], catch_exceptions=False)
     assert done.exit_code in (0, 1), done.output
     return json.loads(done.stdout)
@@ -64,7 +64,7 @@ def test_every_kind_of_consumer_answers(mq: raymq.Client) -> None:
 
         def has_consumed() -> RunningInfo | None:
             [info] = mq.admin.running_info("of-push", stacks=True)
-            # the queues without the queue of the group's retry topic
+            # The consumer's queues of the topic "asked", without the queue of the group's retry topic.
             held = [one for one in info.queues if one.queue.topic == "asked"]
             return info if len(held) == 2 and info.consumed == 1 else None
 

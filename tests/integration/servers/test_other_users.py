@@ -1,5 +1,5 @@
-"""Another user of the same machine can read no file of a store and no token, and can open no lane (socket
-connection)."""
+"""Tests of file permissions: another user of the same machine can read no store file and no token, and cannot connect
+to a broker's socket."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ json.dump({what: [one for one in wanted[what] if tried[what](one)] for what in w
 
 
 def another_user(**wanted: list[str]) -> dict[str, list[str]]:
-    """Return the wanted paths, sockets and lanes that the user `nobody` can open."""
+    """Return the files, sockets and lanes (socket connections) in `wanted` that the user `nobody` can open."""
     told = subprocess.run(
         [sys.executable, "-c", ANOTHER_USER],
         input=json.dumps(wanted),
@@ -138,7 +138,7 @@ def test_no_lane_is_opened(box: Sandbox, server: str) -> None:
     assert another_user(answers=[address.name[1:]]) == {"answers": []}, "not even a hello is sent"
     wrong = LaneAddress(address.name, bytes(32), address.host, address.port)
     assert address.port
-    # the server closes the connection of a client without the secret, and sends it nothing
+    # If a client has a wrong secret, the server closes the client's connection without sending anything.
     with pytest.raises((EOFError, LaneSecretError)):
         Lane(wrong, remote=True, timeout_s=CALL_S)
     Lane(address, remote=True, timeout_s=CALL_S).close()

@@ -1,5 +1,5 @@
-"""The push consumer on a Ray cluster: concurrent and orderly, retries, broadcasting, suspension, and listeners that
-block or crash."""
+"""Tests of the push consumer on a Ray cluster: concurrent and orderly consumption, retries, broadcasting, suspension,
+and listeners that block or crash."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def send(mq: raymq.Client, topic: str, numbers: Any, *, sharding_key: str | None
 
 
 def lag(mq: raymq.Client, group: str) -> int:
-    """Return the number of messages that the group has not committed; -1 as long as no broker has the group."""
+    """Return the group's lag: the number of messages after its committed offsets. Returns -1 while no broker has the
+    group."""
     try:
         return sum(entry.lag for entry in mq.admin.describe_group(group))
     except raymq.GroupNotExistError:
@@ -174,7 +175,8 @@ def test_dead_letters_are_brought_back_once_to_their_group_alone(
     assert sorted(own_lines(journal)) == sorted(
         f"{topic} {one.message_id} 0 {number}" for number, one in enumerate(sent)
     )
-    assert len(journal.lines()) - len(own_lines(journal)) == 3  # the other group received each message only once
+    # the second consumer group received each message only once
+    assert len(journal.lines()) - len(own_lines(journal)) == 3
 
 
 def own_lines(journal: ListenerNotes) -> list[str]:
@@ -294,8 +296,9 @@ def test_everyone_hears_everything_in_broadcasting_and_goes_on_after_a_restart(
         )
     before = set(heard())
     mq.admin.delete_topic(topic)
-    mq.admin.create_topic(topic, queues=2)  # two queues in each of two broker groups, as in the deleted topic
-    # more messages than the offsets that the broadcast consumers' offset files contain
+    # the new topic has two queues in each of two broker groups, as the deleted topic had
+    mq.admin.create_topic(topic, queues=2)
+    # Send so many messages that each queue's end offset exceeds the offset in the broadcast consumers' offset files.
     send(mq, topic, range(100, 200))
     with start():
         eventually(

@@ -1,5 +1,5 @@
-"""Inner batches and light queues in a whole cluster. The tests write them, read them with pull and push consumers, find
-them by key and id, and list them."""
+"""Tests of inner batches and light queues in a whole cluster. The tests write messages, read them with pull and push
+consumers, find them by key and id, and list them."""
 
 from __future__ import annotations
 

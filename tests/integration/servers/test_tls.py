@@ -1,4 +1,4 @@
-"""A whole cluster with Ray's TLS and with the certificates of docs/security.md.
+"""Test of a whole cluster with Ray's TLS and with the certificates of docs/security.md.
 
 The test runs in a separate process, because Ray reads its TLS setting only when it is imported.
 """

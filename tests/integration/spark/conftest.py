@@ -1,5 +1,5 @@
-"""One cluster and one Spark session for all modules of this folder, because starting both takes longer than the
-tests."""
+"""Fixtures: one cluster and one Spark session for all test modules of this folder, because starting them takes longer
+than the tests."""
 
 from __future__ import annotations
 

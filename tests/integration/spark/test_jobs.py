@@ -1,4 +1,5 @@
-"""raymq's built-in Spark jobs, run by their commands on a cluster of one machine and in one Spark session."""
+"""Tests of raymq's built-in Spark jobs: `raymq job` commands run them on a cluster of one machine and in one Spark
+session."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ TAGS = ("paid", "late", None)
 
 @pytest.fixture(scope="module")
 def sent(mq: raymq.Client) -> list[bytes]:
-    """Return the sorted bodies of the topic's messages. The topic has 1,000 messages of each tag and 1,000 without a
-    tag, with 50 different keys."""
+    """Send messages to a topic and return their sorted bodies. The topic gets 1,000 messages of each tag and 1,000
+    without a tag, with 50 different keys."""
     mq.admin.create_topics({TOPIC: 4, AGAIN: 4})
     return send(mq, range(MESSAGES))
 
@@ -139,8 +140,8 @@ def test_dead_letters_are_told_with_their_reason(run: Any, mq: raymq.Client, sen
 
 
 def counts_in(mq: raymq.Client, topic: str) -> dict[tuple[int, str | None], int]:
-    """Return the counts in a topic, by the start time of their window in ms, and by tag. Checks that no count is stored
-    twice."""
+    """Return the message counts that a job stored in a topic, by the start time of the counted window in ms, and by
+    tag. Checks that no count is stored twice."""
     found: dict[tuple[int, str | None], int] = {}
     for queue in mq.admin.describe_topic(topic):
         for message in mq.admin.pull(queue.queue, 0, max_messages=1000).messages if queue.messages else ():
@@ -152,8 +153,8 @@ def counts_in(mq: raymq.Client, topic: str) -> dict[tuple[int, str | None], int]
 
 
 def test_a_topic_is_counted_in_windows_and_a_restart_goes_on(run: Any, mq: raymq.Client, tmp_path: Path) -> None:
-    """The windows last one second. The job sends a window's counts when a message arrives that was stored after the
-    window's end."""
+    """The job counts messages in windows of one second. It sends a window's counts when a message with a store time
+    after the window's end arrives."""
     source, target = "job-events", "job-event-counts"
     mq.admin.create_topics({source: 2, target: 2})
     arguments = (
@@ -177,8 +178,8 @@ def test_a_topic_is_counted_in_windows_and_a_restart_goes_on(run: Any, mq: raymq
         assert done["late"] == 0
 
     def all_sent() -> bool:
-        """Send a later message, which closes the windows of earlier messages, and return whether all counts have
-        arrived."""
+        """Send one more message, whose arrival closes all earlier windows. Returns whether the counts of all earlier
+        messages have arrived."""
         with mq.producer("job-test") as producer:
             producer.send(raymq.Message(source, b"event", tags="end"))
         run(*arguments, "--available-now", "--json")

@@ -1,4 +1,4 @@
-"""Spark reads a topic on one machine: the DataFrame has exactly the sent messages, and no process is left
+"""Test that Spark reads a topic on one machine: the DataFrame has exactly the sent messages, and no process is left
 afterwards."""
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ MESSAGES = 2000
 
 @pytest.fixture(scope="module")
 def sent(mq: raymq.Client) -> dict[MessageQueue, dict[int, bytes]]:
-    """Return the bodies in a topic, by queue and queue offset. Message number 3 has an empty set of keys and no
-    tag."""
+    """Send messages to a topic and return their bodies, by queue and queue offset. Message number 3 has an empty set of
+    keys and no tag."""
     mq.admin.create_topic(TOPIC, queues=QUEUES)
     messages = [
         raymq.Message(

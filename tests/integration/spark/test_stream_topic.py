@@ -1,5 +1,5 @@
-"""A topic as a Spark stream, on one machine: RayDP's executors read the topic, and a consumer group shows the query's
-progress."""
+"""Tests of reading a topic as a Spark stream, on one machine: RayDP's executors read the topic, and a consumer group
+shows the query's progress."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def test_a_query_reads_what_comes_goes_on_from_its_checkpoint_and_a_group_shows_
 
     mq.admin.delete_topic("stream-orders")
     mq.admin.create_topic("stream-orders", queues=4)
-    # more messages than the checkpoint's offset in each queue, so that offsets alone do not reveal the deletion
+    # Send so many messages to the new topic that each queue's end passes the offset in the checkpoint. Then the offsets
+    # alone do not show that the topic was deleted.
     send(mq, "stream-orders", range(2000))
     sink.counts.clear()
     with pytest.raises(StreamingQueryException, match="deleted and created anew"):

@@ -1,5 +1,5 @@
-"""Spark writes DataFrames to a cluster's topics. Each row is stored exactly once, even if a task writes the row
-twice."""
+"""Tests of writing Spark DataFrames to a cluster's topics: each row is stored exactly once, even if a task writes the
+row twice."""
 
 from __future__ import annotations
 

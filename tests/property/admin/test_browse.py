@@ -1,5 +1,5 @@
-"""Tests that page through a topic and compare with a list of its messages: for any page bounds, the pages together have
-each message once."""
+"""Tests of reading a topic page by page: for any page limits, the pages together contain each message of the topic
+exactly once."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ QUEUES = [MessageQueue("orders", name, id_) for name, id_ in (("a", 0), ("a", 1)
 
 
 class Topic:
-    """Fake topic: the store times of the messages in each queue. A queue starts at its first offset; some offsets have
-    no message."""
+    """A fake topic that has the store times of the messages in each queue. A queue has a first offset, and some offsets
+    have no message."""
 
     def __init__(self, times: list[list[int]], firsts: list[int], gaps: set[int], per_fetch: int) -> None:
         self.firsts = dict(zip(QUEUES, firsts, strict=True))

@@ -1,5 +1,5 @@
-"""Tests of the list of delayed messages that still wait, compared with all delayed messages minus the delivered
-ones."""
+"""Tests of the list of delayed messages that are not yet delivered. The expected list is all delayed messages minus the
+delivered messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOURCES = [(SCHEDULE_TOPIC, 2), (TIMER_TOPIC, 5), (TIMER_TOPIC, TIMER_RECALL_QUE
 
 
 class Queues:
-    """Delay queues in memory. A read stops at the end of a file, and a file has 7 units."""
+    """Delay queues in memory. A read stops at the end of a queue file, and a queue file has 7 entries."""
 
     def __init__(self, times: list[list[int]], done: list[int]) -> None:
         self.times = {SOURCES[0]: sorted(times[0]), SOURCES[1]: times[1], SOURCES[2]: times[2]}

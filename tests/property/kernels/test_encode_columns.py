@@ -1,4 +1,5 @@
-"""Tests that the kernel that encodes columns writes the same bytes as the encoder of single messages."""
+"""Tests of the function that encodes messages from columns: it writes the same bytes as the encoder of single
+messages."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ COMPRESSIONS = st.builds(Compression, st.sampled_from(CompressionType), threshol
 
 @dataclass(frozen=True)
 class Rows:
-    """Messages to encode, and the other arguments that both encoders take."""
+    """Messages to encode, and the other arguments of the column encoder and of the encoder of single messages."""
 
     messages: list[Message]
     ids: Sequence[str]
@@ -88,7 +89,7 @@ def columns_of(made: Rows, kind: pa.DataType | None, expected: EncodedBatch) -> 
     bodies: Any = [message.body for message in made.messages]
     texts: Any = [text_of(message) for message in made.messages]
     if kind is not None:
-        # a slice of a longer column, so that the Arrow offsets do not start at 0
+        # Use slices of longer columns, so that the Arrow offsets do not start at 0.
         bodies = pa.array([b"before", *bodies, b"behind"], kind).slice(1, len(bodies))
         texts = pa.array([b"before", *texts, b""], kind).slice(1, len(texts))
     flags = np.array([message.flag for message in made.messages], np.int32)
@@ -118,7 +119,8 @@ def test_columns_and_messages_are_encoded_alike(made: Rows, kind: pa.DataType | 
     assert batch.wait_store_msg_ok is expected.wait_store_msg_ok
     validate_batch(batch)
     for start, size in zip(record_starts(batch.records).tolist(), batch.sizes.tolist(), strict=True):
-        # the store fills in the property CRC later, so the CRC of such a record is not checked
+        # The store fills in a record's property CRC only when it appends the record. So the test does not check the CRC
+        # of such a record.
         sealed = made.options["append_prop_crc"]
         assert check_record(batch.records, start, check_crc=not sealed) == (size, True)
 

@@ -1,5 +1,5 @@
-"""Tests that a filter selects the same messages in both evaluations: message by message, and over the bytes of many
-records at once."""
+"""Tests that a message filter selects the same messages in both evaluations: message by message, and over the bytes of
+many records at once."""
 
 from __future__ import annotations
 
@@ -164,6 +164,7 @@ def test_a_filter_selects_records_as_it_selects_their_messages(
     data = bytearray(batch.records)
     expected = [expression.matches(one) for one in properties]
     if damaged < len(properties):
-        data[int(starts[damaged]) + 4] ^= 0xFF  # damages the record's magic; damaged records pass the filter
+        # changes the magic number of one record; a filter lets damaged records pass
+        data[int(starts[damaged]) + 4] ^= 0xFF
         expected[damaged] = True
     assert matching(bytes(data), starts.astype(np.int64), expression).tolist() == expected

@@ -1,4 +1,5 @@
-"""Tests that moving many delayed records at once produces the same records as moving each record alone.
+"""Tests of moving delayed records to their destination queues: moving many records at once produces the same records as
+moving each record alone.
 
 300 random chunks. RAYMQ_SOAK=1 tests 15,000 chunks; RAYMQ_MOVED_SEED repeats a single chunk.
 """
@@ -55,7 +56,7 @@ def random_records(dice: random.Random) -> list[bytes]:
 
 
 def harm(dice: random.Random, record: bytes) -> bytes:
-    """Return the record with one change, which the parsers may not detect."""
+    """Return the record with one random change. The record parsers may not detect the change."""
     names = (b"REAL_TOPIC\x01", b"REAL_QID\x01", b"TIMER_DELIVER_MS\x01", b"\x02UNIQ_KEY")
     data, name = bytearray(record), dice.choice(names)
     at = data.find(name)
@@ -74,7 +75,7 @@ def moved_singly(record: bytes, producer: ProducerSequence) -> MovedRecord | Non
         waiting = read_waiting(record)
         topic, queue_id = waiting.real_topic, waiting.real_queue_id
         data = move_record(waiting, topic, queue_id, producer=producer, store_host_ipv6=False)
-    # struct.error is raised for a queue id that does not fit into its field
+    # struct.error is raised if a queue id does not fit into the record's queue id field
     except (RaymqError, ValueError, struct.error):
         return None
     return MovedRecord(topic, queue_id, data, tags_code(waiting.tags))

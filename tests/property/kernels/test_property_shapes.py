@@ -1,5 +1,5 @@
-"""Tests that reading properties by shapes (records of equal layout at once) gives the same properties as reading each
-record alone, for any texts.
+"""Tests of reading the properties of many records of equal layout (shape) at once. For any texts, the result equals
+that of reading each record alone.
 
 400 random blocks. RAYMQ_SOAK=1 tests 20,000 blocks; RAYMQ_SHAPES_SEED repeats a single block.
 """

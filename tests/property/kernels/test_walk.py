@@ -1,5 +1,5 @@
-"""Tests that the fast scan of a log finds the same records as a loop from record to record, for any sizes and any
-damage.
+"""Tests of the fast scan of a commit log, for any record sizes and any damage. The scan finds the same records as a
+loop that reads record after record.
 
 450 random logs. RAYMQ_SOAK=1 tests 15,000 logs; RAYMQ_WALK_SEED repeats a single log.
 """
@@ -20,7 +20,7 @@ ROUNDS = 5000 if os.environ.get("RAYMQ_SOAK") == "1" else 150
 
 
 def hop(data: bytes, position: int, limit: int, *, any_magic: bool) -> tuple[list[int], int]:
-    """Scan records in a simple loop. Returns the records' start positions, and the position at which the scan
+    """Scan the log's records in a simple loop. Returns the records' start positions, and the position at which the scan
     ended."""
     starts = []
     while position < limit and position <= len(data) - MIN_RECORD_SIZE:
@@ -46,8 +46,8 @@ def sizes_of(dice: random.Random) -> list[int]:
 
 
 def random_log(dice: random.Random) -> bytearray:
-    """Return a log of several runs of records. Most records have one magic, and one record may have a damaged
-    header."""
+    """Return random log bytes with several runs of records. Most records have the same magic number, and one record may
+    have a damaged header."""
     sizes = [size for _ in range(dice.choice((1, 2, 5))) for size in sizes_of(dice)]
     magic = dice.choice((MAGIC_V1, MAGIC_V2))
     log, starts = bytearray(sum(sizes)), []
@@ -83,7 +83,7 @@ def test_the_walk_finds_the_same_records_as_hopping(part: int) -> None:
 
 
 def test_the_walk_continues_after_a_record_with_another_magic() -> None:
-    """A run of records of equal size may have records of both magics."""
+    """A run of records of equal size may contain records of both magic numbers (format versions 1 and 2)."""
     head = {magic: struct.pack(">ii", 100, magic).ljust(100, b"\0") for magic in (MAGIC_V1, MAGIC_V2)}
     data = head[MAGIC_V1] * 2000 + head[MAGIC_V2] * 2000
     assert walk_records(data).starts.tolist() == list(range(0, 400_000, 100))

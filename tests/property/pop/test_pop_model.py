@@ -1,8 +1,8 @@
-"""Tests of the leases of simple consumers under random receives, acknowledgements, clocks and failovers, compared with
-a simple model.
+"""Tests of the leases of simple consumers, compared with a simple model. The tests draw random receives,
+acknowledgements, clock changes and failovers.
 
-For each offset, the model stores if the message is settled (complete), until when it is invisible, and how often it was
-delivered.
+For each offset, the model stores whether the message is complete (settled), until when it is invisible, and how often
+it was delivered.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ QUEUES = 2
 
 @dataclass
 class OffsetState:
-    """The model's state of a message: delivered `attempts` times, last with `receipt`, invisible until
-    `visible_ms`."""
+    """The model's state of one message. The message was delivered `attempts` times, last in the lease `receipt`, and is
+    invisible until `visible_ms`."""
 
     attempts: int = 0
     visible_ms: int = 0
@@ -44,7 +44,7 @@ class OffsetState:
 
 @dataclass
 class HeldLease:
-    """A lease as its consumer holds it: the granted range, and the offsets of the messages in the range."""
+    """A lease that a consumer received: the granted offset range, and the offsets of the messages in the range."""
 
     given: LeasedRange
     offsets: list[int] = field(default_factory=list)
@@ -113,8 +113,8 @@ class PopModel(RuleBasedStateMachine):
                 known.visible_ms = given.pop_ms + given.invisible_ms
                 known.receipt = given.start, given.pop_ms
             self.held.append(HeldLease(given, offsets))
-        # Until the next receive, messages that retention deleted still count as delivered, so the number of messages is
-        # not checked.
+        # A message that retention deleted still counts as delivered until the next receive. The number of received
+        # messages is then unknown and not checked.
         if not any(one.gone and not one.settled for known in self.queues.values() for one in known):
             assert got == min(most, there)
         if self.ordered:
@@ -122,8 +122,8 @@ class PopModel(RuleBasedStateMachine):
         assert got >= min(wanted, most), "messages that are free are handed out"
 
     def check_order(self, ranges: tuple[LeasedRange, ...]) -> None:
-        """Check that, in order mode, a message is delivered only together with all earlier open messages of its
-        queue."""
+        """Check that, in order mode, a message is delivered only together with all earlier unacknowledged messages of
+        its queue."""
         for q, known in self.queues.items():
             offsets = [offset for given in ranges if given.queue_id == q for offset in offsets_of(given)]
             if offsets:
@@ -139,7 +139,7 @@ class PopModel(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=data(), whole=booleans())
     def ack(self, data: data, whole: bool) -> None:  # type: ignore[valid-type]  # hypothesis' own name
-        """Acknowledge some messages of a lease. The messages may already be acknowledged, or the lease may have
+        """Acknowledge some messages of a lease. Some messages may already be acknowledged, or the lease may have
         expired."""
         part, chosen, held = self.choose(data, whole)
         settled = decide_ack(self.state.pop, self.committed, GROUP, [part])
@@ -179,7 +179,8 @@ class PopModel(RuleBasedStateMachine):
         self.held.append(HeldLease(given, mine))
 
     def of_lease(self, held: HeldLease, chosen: list[int]) -> tuple[list[int], list[int]]:
-        """Return the chosen offsets that the lease's receipt still holds: first the existing messages only, then all.
+        """Return two lists of the chosen offsets that the lease still holds: the offsets whose messages still exist,
+        and all of them.
 
         A message that retention deleted stays in its lease until the next receive from the queue.
         """
@@ -211,8 +212,8 @@ class PopModel(RuleBasedStateMachine):
 
     @rule(data=data())
     def failover(self, data: data) -> None:  # type: ignore[valid-type]  # as above
-        """Replace the broker by one that loads a snapshot and applies the records after it, or after an earlier
-        position."""
+        """Replace the broker by a new broker. The new broker loads a snapshot and replays the records after the
+        snapshot, or also some earlier records."""
         files, position = self.snapshots[-1]
         state, read_position = load_snapshot(files.get, parse_fastjson)
         assert read_position == position
@@ -225,8 +226,8 @@ class PopModel(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self) -> None:
-        """Check that the committed offset does not pass a message that is not settled, and that the leases are still
-        counted."""
+        """Check that the committed offset does not pass an incomplete message, and that the broker still counts the
+        leased messages as in flight."""
         for q, known in self.queues.items():
             first_open = next((i for i, one in enumerate(known) if one.open), len(known))
             assert self.committed(TOPIC, q) <= first_open

@@ -1,5 +1,5 @@
-"""Tests that a producer's batches equal, byte for byte, the batches of raymq.records.format.encode, for any number of
-messages."""
+"""Tests that the batches of BatchEncoder equal, byte for byte, the batches of raymq.records.format.encode, for any
+number of messages."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def message(
 
 
 def some_encoder(chance: random.Random, host: tuple[str, int]) -> tuple[Compression, BatchEncoder, QueueSends]:
-    """Return a compression, an encoder that uses the compression, and the send state of a queue, which may have earlier
-    sends."""
+    """Return a random compression, an encoder with that compression, and the send state of a random queue. The queue
+    may already have sent messages."""
     compression = Compression(chance.choice([CompressionType.NONE, CompressionType.ZSTD]))
     sends = QueueSends(MessageQueue(chance.choice(TOPICS), "a", chance.randint(0, 3)))
     sends.next_sequence = chance.choice([0, 8, 95, 10**9])

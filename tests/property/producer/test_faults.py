@@ -1,13 +1,13 @@
-"""Tests of a producer with brokers that fail at random: no message is lost or stored twice, and order holds if
-required.
+"""Tests of a producer with brokers that fail at random: no message is lost or stored twice, and messages keep their
+order if order is required.
 
-Each seed draws the result of every attempt at every broker: store and answer, store and lose the answer, refuse, be
-away, or be slow. Some runs change the master of a broker group in the middle. The laws:
+Each seed draws the result of every append attempt. The broker stores and answers, stores but its answer is lost,
+refuses, is unreachable, or is slow. Some runs change the master of a broker group in the middle. The laws:
 
 - every send completes, and an acknowledged message is stored where its result says, once in all brokers together;
 - an error other than "unknown" means that the message is stored nowhere; after "unknown" it is stored at most once;
 - messages of one key are in one queue in the order sent, and a batch is in one queue in order;
-- a queue's sequences only grow (the fake store checks it), and without refusals they have no gaps.
+- a queue's sequence numbers only grow (the fake store checks it), and without refusals they have no gaps.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class SeededRun:
         self.batches: list[list[Future[SendResult]]] = []
 
     def step(self):
-        """Return the outcome of one attempt to append: None for success, or a random failure."""
+        """Return the random outcome of one append attempt: None for success, or a failure."""
         if self.chance.random() < 0.4:
             return None
         if self.refusing and self.chance.random() < 0.5:
@@ -108,7 +108,7 @@ class SeededRun:
             futures = handed_over(
                 self.producer, [Message("orders", body) for body in bodies], {"sharding_key": key}, timeout_s
             )
-        except SystemBusyError as error:  # the producer's buffer had no room within the short timeout
+        except SystemBusyError as error:  # the producer's buffer stayed full for the whole short send timeout
             futures = [Future() for _ in bodies]
             for future in futures:
                 future.set_exception(error)
@@ -169,8 +169,8 @@ def check(run: SeededRun) -> None:
 
 
 def check_sequences(run: SeededRun) -> None:
-    """Check that each sequence number of a queue belongs to one message. Without refused appends, the numbers have no
-    gaps."""
+    """Check that each sequence number of a queue belongs to one message. If no broker refused an append, the numbers
+    have no gaps."""
     owners: dict[tuple[str, int, int], str] = {}
     for name, store in run.stores.items():
         for batches in (*store.attempts, *run.replicas[name].attempts):

@@ -1,7 +1,7 @@
-"""Tests of several attempts of one repeatable write, compared with a model: each row is stored once, and in order in
-each queue.
+"""Tests of several attempts to write the same table to topics. Each row is stored once, and each queue has its rows in
+order.
 
-The attempts run at the same time. Some of them are killed and repeated, and their requests fail or get lost.
+The attempts run at the same time. Some attempts are killed and repeated, and their requests fail or get lost.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NOW_MS = time.time_ns() // 1_000_000
 
 
 class KilledError(Exception):
-    """Simulates that the process of an attempt was killed."""
+    """Raised in an attempt's thread to simulate that the attempt's process was killed."""
 
 
 def random_table(chance: random.Random, count: int) -> pa.Table:
@@ -45,8 +45,8 @@ def random_table(chance: random.Random, count: int) -> pa.Table:
 
 
 class Attempts:
-    """Attempts to write `table` with epoch `epoch`. Each attempt runs in a thread, over stores that fail at
-    random."""
+    """Concurrent attempts to write `table` with epoch `epoch`. Each attempt runs in a thread and writes to fake stores
+    that fail at random."""
 
     def __init__(self, chance: random.Random, writers: Writers, table: pa.Table, epoch: int) -> None:
         self.chance, self.writers, self.table, self.epoch = chance, writers, table, epoch
@@ -61,7 +61,7 @@ class Attempts:
         return thread
 
     def run(self, chance: random.Random) -> None:
-        """Run one attempt, which may be killed after any part of the table."""
+        """Run one attempt to write the table. The attempt may be killed after any slice of rows."""
         try:
             self.write(chance, kill_share=0.3)
         except (KilledError, RaymqError):
@@ -106,7 +106,7 @@ def small_blocks(monkeypatch):
 
 
 def expected(writers: Writers, table: pa.Table) -> dict[tuple[str, str, int], list[bytes]]:
-    """Return the bodies that each queue has after a single attempt without failures, in order."""
+    """Return the message bodies, in order, that each queue has after one attempt without failures."""
     stores = [DedupStore(name) for name in writers.stores]
     alone = Writers(writers.route, *stores)
     with alone.make("write/0", 0, now_ms=NOW_MS, first_queue=1) as writer:
@@ -142,7 +142,8 @@ def test_each_row_is_stored_once_and_in_order(seeds):
                 store.script = []
             assert not attempts.unexpected
             assert attempts.write(chance, kill_share=0.0) == table.num_rows
-            assert attempts.write(chance, kill_share=0.0) == table.num_rows  # one more attempt stores no row again
+            # a further attempt succeeds, and stores no row a second time
+            assert attempts.write(chance, kill_share=0.0) == table.num_rows
             for queue, bodies in expected(writers, table).items():
                 before[queue] = [*before.get(queue, []), *bodies]
             assert contents(writers) == before

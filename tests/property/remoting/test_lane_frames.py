@@ -1,5 +1,5 @@
-"""Tests of lanes (direct socket connections) with any bytes: each side reads what the other side writes, and bytes that
-no client writes do not harm other clients."""
+"""Tests of the frame format of lanes (direct socket connections). Client and server decode each other's frames, and
+invalid bytes from one client do not harm other clients."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def remote(request):
 
 
 def raw(server: LaneServer, *, remote: bool) -> socket.socket:
-    """Open a socket to the lane server without a handshake."""
+    """Open a socket to the server of lanes (direct socket connections) without a handshake."""
     stream = socket.socket(socket.AF_INET if remote else socket.AF_UNIX)
     stream.settimeout(WAIT_S)
     stream.connect((server.address.host, server.address.port) if remote else server.address.name)
@@ -320,7 +320,7 @@ def test_a_frame_may_come_in_pieces_cut_anywhere(server, remote, size):
     near = 60
     for cut in [*range(1, min(len(frame), near)), *range(max(near, len(frame) - 5), len(frame))]:
         lane._stream.sendall(frame[:cut])
-        # after other requests are answered, the server has also read the first piece of this frame
+        # When the requests of other clients have been answered, the server has also read the first part of this frame.
         check_others(server)
         lane._stream.sendall(frame[cut:])
         assert bytes(lane.receive(float("inf")).payload) == body
@@ -329,7 +329,8 @@ def test_a_frame_may_come_in_pieces_cut_anywhere(server, remote, size):
 
 def test_an_oversized_frame_costs_the_server_no_memory(server, remote):
     eventually(lambda: not len(server.turns), "the turns of earlier tests to end")
-    # after other requests are answered, the server's thread has released the buffers of earlier tests
+    # When the requests of other clients have been answered, the server's thread has released the buffers of earlier
+    # tests.
     check_others(server)
     before = len(server.turns), server.buffers.kept_bytes
     with_header = pack_header(2**32 - 1, ECHO, 0, 0, 1, checked=remote)

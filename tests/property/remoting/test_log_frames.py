@@ -1,5 +1,5 @@
-"""Tests of the frames that copy the log, with any bytes: each side reads what the other side writes, and all other
-bytes are refused."""
+"""Tests of the frames that copy the commit log to a replica: the decoder returns what the encoder received, and refuses
+all other bytes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Tests that a changed bit in a queue id, queue offset or topic loses only that message, and that recovery reports the
-message.
+"""Tests of a store with one changed bit in a record's queue id, queue offset or topic: only that record's message is
+lost, and recovery reports the loss.
 
-Random logs of several queues and topics, after a clean stop or a crash, with or without the queues' units. 24 logs;
-RAYMQ_SOAK=1 tests 2,000 logs. RAYMQ_PLACES_SEED repeats a single log.
+The logs are random, have several queues and topics, and end with a clean stop or a crash. The queues' consume-queue
+entries exist or are missing. 24 logs; RAYMQ_SOAK=1 tests 2,000 logs. RAYMQ_PLACES_SEED repeats a single log.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("no_flushes")
 
 SEEDS = 2000 if os.environ.get("RAYMQ_SOAK") == "1" else 24
 ONE_SEED = os.environ.get("RAYMQ_PLACES_SEED")
-# one changed bit turns the topic "orders" into "orderr", or a queue id into another queue id
+# A changed bit can turn the topic "orders" into "orderr", or one queue id into another queue id of this list.
 QUEUES = [("orders", 0), ("orders", 1), ("orders", 2), ("orders", 3), ("orderr", 0), ("pays", 1)]
 Sent = dict[tuple[str, int], list[bytes]]
 
@@ -86,7 +86,7 @@ def records_of(root: Path) -> list[Record]:
 
 
 def change_bit(dice: random.Random, record: Record) -> str:
-    """Flip a bit, usually a low bit, of a record's field that no checksum covers. Returns a description of the
+    """Flip a bit, usually a low bit, of a record field that no checksum covers. Returns a description of the
     change."""
     data, topic = bytearray(record.path.read_bytes()), record.view.topic.encode()
     field = dice.choice(("queue id", "queue offset", "topic"))
@@ -103,8 +103,8 @@ def change_bit(dice: random.Random, record: Record) -> str:
 
 
 def producers_of(store: MessageStore) -> set[tuple[str, str, int, int, int]]:
-    """Return, for each producer and queue in the store, the next sequence number and the queue offset after the last
-    message."""
+    """Return the store's deduplication state: for each producer and queue, the next sequence number and the queue
+    offset after the producer's last message."""
     ends = set()
     for row in store._parts.dedup.rows():
         first, following, queue_offset = row.ranges[-1]
@@ -121,8 +121,8 @@ def check_one(seed: int, root: Path) -> bool:
     records = records_of(root)
     record = dice.choice(records[:-1])
     if not (stopped or has_units):
-        # without queue units, nothing shows the right place of a queue's last record, so the test does not change a
-        # last record
+        # The test does not change a queue's last record: without consume-queue entries, nothing shows the right
+        # position of that record.
         record = dice.choice([one for one in records if one.view.queue_offset < len(sent[one.key]) - 1])
         shutil.rmtree(root / "consumequeue")
     if stopped and dice.random() < 0.7:
@@ -143,8 +143,8 @@ def check_one(seed: int, root: Path) -> bool:
                 expected[record.view.queue_offset] = None
             found = placed_bodies(store, *key)
             if found != expected:
-                # allowed only for an adjacent record that may equally be the changed record, and only if no queue unit
-                # decides
+                # Recovery may take an adjacent record for the changed record, but only if the two cannot be
+                # distinguished and no consume-queue entry decides.
                 wrong = [index for index in range(len(bodies)) if found[index] != expected[index]]
                 assert not stopped, text
                 assert not has_units, text
@@ -153,8 +153,8 @@ def check_one(seed: int, root: Path) -> bool:
                 was_sure = False
         assert not (was_sure and holes), text
         if was_sure and all(hole.reason.startswith(PLACE_REASON) for hole in store.mender.holes):
-            # Damage may make the snapshot of producers useless. Recovery then finds only the producers in the newest
-            # log files.
+            # The damage may make the snapshot of the producers useless. Recovery then finds only the producers whose
+            # records are in the newest log files.
             assert producers_of(store) <= producers, text
         assert all(hole.reason.startswith(PLACE_REASON) for hole in holes), text
         assert {(topic, queue) for topic, queues in store.topics.queue_ids().items() for queue in queues} == set(
@@ -185,8 +185,8 @@ def test_every_other_message_is_read_at_its_own_offset(directory: Path) -> None:
 def test_every_other_message_is_read_at_its_own_offset_with_small_blocks(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test makes blocks so small that most of the log is outside of the blocks that recovery reads around a
-    misplaced record."""
+    """Every message except the damaged message is read at its own offset. Recovery reads such small blocks that most of
+    the log is outside of them."""
     monkeypatch.setattr(storage.recovery.changed_places, "SURVEY_BYTES", 20_000)
     monkeypatch.setattr(storage.recovery.walk, "SURVEY_BYTES", 20_000)
     monkeypatch.setattr(storage.dispatch.record_blocks, "BLOCK_BYTES", 3000)

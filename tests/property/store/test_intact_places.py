@@ -1,10 +1,10 @@
-"""Tests that recovery never takes a record of an intact log for a damaged record, whatever other files the store has
+"""Tests that recovery never takes a record of an intact log for a damaged record, even if other files of the store are
 lost.
 
-Random stores with topics that are deleted and created again, delayed and transactional messages, inner batches, light
-queues, and files that retention has deleted. Masters and replicas, after a clean stop or a crash, without some of their
-queues, snapshots, checkpoints or notes of deletions. 24 stores; RAYMQ_SOAK=1 tests 2,000 stores. RAYMQ_PLACES_SEED
-repeats a single store.
+The random stores have topics that are deleted and created again, delayed and transactional messages, inner batches,
+light queues, and log files that retention deleted. They are masters or replicas, after a clean stop or a crash. Some of
+their queues, snapshots, checkpoints or deletion records are lost. 24 stores; RAYMQ_SOAK=1 tests 2,000 stores.
+RAYMQ_PLACES_SEED repeats a single store.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SETTINGS = {
     "mapper_file_size_batch_consume_queue_bytes": 460,
     "message_index_enable": False,
 }
-# topics and queue ids that differ from each other in a single bit
+# The topics, and the queue ids, differ from each other in a single bit.
 QUEUES = [("orders", 0), ("orders", 1), ("orderr", 0), ("orders", 2), ("pays", 1)]
 LIGHT_QUEUES = ["%LMQ%a", "%LMQ%b", "%LMQ%c", "%LMQ%a,%LMQ%b"]
 Bodies = dict[tuple[str, int], dict[int, bytes]]
@@ -124,8 +124,8 @@ class Writer:
                 self._append(make_batch(bodies, topic=topic, queue_id=queue_id, producer=producer))
 
     def _next_sequence(self, key: tuple[str, int], count: int) -> int:
-        """Return the producer's sequence number for the first of the next `count` messages in a queue. The numbers
-        continue if the topic is created again."""
+        """Return the producer's sequence number for the first of the next `count` messages of a queue. If the topic is
+        deleted and created again, the numbers continue."""
         first = self._sequences.get(key, 0)
         self._sequences[key] = first + count
         return first
@@ -144,7 +144,7 @@ class Writer:
 
 
 def copied(store: MessageStore, root: Path, dice: random.Random) -> MessageStore:
-    """Return a slave store that has copied the whole log in chunks."""
+    """Return a slave store that has copied the master's whole log in chunks."""
     target = open_store(root, **SETTINGS)
     if store.log.min_offset:
         target.chunks.begin_at(store.log.min_offset)
@@ -154,16 +154,16 @@ def copied(store: MessageStore, root: Path, dice: random.Random) -> MessageStore
 
 
 def lose_some(dice: random.Random, root: Path, *, crashed: bool) -> bool:
-    """Delete files that recovery can rebuild or does not need. Returns True if the notes of deletions are lost, so that
-    deleted topics may return."""
+    """Delete random store files that recovery can rebuild or does not need. Returns True if the list of deleted topics
+    is among them, so that deleted topics may reappear."""
     if crashed:
         (root / "abort").write_text("1")
     for name in ("dedup", "checkpoint"):
         if dice.random() < 0.5:
             (root / name).unlink(missing_ok=True)
     queues = sorted((root / "consumequeue").glob("*/*")) + sorted((root / "batchconsumequeue").glob("*/*"))
-    # after a clean stop no queue is removed, because the store takes a topic without queues for one that RocketMQ has
-    # deleted
+    # After a clean stop, keep all queue files: the store would treat a topic without queue files as a topic that
+    # RocketMQ deleted.
     kind = dice.randrange(5) if crashed else None
     if kind == 0:
         shutil.rmtree(root / "consumequeue", ignore_errors=True)
@@ -171,7 +171,7 @@ def lose_some(dice: random.Random, root: Path, *, crashed: bool) -> bool:
         for queue in dice.sample(queues, dice.randrange(1, len(queues) + 1)):
             shutil.rmtree(queue)
     elif kind == 2:
-        for queue in queues:  # removes each queue's last file, as a power cut may
+        for queue in queues:  # removes the last file of each queue, as a power cut may
             max(queue.iterdir()).unlink()
     if dice.random() < 0.15:
         for path in (root / "config").glob("*eleted*"):
@@ -181,7 +181,7 @@ def lose_some(dice: random.Random, root: Path, *, crashed: bool) -> bool:
 
 
 def bodies_in(store: MessageStore) -> Bodies:
-    """Return the bytes of the record to which each offset of each queue points."""
+    """Return the record bytes at each offset of each queue."""
     found: Bodies = {}
     for queue in store._parts.queues.plain:
         for offset in range(queue.min_offset, queue.next_offset):
@@ -230,8 +230,8 @@ def seeds(count: int) -> list[int]:
 def test_every_record_of_an_intact_log_keeps_its_place(
     part: int, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the stores use small blocks, so that one comparison of recovery covers only a small part of the
-    log."""
+    """Every record of an intact log keeps its queue offset. For half of the stores, recovery compares only small blocks
+    of the log at a time."""
     if part % 2:
         monkeypatch.setattr(storage.recovery.changed_places, "SURVEY_BYTES", 5000)
         monkeypatch.setattr(storage.recovery.walk, "SURVEY_BYTES", 5000)
@@ -245,7 +245,8 @@ def test_every_record_of_an_intact_log_keeps_its_place(
 
 @pytest.mark.parametrize("part", range(2))
 def test_every_record_of_a_log_that_rocketmq_may_have_written_keeps_its_place(part: int, directory: Path) -> None:
-    """RocketMQ does not note the deletion of a topic, so the log may have records of deleted topics."""
+    """Every record keeps its queue offset in a log that RocketMQ wrote. RocketMQ does not record the deletion of a
+    topic, so the log may contain records of deleted topics."""
     for seed in seeds(SEEDS):
         print("seed", seed)
         dice, root = random.Random(seed), directory / "store"
@@ -259,8 +260,8 @@ def test_every_record_of_a_log_that_rocketmq_may_have_written_keeps_its_place(pa
         for _ in range(2):
             settings = SETTINGS | {"mapped_file_size_commit_log_bytes": FILE_BYTES}
             store = open_store(root, **settings)
-            # The random log has queue offsets that no store would accept. They are holes for other reasons, which this
-            # test ignores.
+            # The random log has queue offsets that no store would accept. Recovery reports these records for other
+            # reasons, which this test ignores.
             reasons = [hole.reason for hole in store.mender.holes if hole.reason.startswith(PLACE_REASON)]
             assert reasons == [], f"seed {seed}; RAYMQ_PLACES_SEED repeats it"
             store.close()

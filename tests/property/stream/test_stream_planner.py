@@ -1,4 +1,4 @@
-"""Tests that plan the batches of a streaming query, for any changes of the queues between two batches."""
+"""Tests of the planner of a streaming query's batches. The queues change in any way between two batches."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ steps = st.lists(
 
 
 class Topics:
-    """Fake topics. `held`: lowest and highest offset of each existing queue. `hidden`: queues whose offsets cannot be
-    read at the moment."""
+    """Fake topics. `held`: lowest and highest offset of each existing queue. `hidden`: queues whose offsets the query
+    cannot read at the moment."""
 
     def __init__(self, first: int) -> None:
         self.held: dict[MessageQueue, tuple[int, int]] = dict.fromkeys(QUEUES[:first], (0, 0))
@@ -60,8 +60,8 @@ class Topics:
 
 
 def read(previous: StreamOffsets | None, end: StreamOffsets, seen: dict[MessageQueue, list[int]]) -> int:
-    """Read a batch as Spark's driver does, which only has the offsets as JSON. Returns the number of offsets in the
-    batch."""
+    """Read a batch as Spark's driver reads it: from offsets that were encoded as JSON. Returns the number of offsets in
+    the batch."""
     again = StreamOffsets.from_json(end.to_json())
     assert again == end
     before = StreamOffsets.from_json(previous.to_json()) if previous is not None else None
@@ -81,8 +81,8 @@ def read(previous: StreamOffsets | None, end: StreamOffsets, seen: dict[MessageQ
 def test_every_offset_is_read_once_and_in_order_or_reported_lost(
     first: int, limits: BatchLimits, steps: list[tuple[str, int, int]]
 ) -> None:
-    """Queues grow, lose old messages, are created, and temporarily do not answer. If nothing changed, no batch is
-    planned."""
+    """Every offset is read once and in order, or is reported as lost. Queues grow, lose old messages, are created, or
+    temporarily do not answer. If nothing changed, no batch is planned."""
     topics, previous = Topics(first), None
     seen: dict[MessageQueue, list[int]] = defaultdict(list)
     lost: dict[MessageQueue, list[int]] = defaultdict(list)
@@ -116,7 +116,7 @@ def test_every_offset_is_read_once_and_in_order_or_reported_lost(
         assert seen[queue] == sorted(seen[queue])
         begin = min([*seen[queue], *lost[queue], high])
         assert sorted(seen[queue] + lost[queue]) == list(range(begin, high))
-        # a query that finds a new queue starts at the queue's first message at that time
+        # When a query finds a new queue, it starts at the queue's first message of that moment.
         assert begin <= low or begin == high
 
 
@@ -137,8 +137,8 @@ def test_a_loss_is_an_error_unless_it_is_allowed(held: list[int], position: int,
         plan_batch(previous, bounds, BatchLimits())
     [loss] = plan.lost
     assert plan.offsets is not None
-    # Like RocketMQ's consumers, the query continues at the first present message, also if the queue was created again,
-    # and otherwise at the queue's end.
+    # As RocketMQ's consumers do, the query continues at the first existing message, also if the queue was created
+    # again. Otherwise it continues at the queue's end.
     begin = low if position < low or low == 0 else high
     assert (loss.start_offset, loss.end_offset) == ((position, low) if position < low else (high, position))
     assert plan.offsets.starts == {queue: begin}

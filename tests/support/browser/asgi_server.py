@@ -1,4 +1,4 @@
-"""Serve an ASGI application over loopback from a thread of the test's process."""
+"""Serves an ASGI application over loopback from a thread of the test's process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raymq.tools.console.app import ConsoleServer
 def served(app: Any) -> Iterator[str]:
     """Serve `app` inside the block. Yields the server's origin, such as http://127.0.0.1:40123.
 
-    Fails if the server does not end, for example because a stream was not closed.
+    Fails if the server does not end after the block, for example because a stream was not closed.
     """
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = ConsoleServer(app, listening)

@@ -1,4 +1,4 @@
-"""Chromium for tests. Its pages fail a test for every error or warning that a user's browser would report.
+"""Runs Chromium for tests. A page fails its test on every error or warning that a user's browser would report.
 
 The browser is Debian's package `chromium`, or the executable that RAYMQ_CHROMIUM names. Playwright drives the browser.
 A test waits for texts and roles on a page, never for a fixed time.
@@ -17,7 +17,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
 WAIT_MS = 20_000
-"""Timeout, in ms, of each wait for a text or a role. A working page takes far less time."""
+"""Timeout, in ms, of each wait for a text or a role on a page. A working page takes far less time."""
 DESKTOP, PHONE = (1280, 900), (390, 844)
 """Window sizes of a desktop and of a phone: width and height, in CSS pixels."""
 
@@ -39,7 +39,8 @@ def launched() -> Iterator[Browser]:
     """Yield a running browser. The calling thread has an event loop while the browser runs, so a test must not call
     asyncio.run."""
     path = chromium_path()
-    arguments = ["--no-sandbox", "--disable-dev-shm-usage"]  # tests run as root, in containers with a small /dev/shm
+    # tests run the browser as root, in containers with a small /dev/shm
+    arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
     with TemporaryDirectory(prefix="chromium") as home, sync_playwright() as playwright:
         # Chromium stores files in HOME, even if it has a separate profile directory.
         environment = {**os.environ, "HOME": home}
@@ -59,7 +60,7 @@ def watched_page(
     dark: bool = False,
     expected: Sequence[str] = (),
 ) -> Iterator[Page]:
-    """Yield a page with a new cookie store. Paths that the page opens are relative to `origin`.
+    """Yield a browser page with a new cookie store. Paths that the page opens are relative to `origin`.
 
     At the end of the block the test fails in four cases: the browser's console had a warning or an error, a script
     raised an error, a dialog opened, or the page requested something outside of the origin. A complaint that contains

@@ -41,7 +41,7 @@ class DedupStore:
         self.appends = 0
         self.max_message_size_bytes = MAX_MESSAGE_SIZE_BYTES
         self.invisible = 0
-        """Number of messages at the end of each queue that consumers cannot read yet."""
+        """Number of messages at the end of each queue that the store does not yet show to consumers."""
         self.lock = threading.RLock()
 
     def describe(self, timeout_s: float = 5.0) -> StorageDescription:
@@ -101,8 +101,8 @@ class DedupStore:
 
 
 class Writers:
-    """Makes writers that can repeat a write without duplicates, over one DedupStore per broker group. `close` closes
-    the writers."""
+    """Makes writers whose writes can be repeated without duplicates. Each broker group is one DedupStore. `close`
+    closes all writers."""
 
     def __init__(self, route: TopicRoute, *stores: DedupStore, clock: Callable[[], float] | None = None) -> None:
         self.stores = {store.name: store for store in stores}

@@ -21,7 +21,7 @@ from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.storage_client import StorageDescription
 
 WAIT_S = 60.0
-"""Timeout of every wait in a test, in seconds. Any step takes far less time."""
+"""Timeout of every wait in a test, in seconds. A successful wait takes far less time."""
 
 
 def topic_route(topic: str = "orders", **queues: int) -> TopicRoute:
@@ -48,7 +48,7 @@ def description(
 
 
 class FakeRoutes:
-    """A RouteSource with fixed routes. It records the topics whose routes a client invalidated."""
+    """A RouteSource with fixed routes. It records the topics whose routes a client invalidates."""
 
     def __init__(self, *routes: TopicRoute) -> None:
         self.routes = {route.topic: route for route in routes}
@@ -75,10 +75,10 @@ class FakeStore:
     """A producer's StorageClient that stores each sequence number once, like a real store, and fails as its script
     demands.
 
-    `connects` holds one step per connection: an error to raise before anything is sent, or None. `script` holds one
-    step per attempt. None stores the message and answers. An error is raised, and nothing is stored. ("lost", error)
-    stores the message and raises the error. A callable in either list is called first and returns one of these steps.
-    Every call after the last step succeeds.
+    `connects` holds one step per connection: an error that the connection raises, or None. `script` holds one step per
+    append attempt. For None, the attempt stores the message and succeeds. For an error, the attempt raises the error
+    and stores nothing. For ("lost", error), the attempt stores the message and raises the error. A callable in either
+    list is called first and returns one of these steps. Every call after the last step succeeds.
     """
 
     def __init__(self, name: str = "storage-a-0", script: Sequence[Any] = ()) -> None:
@@ -93,7 +93,7 @@ class FakeStore:
         self._lock = threading.Lock()
 
     def replica(self, name: str) -> FakeStore:
-        """Return another store with this store's content, as a client finds it after a failover."""
+        """Return another fake store with this store's messages, which a client uses after a failover."""
         other = FakeStore(name)
         other.queues, other._seen, other._lock = self.queues, self._seen, self._lock
         return other
@@ -133,7 +133,7 @@ class FakeStore:
         return [body for bodies in self.queues.values() for body in bodies]
 
     def messages(self) -> list[MessageExt]:
-        """Return the messages of all attempts, in order."""
+        """Return the messages of all append attempts, in the order of the attempts."""
         batches = [batch for attempt in self.attempts for batch in attempt]
         return [message for batch in batches for message in decode_records(batch.records, broker_name="a")]
 
@@ -153,8 +153,8 @@ class FakeStore:
 
 
 class FakeActor:
-    """A stand-in for ActorRef. It answers calls with the functions in `methods`, in the caller's thread, and counts the
-    calls."""
+    """A stand-in for ActorRef. It calls the functions in `methods` instead of an actor's methods, in the caller's
+    thread, and counts the calls."""
 
     def __init__(self, methods) -> None:
         self.methods = methods
@@ -167,6 +167,7 @@ class FakeActor:
 
 def connect_commands(monkeypatch: pytest.MonkeyPatch, client: Any) -> None:
     """Patch every `raymq` command that connects to a cluster, so that the command uses `client`."""
-    from raymq.tools.cli.terminal import command  # imported here because most users of this module test no command
+    # imported inside this function, because most users of this module test no command
+    from raymq.tools.cli.terminal import command
 
     monkeypatch.setattr(command, "client_of", lambda address: nullcontext(client))

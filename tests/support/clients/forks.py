@@ -1,4 +1,4 @@
-"""Run a call in a forked child process, and return its result."""
+"""Runs a function in a forked child process and returns the function's result."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 CHILD_MAX_S = 20
-"""Seconds after which a child process that hangs is killed. The call's result is then an error."""
+"""Seconds after which a child process that hangs is killed. The result of `in_child` is then an error."""
 
 
 def in_child(call: Callable[[], Any]) -> Any:
-    """Run `call` in a child of os.fork and return its result. If `call` raises, the result is the exception's type name
-    and text."""
+    """Run `call` in a child process made by os.fork, and return its result. If `call` raises an exception, the result
+    is the exception's type name and text."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

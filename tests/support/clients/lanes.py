@@ -41,7 +41,8 @@ class StorageDouble:
         queues: StoreOptions | None = None,
         **options: Any,
     ) -> None:
-        """Start the lanes of `store`. `options`: further arguments of the data plane."""
+        """Start serving `store` over lanes (direct socket connections). `options`: further arguments of the
+        data plane."""
         self.store = store
         self.deleted = DeletedTopics(store.read_config, store.write_config)
         self.limit = AppendLimit(capacity)
@@ -69,7 +70,7 @@ class StorageDouble:
 
 
 class CuttingProxy:
-    """A proxy that forwards one connection at a time to a server, and cuts the connection after `cut_bytes` of the
+    """A proxy that forwards one connection at a time to a server. It cuts the connection after `cut_bytes` bytes of the
     server's responses."""
 
     def __init__(self, address: LaneAddress, cut_bytes: int) -> None:
@@ -104,17 +105,17 @@ class CuttingProxy:
         self.cuts += 1
 
     def close(self) -> None:
-        """Accept no more connections. A connection that is already forwarded ends when the client or the server closes
+        """Stop accepting connections. A connection that is already forwarded ends when the client or the server closes
         it."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
 
 def echo_server(error: Exception | None = None, *, late: list[LaneRequest] | None = None, **options: Any) -> LaneServer:
-    """Return a server whose behaviour depends on the kind of frame.
+    """Return a server of lanes (direct socket connections) whose behaviour depends on the kind of the request frame.
 
     ECHO returns the payload. LATER is kept in `late` without an answer. REFUSE raises `error`. SILENT is never
-    answered. BREAK fails with a bug.
+    answered. BREAK fails like a bug in the server.
     """
 
     def echo(request: LaneRequest) -> None:
@@ -137,7 +138,7 @@ def unix_only(address: LaneAddress) -> LaneAddress:
 
 
 def make_certificates(directory: Path) -> TlsFiles:
-    """Make a certificate authority and a certificate for 127.0.0.1 that the authority signs, with the `openssl`
+    """Make a certificate authority and a certificate for 127.0.0.1 that this authority signs. Uses the `openssl`
     command."""
 
     def openssl(*arguments: str) -> None:

@@ -13,7 +13,8 @@ BEAT_S = 0.005
 
 
 class QuickClient:
-    """A RebalanceClient that answers the members' heartbeats itself, every few milliseconds."""
+    """A stand-in for RebalanceClient that answers the heartbeats of group members itself, every few
+    milliseconds."""
 
     def __init__(self, answer: Callable[[GroupHeartbeat], GroupAssignment]) -> None:
         self._answer = answer

@@ -1,5 +1,5 @@
-"""A started ProcessQueues (the core that decides a consumer's fetches and deliveries) for tests, and steps that these
-tests share."""
+"""Makes a started ProcessQueues (the core that decides a consumer's fetches and deliveries) for tests, and has steps
+that several tests use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ SETTINGS = ("billing", (Subscription.parse("orders"),))
 
 
 def make_process_queues(*queues: MessageQueue, start: int = 0, reset_version: int = 0, **settings) -> ProcessQueues:
-    """Return a ProcessQueues with a listener. `queues` were granted in GENERATION and start at offset `start`."""
+    """Return a ProcessQueues with a listener that holds `queues`. The queues were granted in GENERATION and start at
+    offset `start`."""
     core = ProcessQueues(PushSettings(*SETTINGS, **settings))
     core.listener_back()
     grant(core, *queues)
@@ -27,12 +28,12 @@ def make_process_queues(*queues: MessageQueue, start: int = 0, reset_version: in
 
 
 def grant(core: ProcessQueues, *queues: MessageQueue, generation: int = GENERATION, at_s: float = 0.0) -> None:
-    """Grant the consumer exactly these queues, as the group's rebalance does."""
+    """Grant the consumer exactly these queues, as the group's Rebalance actor does."""
     core.assignment_received(GroupAssignment(generation, frozenset(queues), 1), at_s)
 
 
 def fetch(core: ProcessQueues, queue: MessageQueue, *offsets: int, reconsume_times: int = 0) -> None:
-    """Complete the pending fetch of a queue with messages at these offsets."""
+    """Complete the consumer's pending fetch of a queue with messages at the given offsets."""
     records = records_of(offsets, reconsume_times=reconsume_times)
     core.fetched(queue, core.wanted(0.0)[queue], records, offsets[-1] + 1, 0.0)
 

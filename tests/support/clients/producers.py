@@ -1,4 +1,4 @@
-"""Producers over fake stores. The producers retry without a pause."""
+"""Makes producers that send to fake stores and retry without a pause."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NoPause:
 
 
 class Gate:
-    """A step of a FakeStore's script that blocks a send attempt until a test opens the gate."""
+    """A step of a FakeStore's script that blocks an append attempt until a test opens the gate."""
 
     def __init__(self, then=None) -> None:
         self.entered, self.opened, self.then = threading.Event(), threading.Event(), then
@@ -41,7 +41,7 @@ class Gate:
 
 
 class Clock:
-    """A clock for the send timeout of a producer. The time stands still until a test advances the clock."""
+    """A clock for a producer's send timeout. The time changes only when a test advances the clock."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -50,7 +50,8 @@ class Clock:
         return self.now_s
 
     def passes(self, then=None) -> Callable[..., Any]:
-        """Return a step of a FakeStore during which the timeout of every send expires."""
+        """Return a step of a FakeStore's script. The step advances the clock by an hour, so that every send expires,
+        and returns `then`."""
 
         def step(*batches):
             self.now_s += 3600.0
@@ -65,16 +66,16 @@ MakeProducer = Callable[..., Producer]
 def handed_over(
     producer: Producer, messages: Sequence[Message], where: DestinationOptions, timeout_s: float
 ) -> list[SendFuture]:
-    """Send messages through the whole send path with the given timeout, without the shortcut for single
-    messages."""
+    """Send messages through the producer's whole send path with the given timeout. A single message does not take the
+    shortcut."""
     placed = producer.pipeline.hand_over(messages, where, timeout_s, together=len(messages) > 1)
     return placed.futures(len(messages))
 
 
 @contextmanager
 def producers_of_fakes(clock: Callable[[], float] = time.monotonic) -> Iterator[MakeProducer]:
-    """Yield a function that makes producers, with one fake store per broker group. All producers are closed at the end,
-    even if messages still wait."""
+    """Yield a function that makes producers, each with one fake store per broker group. All producers are closed at the
+    end, even if some messages are not sent yet."""
     made: list[tuple[Producer, tuple[FakeStore, ...]]] = []
 
     def make(

@@ -1,4 +1,4 @@
-"""Generated records of a queue, for tests of classes that keep records in memory."""
+"""Generates records of a queue, for tests of classes that keep records in memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ RECORD_BYTES = header_size(0) + 12
 
 
 def records_of(offsets: Sequence[int], *, reconsume_times: int = 0) -> MemoryRecords:
-    """Return one record per offset. All records have the same size, a header, and no content that can be
+    """Return one record per offset. All records have the same size and a header, but their content cannot be
     decoded."""
     return MemoryRecords.read(b"".join(_record(offset, reconsume_times) for offset in offsets))
 
 
 def fetched_of(offsets: Sequence[int], next_offset: int | None = None) -> FetchedRecords:
-    """Return fetched records at these offsets, in the form in which a pull consumer holds fetched records.
+    """Return fetched records at the given offsets, in the form in which a pull consumer keeps them.
 
     `next_offset`: the queue offset that follows the records; by default the last record's offset plus 1.
     """
@@ -28,7 +28,8 @@ def fetched_of(offsets: Sequence[int], next_offset: int | None = None) -> Fetche
 
 
 def offsets_of(part: PolledRecords) -> list[int]:
-    """Return the queue offsets of a slice of records. Call this function before the slice is taken."""
+    """Return the queue offsets of a slice of polled records. Call this function before the consumer takes the
+    slice."""
     first = part.fetched.first
     offsets: list[int] = part.fetched.records.offsets[first : first + part.count].tolist()
     return offsets

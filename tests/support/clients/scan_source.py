@@ -12,7 +12,7 @@ from raymq.common.protocol.store import QueueBounds
 
 
 class Queues(ScanSource):
-    """Topics whose queues hold the offset ranges in `bounds`, as (first offset, next offset).
+    """Fake topics whose queues have the offset ranges in `bounds`: (first offset, next offset) of each queue.
 
     A queue stores one message per second; the first message of each queue is stored at second 0. `committed`: committed
     offsets of a group. `size`: bytes of each message.

@@ -1,5 +1,5 @@
-"""Producers that write to a real store in this process, with the topic "orders" and the topic "batched" of queue type
-"batch"."""
+"""Makes producers that write to a real store in the test's process. The store has a topic "orders", and a topic
+"batched" of queue type "batch"."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ BATCH = replace(topic_route("batched", a=1), attributes=TopicAttributes(queue_ty
 
 
 class StoreClient:
-    """A producer's StorageClient that calls a store in this process. The answers to the first `lost` calls are
-    lost."""
+    """A producer's StorageClient that calls a store in this process. The store executes the first `lost` calls, but
+    their answers are lost."""
 
     def __init__(self, store: MessageStore, lost: int = 0, **described: Any) -> None:
         self.store, self.lost, self.calls = store, lost, 0

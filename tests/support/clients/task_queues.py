@@ -1,5 +1,5 @@
-"""A stand-in for raymq as the backend of Ray Serve's task queues, without Ray: the states, the group and the
-dead-letter queues of one task queue."""
+"""Stand-ins for raymq as the backend of Ray Serve's task queues, without Ray. They keep the task states, the consumer
+group and the dead-letter queues of one task queue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raymq.serve.task import Task
 
 
 def task_message(body: bytes, offset: int, *, reconsume_times: int = 0) -> MessageExt:
-    """Return a message of the task queue."""
+    """Return a message that holds a task of the task queue."""
     host = "127.0.0.1:1"
     return MessageExt(
         *(
@@ -46,27 +46,26 @@ def task_message(body: bytes, offset: int, *, reconsume_times: int = 0) -> Messa
 class FakeTaskQueue:
     """A fake TaskConnection that also makes the consumers of its task queue. Thread-safe.
 
-    A task is due at its `deliver_at_ms`, and after a retry immediately, whatever its delay level. When a consumer
-    closes, the next consumer receives the messages that were not acknowledged. `failures`: errors that the next calls
-    raise, by method name.
+    A task is due at its `deliver_at_ms`. After a retry, a task is due immediately, whatever its delay level. When a
+    consumer closes, the next consumer receives the messages that were not acknowledged. `failures`: errors that the
+    next calls raise, by method name.
     """
 
     def __init__(self, settings: TaskSettings) -> None:
         self.settings, self.name = settings, f"{settings.group}@here-1"
         self.changed = threading.Condition()
         self.waiting: list[tuple[int, MessageExt]] = []
-        """Messages that wait for delivery: the time at which a message is due, in ms since 1970, and the
-        message."""
+        """Messages that are not delivered yet, each as (due time in ms since 1970, message)."""
         self.unacknowledged: dict[int, MessageExt] = {}
         self.states: dict[str, list[StateRecord]] = {}
         self.copies: dict[str, list[tuple[MessageExt, str]]] = {}
         self.returned: list[tuple[int, int]] = []
-        """Messages that a consumer sent back for a retry: the message's offset and its delay level."""
+        """Messages that a consumer sent back for a retry, each as (queue offset, delay level)."""
         self.dead: list[MessageExt] = []
         self.sharding_keys: list[str | None] = []
         self.failures: dict[str, list[Exception]] = {}
         self.taken_at_once: list[int] = []
-        """The `max_messages` argument of each poll."""
+        """The `max_messages` argument of each poll, in the order of the polls."""
         self.closed = False
         self._offset = 0
 
@@ -87,7 +86,7 @@ class FakeTaskQueue:
             if self.failures.get(method):
                 raise self.failures[method].pop(0)
 
-    # methods of TaskConnection
+    # Methods of TaskConnection
 
     def send(self, task: Task, state: StateRecord, *, deliver_at_ms: int | None, sharding_key: str | None) -> None:
         self._may_fail("send")
@@ -130,7 +129,7 @@ class FakeTaskQueue:
 
 
 class FakeTaskConsumer:
-    """The consumer of a FakeTaskQueue."""
+    """Fake consumer that receives the messages of a FakeTaskQueue."""
 
     def __init__(self, tasks: FakeTaskQueue) -> None:
         self._tasks = tasks

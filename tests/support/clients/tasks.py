@@ -1,5 +1,5 @@
-"""Tasks for a listener's process, and tasks whose records are in the files of a small store, for tests of push
-consumers."""
+"""Makes tasks for a listener's process, for tests of push consumers. The messages are in the task, or in the files of a
+small store."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ STORED_QUEUE = MessageQueue("orders", "broker-a", 0)
 def task_of(
     *bodies: bytes, tags: str | None = None, topic: str = "orders", number: int = 1, queue_id: int = 0, **more
 ) -> ShippedTask:
-    """Return a serialised task with one message per body."""
+    """Return a serialised consume task with one message per body."""
     records = bytes(make_batch(bodies, tags=tags, topic=topic, **more).records)
     return ShippedTask(number, MessageQueue(topic, "broker-b", queue_id), len(bodies), records)
 
 
 def store_records(root: Path, count: int, size: int = 1000, first: int = 0) -> None:
-    """Append `count` messages to queue 0 of a store at `root`. The bodies begin with consecutive numbers from `first`
-    on."""
+    """Append `count` messages to queue 0 of a store at `root`. Each body begins with a number; the numbers are
+    consecutive, from `first` on."""
     with contextlib.closing(open_store(root)) as store:
         for number in range(first, first + count):
             store.append([make_batch([b"%d " % number + bytes(size)])])
 
 
 def located(root: Path, first: int, count: int) -> RecordsInPlace:
-    """Return references into the store's files for records that `store_records` wrote."""
+    """Return references to records in a store's files that `store_records` wrote."""
     files = StoreFiles(str(root), LOG_FILE_BYTES, QUEUE_FILE_UNITS * 20)
     reader = LogReader(root, commit_log_file_size=LOG_FILE_BYTES, consume_queue_file_size=QUEUE_FILE_UNITS * 20)
     parts, _ = reader.find(FetchRequest("orders", 0, first, count), first + count, 1 << 30)

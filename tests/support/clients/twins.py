@@ -1,5 +1,5 @@
-"""The synchronous and the asyncio pull consumer behind one blocking interface, so that one test suite covers both. A
-thread runs the asyncio consumer's loop."""
+"""Runs the synchronous and the asyncio pull consumer behind one blocking interface, so that one test suite covers both.
+A thread runs the asyncio consumer's event loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class LoopThread:
         self._thread.start()
 
     def run(self, call: Callable[[], Any]) -> Any:
-        """Run `call` on the loop and return its result. A coroutine is awaited on the loop."""
+        """Run `call` on the event loop and return its result. If `call` returns a coroutine, the loop awaits
+        it."""
 
         async def on_loop() -> Any:
             result = call()
@@ -41,8 +42,8 @@ class LoopThread:
 
 
 class Blocking:
-    """An asyncio pull consumer with the interface of the synchronous PullConsumer. Each call runs on the loop and
-    blocks until the call is done."""
+    """An asyncio pull consumer with the interface of the synchronous PullConsumer. Each call runs on an event loop and
+    blocks until it is done."""
 
     def __init__(self, loop: LoopThread, consumer: AsyncPullConsumer) -> None:
         self._loop = loop

@@ -1,4 +1,4 @@
-"""A storage client of a store in this process. The client maps the store's files and can watch the ends of
+"""A storage client of a store in the test's process. The client maps the store's files and can watch the end offsets of
 queues."""
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from storage.message_store import MessageStore
 from tests.support.clients.fakes import WAIT_S
 
 LOOK_S = 0.05
-"""Interval, in seconds, at which a watch checks whether the watch was closed."""
+"""Interval, in seconds, at which the watch's thread checks whether the watch was closed."""
 
 
 class StoreWatch:
-    """A watch of queue ends (EndsWatch) over a MessageStore. A thread answers each request with the store's own long
-    poll."""
+    """A watch of queue ends (EndsWatch) over a MessageStore. A thread answers each watch request with the store's own
+    long poll."""
 
     def __init__(self, store: MessageStore, pull_from: str = "") -> None:
         self.asks: list[list[FetchRequest]] = []
@@ -68,7 +68,7 @@ class StoreWatch:
         self._here.close()
 
     def cut(self) -> None:
-        """Break the connection from the store's side, as a failed store would."""
+        """Break the watch's connection from the store's side, as a failing store would."""
         with self._changed:
             if not self._closed:
                 self._closed = True
@@ -98,8 +98,8 @@ class StoreWatch:
 
 
 class MappedStorage:
-    """A StorageClient of a MessageStore in this process. `find` returns references into the store's files; `fetch` lets
-    the store copy records."""
+    """A StorageClient of a MessageStore in this process. `find` returns references to records in the store's files;
+    `fetch` returns copies of the records."""
 
     def __init__(self, store: MessageStore) -> None:
         self.store = store
@@ -142,7 +142,8 @@ class MappedStorage:
     def find(
         self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
     ) -> list[FetchResult]:
-        """Fetch records as `fetch` does, but return references to the records in the store's files."""
+        """Find the requested records as `fetch` does, but return references to the records in the store's files instead
+        of copies."""
         results = self.fetch(requests, 0, wait_s, timeout_s)
         for index, (request, result) in enumerate(zip(requests, results, strict=True)):
             if result.status is PullStatus.FOUND:

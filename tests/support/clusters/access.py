@@ -1,6 +1,6 @@
 """Helpers for clusters with access control: run a program as a user, and find the actor calls that a user may make.
 
-This module and the tests that use this module must be pickled by value, because Ray's workers cannot import tests.
+This module and the tests that use it must be pickled by value, because Ray's workers cannot import test modules.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Program:
         self._credentials = credentials
 
     def run(self, work: Callable[[raymq.Client], Any]) -> Any:
-        """Run `work` with the user's client and return the result."""
+        """Run `work` with a client that has the user's credentials, and return the result."""
         with raymq.connect(credentials=self._credentials) as client:
             return work(client)
 
@@ -85,10 +85,10 @@ def as_user(credentials: raymq.Credentials | None, work: Callable[[raymq.Client]
 
 
 def consume_with_predicates(topic: str, group: str, stop: Path) -> Callable[[raymq.Client], int]:
-    """Return a function that consumes with predicates until the file `stop` exists, for `as_user`.
+    """Return a function for `as_user` that consumes with predicates until the file `stop` exists.
 
-    The function runs a push consumer, its Pull actor and the actors of two predicates. The function returns the number
-    of records that passed the predicates.
+    The function runs a push consumer, its Pull actor and the actors of two predicates. It returns the number of records
+    that passed a predicate.
     """
 
     def work(client: raymq.Client) -> int:
@@ -97,7 +97,7 @@ def consume_with_predicates(topic: str, group: str, stop: Path) -> Callable[[ray
         with consumer.on_message(lambda message: None).start():
             store = StorageClient("storage-broker-a-0", ray.get_runtime_context().get_node_id())
             shipped = pickle.loads(pickle.dumps(raymq.predicate(lambda message: True, name="own")))
-            # A pickled predicate is applied by an actor, not by this process.
+            # A predicate that was pickled runs in an actor, not in this process.
             reader = GroupPredicate(group, shipped).read_from(store)
             until_s, found = time.monotonic() + CALL_S, 0
             while not stop.exists() and time.monotonic() < until_s:
@@ -111,7 +111,8 @@ def consume_with_predicates(topic: str, group: str, stop: Path) -> Callable[[ray
 
 
 def all_own_kinds_run() -> bool:
-    """Return whether at least one actor of each of raymq's kinds runs, and predicate actors of two users run."""
+    """Return whether at least one actor of each kind of raymq's actors runs, and predicate actors of two users
+    run."""
     names = [name for _, name in named_actors()]
     users = {name.rpartition("-")[2] for name in names if name.startswith("predicate-")}
     return len(users) == 2 and all(any(name.startswith(kind) for name in names) for kind in OWN_KINDS)
@@ -124,8 +125,8 @@ def named_actors() -> dict[tuple[str, str], Any]:
 
 
 def class_of(handle: Any) -> str:
-    """Return the name of an actor's class without its module; for a replica of Ray Serve without the application's
-    name."""
+    """Return the name of an actor's class without its module. For a replica of Ray Serve the name lacks the
+    application's name, too."""
     return str(handle._ray_actor_creation_function_descriptor.class_name.rpartition(".")[2].partition(":")[0])
 
 
@@ -137,10 +138,10 @@ def arguments(handle: Any, method: str) -> tuple[tuple[None, ...], dict[str, Non
 
 
 def served(foreign: Collection[str] = ()) -> Callable[[raymq.Client], list[str]]:
-    """Return a function that checks a user's access to all named actors, and returns the violations of the table of
-    requests.
+    """Return a function that checks a user's access to all named actors. The function returns the violations of the
+    table that lists the permitted requests.
 
-    A violation is a call that succeeds although the call is unsigned, or although the table does not list the method. A
+    A violation is a call that succeeds although it is unsigned, or although the table does not list its method. A
     method without a signed variant is a violation, too. The classes in `foreign` are not checked.
     """
 

@@ -1,4 +1,4 @@
-"""An embedded raymq in a sandbox, for tests that start Ray, and checks that raymq leaves nothing behind.
+"""Runs an embedded raymq in a sandbox, for tests that start Ray, and checks that raymq leaves nothing behind.
 
     ROOT/home    $HOME       must stay empty
     ROOT/tmp     $TMPDIR     Ray's files and sockets; must be empty again at the end
@@ -41,8 +41,8 @@ HEALTH_CHECKS = {
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
 }
-"""Settings of Ray's health checks, as in cluster.yaml: Ray declares a killed or unreachable node dead after
-about 2 s."""
+"""Settings of Ray's health checks, as in cluster.yaml. With these settings, Ray declares a killed or unreachable node
+dead after about 2 s."""
 
 SETTINGS = f"""\
 broker_groups: {BROKER_GROUPS}
@@ -86,7 +86,8 @@ replication: {replication}
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """The directories of one test's sandbox, as the module docstring lists them."""
+    """The directories of one test's sandbox: home, temporary files, current directory, stores, and files of
+    JVMs."""
 
     root: Path
 
@@ -124,10 +125,10 @@ def sandbox(settings: str = SETTINGS) -> Iterator[Sandbox]:
         (box.work / "raymq.yaml").write_text(settings + f"data_dir: {box.data}\n")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("HOME", str(box.home))
-            # the directory of the files with names for shell completion
+            # XDG_CACHE_HOME is the directory of the files from which shell completion reads names.
             patch.setenv("XDG_CACHE_HOME", str(box.root / "cache"))
             patch.setenv("TMPDIR", str(box.tmp))
-            patch.setattr(tempfile, "tempdir", None)  # makes tempfile read TMPDIR again
+            patch.setattr(tempfile, "tempdir", None)  # makes the tempfile module read TMPDIR again
             patch.chdir(box.work)
             yield box
     finally:
@@ -136,20 +137,21 @@ def sandbox(settings: str = SETTINGS) -> Iterator[Sandbox]:
 
 
 def _remove_abandoned() -> None:
-    """Remove the sandboxes of killed test sessions. The lock of such a sandbox is free."""
+    """Remove the sandboxes of killed test sessions, which no process has locked."""
     for root in Path("/tmp").glob(f"{PREFIX}*"):
         try:
             if time.time() - root.stat().st_ctime < YOUNG_S:
-                continue  # the process that made this directory may be about to lock it
+                continue  # the process that made this sandbox directory may be about to lock it
             lock = _lock(root)
         except OSError:
-            continue  # the directory is in use, belongs to another user, or was just removed
+            continue  # the sandbox directory is in use, belongs to another user, or was just removed
         shutil.rmtree(root, ignore_errors=True)
         os.close(lock)
 
 
 def _lock(root: Path) -> int:
-    """Lock a directory. Closing the descriptor unlocks it. Raises BlockingIOError if another process holds the lock."""
+    """Lock a directory and return the lock's file descriptor. Closing the descriptor unlocks the directory. Raises
+    BlockingIOError if another process holds the lock."""
     descriptor = os.open(root, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -170,24 +172,24 @@ def embedded(box: Sandbox) -> Iterator[raymq.Client]:
         outside = files_written_outside(started, box.root)
     assert outside == []
     assert_gone(started)
-    # list the descendants again: some may have started after the first list was taken
+    # List this process's descendants again: some may have started after the first list was taken.
     assert_gone([process for process in descendants() if process not in before])
     assert_untouched(box)
 
 
 def descendants(pid: int | None = None) -> list[psutil.Process]:
-    """Return the descendants of this process, or of `pid`."""
+    """Return the descendant processes of this process, or of the process `pid`."""
     return psutil.Process(pid).children(recursive=True)
 
 
 def assert_gone(processes: Sequence[psutil.Process], timeout_s: float = 60.0) -> None:
-    """Check that every process ends by itself within the timeout."""
+    """Check that every process in `processes` ends by itself within the timeout."""
     _, alive = psutil.wait_procs(processes, timeout=timeout_s)
     assert [describe(process) for process in alive] == []
 
 
 def without_rays_agents(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """Return the processes except Ray's two agents of a node. The agents may outlive their node by up to a
+    """Return `processes` without Ray's two agent processes of each node. These agents may outlive their node by up to a
     minute."""
     agents = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
     return [process for process in processes if not title(process).startswith(agents)]
@@ -203,7 +205,8 @@ def title(process: psutil.Process) -> str:
 
 
 def assert_untouched(box: Sandbox) -> None:
-    """Check that HOME is empty, Ray's temporary files are gone, and the current directory is unchanged."""
+    """Check that HOME is empty, Ray's temporary files are gone, and the sandbox's current directory is
+    unchanged."""
     assert [str(path) for path in box.home.rglob("*")] == []
     assert [str(path) for path in box.tmp.rglob("*")] == []
     assert (left := sorted(path.name for path in box.work.iterdir())) == ["raymq.yaml"], left
@@ -224,7 +227,7 @@ def files_written_outside(processes: Sequence[psutil.Process], root: Path) -> li
         try:
             opened = process.open_files()
         except psutil.NoSuchProcess:
-            continue  # the worker process ended after the list was taken
+            continue  # the process ended after the list of processes was taken
         for file in opened:
             if file.mode != "r" and not Path(file.path).is_relative_to(root) and not file.path.startswith("/dev/"):
                 found.add(f"{file.path} by {describe(process)}")
@@ -232,13 +235,13 @@ def files_written_outside(processes: Sequence[psutil.Process], root: Path) -> li
 
 
 def actor_processes(actor: str) -> list[psutil.Process]:
-    """Return all processes of actors of one class. The title of such a process is, for example, `ray::Broker`, or
+    """Return all processes of the actors of one class. The title of such a process is, for example, `ray::Broker`, or
     during a call `ray::Broker.groups`."""
     return [process for process in descendants() if title(process).split(".")[0] == f"ray::{actor}"]
 
 
 def kill_actors(actor: str) -> None:
-    """SIGKILL every process of one class of actors, and wait until all these processes have ended."""
+    """SIGKILL every process of the actors of one class, and wait until all these processes have ended."""
     processes = actor_processes(actor)
     assert processes, f"no process of a {actor}"
     for process in processes:
@@ -247,12 +250,12 @@ def kill_actors(actor: str) -> None:
 
 
 def user_environment() -> dict[str, str]:
-    """Return the environment for a user's program: only installed packages on the import path."""
+    """Return the environment variables for a user's program. Its import path has only installed packages."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def poll_until(consumer: raymq.PullConsumer, count: int, timeout_s: float = 60.0) -> list[MessageExt]:
-    """Poll until `count` messages have arrived."""
+    """Poll the consumer until `count` messages have arrived, and return the messages."""
     messages: list[MessageExt] = []
 
     def enough() -> bool:

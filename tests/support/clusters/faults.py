@@ -1,5 +1,4 @@
-"""Fault injection for chaos tests: a seeded random generator chooses the processes to kill, or to stop for a
-while."""
+"""Fault injection for chaos tests: a seeded random generator chooses the processes to kill or to pause."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ POLL_S = 0.002
 
 @contextmanager
 def standing_still(*pids: int) -> Iterator[None]:
-    """Stop processes with SIGSTOP, one after another. At the end of the block SIGCONT continues the processes that
+    """Pause processes with SIGSTOP, one after another. At the end of the block, SIGCONT resumes the processes that
     still exist."""
     try:
         for pid in pids:
@@ -35,9 +34,9 @@ def standing_still(*pids: int) -> Iterator[None]:
 
 
 class _Killer:
-    """Kills a random process of a set with SIGKILL each time the workload's progress reaches the next mark.
+    """Kills a random process of a set with SIGKILL each time the workload's progress reaches the next threshold.
 
-    The seed decides the `kills` marks. A mark is between a tenth and nine tenths of `total`.
+    The seed decides the `kills` thresholds. A threshold is between a tenth and nine tenths of `total`.
     """
 
     def __init__(
@@ -48,14 +47,14 @@ class _Killer:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.killed: list[str] = []
-        """Descriptions of the kills so far, for the report."""
+        """Descriptions of the processes killed so far, for the test's report."""
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the killer's thread. The kills of all reached marks are completed first, because a victim may be
-        restarting."""
+        """End the killer's thread. First completes the kills of all thresholds that the progress has reached, because a
+        killed process may still be restarting."""
         self._thread.join(60 if self._progress() >= self._marks[-1] else 0)
         self._stop.set()
         self._thread.join(60)
@@ -73,7 +72,7 @@ class _Killer:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
-                continue  # the process was already ending
+                continue  # the process that the killer chose was already ending
             self.killed.append(f"{name} (pid {pid}) after {self._progress()} messages")
             return
 
@@ -82,7 +81,7 @@ class _Killer:
 
 
 class StorageKiller(_Killer):
-    """Kills the processes of storage actors, which are given by name."""
+    """Kills the processes of random storage actors. The test gives the names of the actors."""
 
     def __init__(
         self,
@@ -98,8 +97,8 @@ class StorageKiller(_Killer):
         self._mq = mq
 
     def _pid_of(self, name: str) -> int | None:
-        """Return the process id of a storage actor. Waits until the actor answers, because it may have just been
-        killed."""
+        """Return the process id of a storage actor. Waits until the actor answers, because it may be restarting after a
+        kill."""
         deadline_s = time.monotonic() + 60
         while time.monotonic() < deadline_s and not self._stop.is_set():
             try:
@@ -115,8 +114,8 @@ class ActorKiller(_Killer):
     """Kills random processes of one class of actors, such as "Pull"."""
 
     def _pid_of(self, name: str) -> int | None:
-        """Return the process id of an actor of the class. Waits until such a process exists, because all may have just
-        been killed."""
+        """Return the process id of an actor of the class. Waits until such a process exists, because the killer may
+        have just killed all of them."""
         deadline_s = time.monotonic() + 60
         while time.monotonic() < deadline_s and not self._stop.is_set():
             processes = actor_processes(name)

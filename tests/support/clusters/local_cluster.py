@@ -1,5 +1,5 @@
-"""A whole raymq cluster in the process of a test program, without Ray: real servers, which clients reach over real
-lanes (direct socket connections).
+"""Runs a whole raymq cluster in the process of a test program, without Ray. The servers are real, and clients reach
+them over real lanes (direct socket connections).
 
     connect() → RouteCache, StorageClients, lanes …           the real client
     ray.get_actor, Actor.options().remote(), ray.get, ray.kill  → LocalRay: objects of this process, threads for calls
@@ -36,8 +36,8 @@ class Reference(Future[Any]):
 
 
 class LocalActor:
-    """An actor that runs in this process. The object is also the actor's handle. Each call runs in a thread of
-    its own."""
+    """An actor that runs in this process. The object is also the actor's handle. Each call of the actor runs in a new
+    thread."""
 
     def __init__(self, cluster: LocalRay, key: tuple[str, str], real: type, arguments: Any, keywords: Any) -> None:
         self._cluster, self.key, self._dead = cluster, key, False
@@ -57,7 +57,7 @@ class LocalActor:
             try:
                 with self._cluster.inside(self):
                     result = getattr(self._object, name)(*arguments, **keywords)
-            except BaseException as error:  # the caller gets the error, as in Ray
+            except BaseException as error:  # the caller of the actor's method gets the error, as in Ray
                 reference.set_exception(error)
             else:
                 reference.set_result(result)
@@ -80,7 +80,7 @@ class LocalRay:
         self._names = itertools.count()
 
     def install(self) -> None:
-        """Replace Ray's functions for the rest of the process's life."""
+        """Replace Ray's functions until the process ends."""
         ray.get_actor = lambda name, namespace=None: self.find(str(namespace), name)
         ray.get = _get
         ray.kill = lambda handle, no_restart=True: self.kill(handle)
@@ -108,7 +108,7 @@ class LocalRay:
             raise ValueError(f"no actor is called {name!r}") from None
 
     def kill(self, handle: LocalActor | None) -> None:
-        """End an actor, so that it answers no further calls. The actor's threads continue."""
+        """Kill an actor: it answers no further calls, but its threads continue."""
         if handle is not None:
             handle._dead = True
             self._actors.pop(handle.key, None)
@@ -170,7 +170,7 @@ def _get(reference: Any, timeout: float | None = None) -> Any:
     try:
         return reference.result(timeout)
     except FutureTimeoutError as error:
-        if reference.done():  # the call itself raised the error
+        if reference.done():  # the actor call itself raised the error
             raise
         raise GetTimeoutError(f"not in {timeout} s") from error
 

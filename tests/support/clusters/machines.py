@@ -1,10 +1,10 @@
-"""Simulated machines on this computer, made of Linux namespaces.
+"""Simulates machines on this computer with Linux namespaces.
 
 A world is a set of machines. A world's network has only a loopback interface, so nothing is reachable from outside.
 Each machine has its own processes, /root, /tmp, /run and /dev/shm, and shares the rest of the file system with this
 computer. A machine with log-in runs an sshd and shares the world's network, in which port 22 of every loopback address
 is free. A machine without log-in has a network of its own, which tests.support.clusters.network connects to the world's
-network. The world's first process ends together with this process, and ends all other processes of the world.
+network. The world's first process ends together with the test's process, and ends all other processes of the world.
 
     DIRECTORY/key, key.pub, host_key    the user's keys and the machines' host key
     DIRECTORY/NAME/root, tmp            a machine's /root and /tmp
@@ -34,7 +34,7 @@ SEARCH_PATH = f"{Path(sys.prefix) / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/s
 SCRIPT = Path(__file__).with_name("machine.sh")
 REPOSITORY = Path(__file__).parents[3]
 
-# A program that does what `ip link set lo up` does, because the program `ip` is not installed everywhere.
+# A Python program that does what `ip link set lo up` does, because the `ip` command is not installed everywhere.
 LOOPBACK_UP = """
 import fcntl, socket, struct, time
 fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh14x", b"lo", 0x1 | 0x40))
@@ -55,7 +55,7 @@ PidFile none
 
 
 def why_impossible(*programs: str) -> str:
-    """Return the reason why this computer cannot run simulated machines with these programs; empty if it can."""
+    """Return why this computer cannot run simulated machines with these programs; empty if it can run them."""
     if os.geteuid() != 0:
         return "only root may make namespaces"
     for program in ("unshare", "nsenter", "setpriv", *programs):
@@ -73,7 +73,8 @@ def why_impossible(*programs: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A set of simulated machines, and the operator's machine, from which a test logs in to the others."""
+    """A set of simulated machines and the operator's machine, from which a test logs in to the simulated
+    machines."""
 
     directory: Path
     process: subprocess.Popen[bytes]
@@ -81,16 +82,16 @@ class World:
 
     @property
     def key(self) -> Path:
-        """Path of the private key that every machine accepts."""
+        """Path of the private ssh key that every simulated machine accepts."""
         return self.directory / "key"
 
     def root(self, name: str) -> Path:
-        """Return the directory that a machine sees as /root, the home of its user."""
+        """Return the directory that a simulated machine sees as /root, the home directory of its user."""
         return self.directory / name / "root"
 
     @property
     def pid(self) -> int:
-        """Process id of the world's first process."""
+        """Process id of the first process of the simulated machines' world."""
         return _first_process(self.process)
 
     def run(self, *command: str, timeout_s: float, machine: int | None = None) -> str:
@@ -113,15 +114,15 @@ class World:
         return done.stdout
 
     def command(self, command: Sequence[str], machine: int | None = None) -> list[str]:
-        """Return the command line that runs a command on the machine with this first process, or as the operator if
-        `machine` is None."""
+        """Return the command line that runs a command on a machine, or as the operator if `machine` is None. `machine`:
+        the process id of the machine's first process."""
         return [*_enter(machine or self.pid, mount=True), *_inside(REPOSITORY), *command]
 
     def start(self, name: str, address: str) -> None:
         """Start a machine with log-in at a loopback address. Returns as soon as the machine's sshd listens."""
         _furnish(self.directory / name)
         home = self.root(name)
-        # lets the machine's programs import the raymq under test
+        # Let the machine's programs import the raymq under test.
         (home / ".bashrc").write_text(f"export PYTHONPATH={REPOSITORY}\n")
         config = home.parent / "sshd_config"
         config.write_text(SSHD_CONFIG.format(address=address, directory=self.directory))
@@ -134,7 +135,7 @@ class World:
         eventually(listens, f"the sshd of {name}", 20)
 
     def start_alone(self, name: str) -> int:
-        """Start a machine with a network of its own. Returns the process id of the machine's first process."""
+        """Start a machine that has its own network. Returns the process id of the machine's first process."""
         _furnish(self.directory / name)
         machine, log = self._begin(name, sys.executable, "-c", LOOPBACK_UP, net=True)
 
@@ -163,8 +164,8 @@ class World:
 
 @contextmanager
 def world(directory: Path, *, keys: bool = True) -> Iterator[World]:
-    """Yield a world without machines. At the end all processes of the world are killed. `keys`: make ssh keys for
-    log-ins."""
+    """Yield a world without machines. At the end all processes of the world are killed. `keys`: whether to make ssh
+    keys for log-ins."""
     directory = directory.resolve()
     for name in ("key", "host_key") if keys else ():
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / name)], check=True)
@@ -178,7 +179,7 @@ def world(directory: Path, *, keys: bool = True) -> Iterator[World]:
     finally:
         started = [process, *made.machines]
         family = [child for one in started for child in psutil.Process(one.pid).children(recursive=True)]
-        process.kill()  # if this process ends, the kernel ends every other process in its namespaces
+        process.kill()  # if the world's first process ends, the kernel ends every other process in its namespaces
         for one in started:
             one.wait(30)
         _, alive = psutil.wait_procs(family, timeout=30)
@@ -204,7 +205,7 @@ def _enter(pid: int, *, mount: bool) -> list[str]:
 
 
 def _inside(directory: Path) -> list[str]:
-    """Return a command prefix that gives a command a clean environment, as after a log-in."""
+    """Return a command prefix that runs a command with a clean environment, as after a log-in."""
     return [
         *("env", "-i", f"--chdir={directory}", "HOME=/root", "USER=root", f"PATH={SEARCH_PATH}", "LANG=C.UTF-8"),
         *("RAY_USAGE_STATS_ENABLED=0", "RAY_UP_enable_autoscaler_v2=1"),
@@ -212,7 +213,7 @@ def _inside(directory: Path) -> list[str]:
 
 
 def _first_process(unshare: subprocess.Popen[bytes]) -> int:
-    """Return the id of the process that `unshare` forked, or 0 until that process runs its program."""
+    """Return the id of the child process of `unshare`, or 0 while the child does not yet run its program."""
     for child in psutil.Process(unshare.pid).children(recursive=True):
         if title(child) == sys.executable:
             return child.pid

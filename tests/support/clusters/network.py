@@ -1,4 +1,4 @@
-"""Simulated machines on this computer with a network that tests can cut (tests.support.clusters.machines).
+"""Simulates machines on this computer (tests.support.clusters.machines) with a network that tests can cut.
 
 Each machine has one network interface, whose peer interface is in the world's network. The world's network forwards
 packets between machines: 10.77.N.2 is machine N. A cut is a packet filter rule in the world's network that drops
@@ -43,8 +43,8 @@ class Network:
         machines.run("sh", "-c", FORWARD, timeout_s=START_S)
         for number, name in enumerate(self._names, start=1):
             self._pids[name] = pid = machines.start_alone(name)
-            # A machine's interface is named after the machine. The peer interface is made where both networks are
-            # visible.
+            # Name a machine's interface after the machine. Make the peer interface in a process that sees both
+            # networks.
             subprocess.run(
                 [
                     *("nsenter", "--target", str(machines.pid), "--net", "--"),
@@ -85,7 +85,7 @@ class Network:
     def end(self, process: subprocess.Popen[bytes]) -> None:
         """Kill a program that `spawn` started. Returns after the program has ended.
 
-        The program is a child of the given process, which entered the program's machine.
+        `process`: the process that `spawn` returned. The program is a child of that process.
         """
         if process.poll() is None:
             programs = psutil.Process(process.pid).children(recursive=True)
@@ -112,13 +112,14 @@ class Network:
         self._ray(name, f"--address={self.address(self._names[0])}:{PORT}")
 
     def _ray(self, name: str, *options: str) -> None:
-        # Ray's agents keep the streams of the process that started them open, so do not wait for the streams to close.
+        # Do not wait until the command's output streams close: Ray's agents keep these streams open.
         command = " ".join(f"'{word}'" for word in (*RAY, f"--node-ip-address={self.address(name)}", *options))
         log = f"{self.root(name).parent}/ray.log"
         self.run(name, "env", "RAY_AUTH_MODE=token", "sh", "-c", f"{command} > {log} 2>&1 || {{ cat {log}; exit 1; }}")
 
     def cut(self, source: Iterable[str], target: Iterable[str]) -> None:
-        """Drop all packets from the `source` machines to the `target` machines from now on, in this direction only."""
+        """Drop all packets from the `source` machines to the `target` machines until `heal`. Packets in the other
+        direction still pass."""
         for one in source:
             for other in target:
                 self._rule("add", one, other)
@@ -136,22 +137,21 @@ class Network:
 
 @contextmanager
 def network(directory: Path, names: Iterable[str]) -> Iterator[Network]:
-    """Yield a network of machines on which Ray does not run. At the end all processes of the machines are
-    killed."""
+    """Yield a network of machines without Ray. At the end all processes of the machines are killed."""
     with world(directory, keys=False) as machines:
         yield Network(machines, names)
 
 
 class Hand:
-    """A program on a machine that carries out a test's requests on that machine
+    """Controls a program on a machine that carries out a test's requests on that machine
     (tests/chaos/nodes/remote_group.py)."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
     def ask(self, question: str, *arguments: object, timeout_s: float = 120.0) -> Any:
-        """Send a request to the program and return its answer. Raises AssertionError with the error if the program
-        raised an error."""
+        """Send a request to the program and return its answer. Raises AssertionError with the program's error if the
+        request failed."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([question, *arguments]).encode() + b"\n")

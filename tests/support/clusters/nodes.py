@@ -1,7 +1,7 @@
-"""A Ray cluster of several raylets on this computer, in a sandbox. Each raylet has its own data directory.
+"""Runs a Ray cluster of several raylets on this computer, in a sandbox. Each raylet has its own data directory.
 
-Everything listens on loopback, with a token. Ray's health checks declare a killed raylet dead within about two seconds.
-The first node is the head and belongs to this process.
+All processes listen on loopback, with a token. Ray's health checks declare a killed raylet dead within about two
+seconds. The first node is the head and belongs to the test's process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Nodes:
 
     @property
     def address(self) -> str:
-        """Address that a program passes to Ray to connect to this cluster."""
+        """Address that a program passes to Ray to connect to the test's cluster."""
         return str(self._cluster.address)
 
     def data(self, name: str) -> Path:
@@ -62,9 +62,9 @@ class Nodes:
         return next((name for name, node in self._nodes.items() if node.node_id == node_id), "")
 
     def add(self, name: str, **options: Any) -> None:
-        """Start a node. If a node of this name was killed, the new node has its old data and a new Ray id.
+        """Start a node. If a node of this name was killed, the new node uses the old node's data and gets a new Ray id.
 
-        `options`: Ray's options, such as `labels`, and the options that a head needs.
+        `options`: Ray's options, such as `labels`, and the options that a head node needs.
         """
         self._nodes[name] = self._cluster.add_node(
             node_ip_address=LOOPBACK,
@@ -82,7 +82,7 @@ class Nodes:
 
     def kill_all(self) -> None:
         """SIGKILL every process of the cluster, including the processes of the head, and disconnect this process from
-        Ray. No killed process restarts."""
+        Ray. Nothing restarts the killed processes."""
         processes = [process for node in self._nodes.values() for process in _family(node)]
         self._nodes.clear()
         _kill(processes)
@@ -90,7 +90,7 @@ class Nodes:
 
 
 def _family(node: Any) -> list[psutil.Process]:
-    """Return a node's processes and their descendants."""
+    """Return the processes of a node, and all descendants of these processes."""
     started = [psutil.Process(info.process.pid) for infos in node.all_processes.values() for info in infos]
     return [one for process in started for one in (process, *process.children(recursive=True))]
 
@@ -105,7 +105,8 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
 
 @contextmanager
 def nodes(box: Sandbox, names: tuple[str, ...]) -> Iterator[Nodes]:
-    """Start the nodes, with the first name as head, connect this process to the cluster, and yield the nodes."""
+    """Start one node per name, with the first name as head. Connects this process to the cluster and yields the
+    nodes."""
     directory = box.tmp / "ray"
     directory.mkdir(exist_ok=True)
     token = directory / "token"
@@ -117,7 +118,8 @@ def nodes(box: Sandbox, names: tuple[str, ...]) -> Iterator[Nodes]:
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # without this variable Ray listens on all interfaces
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setattr(sys.modules["ray._private.ray_constants"], "ENABLE_RAY_CLUSTER", False)
-        Config.initialize("")  # needed because Ray reads the environment only when it is imported
+        # makes Ray read its settings from the environment again, because Ray otherwise reads them only at import
+        Config.initialize("")
         cluster = Cluster()
         made = Nodes(cluster, box)
         try:

@@ -1,4 +1,4 @@
-"""Run the example of a documentation page: a Python program, followed by its output."""
+"""Runs the example of a documentation page: a Python program, followed by its output."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 
 def assert_prints_what_it_says(page: str) -> None:
-    """Run the example of docs/`page` in a separate process on this process's cluster, and check that it prints the
-    output that the page shows."""
+    """Run the example of docs/`page` in a separate process that connects to this process's cluster. Checks that the
+    program prints the output that the page shows."""
     found = re.search(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", (DOCS / page).read_text(), re.M | re.S)
     assert found is not None
     program, printed = found.groups()
@@ -24,7 +24,8 @@ def assert_prints_what_it_says(page: str) -> None:
 
 
 def run_program(program: str) -> str:
-    """Run a Python program in a separate process on this process's cluster. Returns the program's output."""
+    """Run a Python program in a separate process that connects to this process's cluster. Returns the program's
+    output."""
     environment = {**user_environment(), "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
     done = subprocess.run(
         [sys.executable, "-"], input=program, env=environment, capture_output=True, text=True, timeout=200, check=False

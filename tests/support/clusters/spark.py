@@ -1,4 +1,4 @@
-"""A Spark session on a sandbox's Ray cluster, set up as the command line sets up a job's session."""
+"""Starts a Spark session on a sandbox's Ray cluster, with the settings of the sessions of `raymq job`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.clusters.cluster import Sandbox, assert_gone, descendants
 def session_without_leftovers(box: Sandbox) -> Iterator[Any]:
     """Yield a Spark session with one executor. Checks at the end that all four Java processes of the session have
     ended."""
-    # Ray kills JVMs, and a killed JVM leaves its unpacked libraries in this directory
+    # Ray kills JVMs, and a killed JVM leaves its unpacked libraries in java.io.tmpdir.
     temporary = f"-Djava.io.tmpdir={box.java}"
     roles = ("spark.driver", "spark.executor", "spark.ray.raydp_app_master")
     configs = {f"{role}.extraJavaOptions": temporary for role in roles}
@@ -37,5 +37,5 @@ def java_processes() -> list[psutil.Process]:
             if process.name() == "java":
                 found.append(process)
         except psutil.NoSuchProcess:
-            continue  # the process ended after the list was taken
+            continue  # the process ended after the list of processes was taken
     return found

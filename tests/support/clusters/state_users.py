@@ -1,5 +1,5 @@
-"""Clients that create groups and commit offsets at a broker, and check that the broker keeps every acknowledged
-change."""
+"""Clients that create groups and commit offsets at a broker. They check that the broker keeps every change that it
+acknowledged."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ CALL_TIMEOUT_S = 10.0
 class StateUsers:
     """Threads that change a broker's state while a test kills servers.
 
-    `makers` threads create consumer groups by actor calls. Each of the `committers` threads has a group and a queue of
-    `topic` of its own. It commits ever larger offsets over lanes (direct socket connections), and reads the committed
-    offset. The threads end when the context ends, which raises the error of a thread. `check` fails if the broker lost
-    a change that it acknowledged.
+    `makers` threads create consumer groups by actor calls. Each of the `committers` threads has its own group and its
+    own queue of `topic`. The thread commits ever larger offsets over lanes (direct socket connections), and reads the
+    committed offset. The threads end when the context ends. If a thread failed, the context then raises the thread's
+    error. `check` fails if the broker lost a change that it acknowledged.
     """
 
     def __init__(
@@ -35,8 +35,8 @@ class StateUsers:
         self._lock = threading.Lock()
         self.made: set[str] = set()
         self.committed: dict[tuple[str, int], int] = {}
-        """Committed offsets, by group and queue id: the largest offset whose commit was acknowledged, or that a thread
-        read."""
+        """Largest committed offset of each group and queue id. An offset counts if its commit was acknowledged, or if a
+        thread read it."""
         self.went_back: list[str] = []
         self.progress = 0
         self.last_s = time.monotonic()
@@ -93,11 +93,11 @@ class StateUsers:
                 except RaymqError as error:
                     if not error.retryable:
                         raise
-                    continue  # the outcome of the call is unknown: repeat the same step
+                    continue  # the outcome of the call is unknown, so the thread repeats the call
                 with self._lock:
                     now_s, self.progress = time.monotonic(), self.progress + 1
                     self.longest_gap_s, self.last_s = max(self.longest_gap_s, now_s - self.last_s), now_s
-        except BaseException as error:  # the end of the context raises the error
+        except BaseException as error:  # the error of this thread is raised when the context ends
             self._failures.append(error)
 
     def _maker(self, index: int) -> Callable[[], None]:

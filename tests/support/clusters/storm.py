@@ -1,5 +1,5 @@
 """Bursts of random faults for chaos tests: several processes fail at once, a second fault hits during the recovery from
-the first, and some processes are stopped while others are killed."""
+the first, and some processes are paused while others are killed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Weather:
     """Settings of a storm: the kinds, frequency and duration of its faults.
 
     `kills` and `stops` map each class of actors, such as "Storage", to its weight in the random choice. `stop_s`:
-    shortest and longest duration of a stop. `again_s`: shortest and longest delay between the first and the second
-    fault of a burst. `calm_s`: shortest and longest pause between two bursts. `at_once`: maximum number of processes
-    that a burst hits.
+    shortest and longest duration of a pause of a process. `again_s`: shortest and longest delay between the first and
+    the second fault of a burst. `calm_s`: shortest and longest pause between two bursts. `at_once`: maximum number of
+    processes that a burst hits.
     """
 
     kills: Mapping[str, int]
@@ -35,19 +35,20 @@ class Weather:
 
 
 class Storm:
-    """A thread that causes bursts of random faults for `seconds`. At the end all stopped processes continue."""
+    """A thread that causes bursts of random faults for `seconds`. At the end of the storm all paused processes
+    resume."""
 
     def __init__(self, weather: Weather, rng: random.Random, seconds: float) -> None:
         self._weather, self._rng, self._seconds = weather, rng, seconds
         self._stopped: dict[psutil.Process, float] = {}
-        """The stopped processes, each with the time at which the process continues."""
+        """The paused processes, each with the time at which the process resumes."""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="storm", daemon=True)
         self.started_s = time.monotonic()
         self.ended_s = 0.0
-        """End time of the last fault, in seconds on `time.monotonic`'s clock."""
+        """End time of the storm's last fault, in seconds on the clock of `time.monotonic`."""
         self.faults: list[str] = []
-        """Descriptions of the faults so far, for the report."""
+        """Descriptions of the storm's faults so far, for the test's report."""
 
     def start(self) -> None:
         self._thread.start()
@@ -58,7 +59,7 @@ class Storm:
         assert not self._thread.is_alive()
 
     def stop(self) -> None:
-        """End the storm early, even if it has not begun."""
+        """End the storm early. This also works before the storm has begun."""
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join(60)
@@ -78,8 +79,8 @@ class Storm:
             self.ended_s = time.monotonic()
 
     def _strike(self, actor: str | None = None) -> str:
-        """Kill or stop a process of the class `actor`, or of a random class if `actor` is None. Returns the
-        class."""
+        """Kill or pause a process of the actor class `actor`, or of a random class if `actor` is None. Returns the name
+        of the class."""
         weather, rng = self._weather, self._rng
         if actor is None or actor not in weather.kills:
             stops = rng.random() < 0.4
@@ -110,7 +111,7 @@ class Storm:
         self.faults.append(f"{time.monotonic() - self.started_s:6.1f} s: {what} {actor} ({process.pid})")
 
     def _pass(self, seconds: float) -> None:
-        """Wait for `seconds`, and continue each stopped process when its time is up."""
+        """Wait for `seconds`, and resume each paused process at its time."""
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s and not self._ending.wait(WHOLE_S):
             self._continue(time.monotonic())
@@ -121,7 +122,7 @@ class Storm:
             try:
                 process.resume()
             except psutil.NoSuchProcess:
-                continue  # the stopped process was killed together with its node, or by Ray
+                continue  # the paused process was killed together with its node, or by Ray
             self._note("continued", title(process).removeprefix("ray::").split(".")[0], process)
 
 

@@ -1,7 +1,7 @@
-"""Build distributions of raymq as they are released, and small distributions of other projects.
+"""Builds distributions of raymq as they are released, and small distributions of other projects.
 
-raymq is built from a copy of the checkout. A build leaves `build/` and `*.egg-info` in its directory, and would pack
-the leftovers of an earlier build.
+raymq is built from a copy of the checkout. A build leaves `build/` and `*.egg-info` in its directory. In the checkout,
+it would pack such files of an earlier build.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NOT_SOURCE = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pyca
 
 
 def build_raymq(directory: Path) -> tuple[Path, Path]:
-    """Build raymq's source distribution in `directory`, and a wheel from only that source distribution. Returns both
+    """Build raymq's source distribution in `directory`, and build a wheel from that source distribution. Returns both
     paths."""
     checkout = directory / "checkout"
     shutil.copytree(REPOSITORY, checkout, ignore=NOT_SOURCE)
@@ -33,8 +33,8 @@ def build_raymq(directory: Path) -> tuple[Path, Path]:
 
 
 def _build(what: str, project: Path, directory: Path) -> str:
-    """Build a distribution with setuptools, as pip does without build isolation. Returns the name of the built
-    file."""
+    """Build a distribution with setuptools, as pip does without build isolation. Returns the file name of the
+    distribution."""
     program = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
     done = subprocess.run(
         [sys.executable, "-c", program, what, str(directory)],
@@ -49,7 +49,7 @@ def _build(what: str, project: Path, directory: Path) -> str:
 
 
 def make_wheel(directory: Path, name: str, files: Mapping[str, str]) -> Path:
-    """Make a wheel that installs `files`, a mapping of path inside site-packages to text."""
+    """Make a wheel that installs `files`, which maps each path inside site-packages to the file's text."""
     info = f"{name}-1.0.dist-info"
     all_files = {
         **files,

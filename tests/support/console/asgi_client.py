@@ -1,4 +1,4 @@
-"""Send requests to an ASGI application without a server. The client keeps cookies, as a browser does."""
+"""Sends requests to an ASGI application without a server, and keeps cookies as a browser does."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class AsgiClient:
         try:
             await self.app(scope, receive, send)
         except Exception:
-            if not sent:  # a real server would send the bytes that precede the error, and log the error
+            if not sent:  # a real server would log the error, and send the response bytes that precede it
                 raise
         start = sent[0]
         found = {name.decode().lower(): value.decode() for name, value in start["headers"]}

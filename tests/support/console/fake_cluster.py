@@ -102,22 +102,22 @@ def fake_message(
 
 
 def topic_reading(queues: int, held: int, rate: float, perm: int = PERM_READ | PERM_WRITE) -> TopicReading:
-    """Return the metrics of a topic that holds `held` messages of 512 bytes, all appended since the broker's
-    start."""
+    """Return the metrics of a topic that holds `held` messages of 512 bytes. All of them were appended since the
+    broker's start."""
     return TopicReading(held, 512 * held, queues, perm, held, rate, 512 * rate)
 
 
 def members_of(
     group: str, consume_type: ConsumeType, count: int, model: MessageModel = MessageModel.CLUSTERING
 ) -> list[ConsumerConnection]:
-    """Return `count` consumers of a group. All are subscribed to the topic `orders`."""
+    """Return `count` consumer connections of a group. All consumers subscribe to the topic `orders`."""
     data = ConsumerData(group, consume_type, {"orders": "*"}, model)
     return [ConsumerConnection(f"10.0.0.1@{n}", "10.0.0.1", 4_000 + n, data, 2.5) for n in range(count)]
 
 
 def as_in(real: Callable[..., Any]) -> Callable[[Callable[[Any, Any], Any]], Callable[..., Any]]:
-    """Return a decorator that binds a fake call's arguments as the method `real` does. The fake call receives all
-    arguments by name, including defaults, in one object."""
+    """Return a decorator for a fake call. It binds the call's arguments as the method `real` does, and passes all of
+    them, including defaults, by name in one object."""
     known = signature(real)
 
     def decorate(call: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -182,7 +182,7 @@ class FakeCluster:
         self.producers = [ProducerConnection("10.0.0.1@4711", "10.0.0.1", 4711, "shop", 3.0)]
 
     def console_cluster(self) -> ConsoleCluster:
-        """Return the cluster with the interface that the console expects."""
+        """Return the fake cluster as a ConsoleCluster, the interface that the console uses."""
         return ConsoleCluster(cast(Admin, self), cast(Producer, self), self)
 
     def _begin(self, call: str) -> None:
@@ -210,7 +210,7 @@ class FakeCluster:
         count = self._row(topic).queues
         return sorted(MessageQueue(topic, BROKERS[n % 2], n // 2) for n in range(count))
 
-    # calls about the cluster
+    # Fake calls about the cluster
 
     def cluster(self) -> ClusterView:
         self._begin("cluster")
@@ -283,8 +283,8 @@ class FakeCluster:
         """Return the metrics of each broker. The first broker reports the metrics of all topics and groups; the second
         reports none.
 
-        `errors["figures"]` makes only the calls for the charts' samples fail, which are the calls without group-topic
-        pairs.
+        An error in `errors["figures"]` fails only the calls without group-topic pairs, which read the samples for the
+        charts.
         """
         self._begin("readings" if a.with_pairs else "figures")
         pairs = {
@@ -299,7 +299,7 @@ class FakeCluster:
             **dict.fromkeys(self.silent),
         }
 
-    # calls about topics
+    # Fake calls about topics
 
     def topic_attributes(self, topics: Iterable[str]) -> dict[str, TopicAttributes]:
         self._begin("topic_attributes")
@@ -351,7 +351,7 @@ class FakeCluster:
         self._change("delete_topic", topic=topic)
         del self.topics[topic]
 
-    # calls about groups
+    # Fake calls about groups
 
     def consumer_connections(self, group: str | None = None) -> list[ConsumerConnection]:
         self._begin("consumer_connections")
@@ -405,7 +405,7 @@ class FakeCluster:
         self._change("delete_group", group=group, dead_letters=dead_letters)
         del self.groups[group]
 
-    # calls about messages
+    # Fake calls about messages
 
     @as_in(Admin.browse)
     def browse(self, a: Any) -> Page:
@@ -445,8 +445,8 @@ class FakeCluster:
 
     @as_in(Admin.pull)
     def pull(self, a: Any) -> PullResult:
-        """Return messages from an offset on. The offsets of a queue may have gaps, as after a deletion: then the next
-        message has a later offset."""
+        """Return a queue's messages from an offset on. A queue's offsets may have gaps, as after a deletion. The first
+        message after a gap then has a larger offset than requested."""
         self._begin("pull")
         self._row(a.queue.topic)
         found = [
@@ -486,9 +486,9 @@ class FakeCluster:
     def tail(
         self, topic: str, positions: Mapping[MessageQueue, int] | None = None, *, max_messages: int = 100
     ) -> Arrived:
-        """Return the newest messages of a topic.
+        """Return the newest messages of a topic, and the position after them.
 
-        Positions are indexes in the topic's message list. The topic's first queue is the key of the position.
+        A position is an index into the topic's list of messages. The topic's first queue is the key of the position.
         """
         self._begin("tail")
         queue = self._queues(topic)[0]
@@ -519,7 +519,7 @@ class FakeCluster:
         self._begin("producer_connections")
         return list(self.producers)
 
-    # calls about the audit log
+    # Fake calls about the audit log
 
     def record_audit(self, entry: AuditEntry) -> None:
         self._begin("record_audit")
@@ -534,7 +534,7 @@ class FakeCluster:
 
 
 class FakeLetters:
-    """The dead letters of one group of a FakeCluster, with the calls of DeadLetters that the console makes."""
+    """The dead letters of one group of a FakeCluster, with the methods of DeadLetters that the console calls."""
 
     def __init__(self, cluster: FakeCluster, group: str) -> None:
         self._cluster, self._group = cluster, group

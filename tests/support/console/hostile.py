@@ -1,4 +1,4 @@
-"""A FakeCluster in which every text is an attack on the console page that shows the text."""
+"""A FakeCluster for tests of the console in which every text is an attack on the page that shows the text."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ XSS = (
     "&lt;script&gt;",
     "\u202egnp.exe\x1b[2J\x00\ufeff",
 )
-"""Attack texts. Each changes its meaning in markup, attributes, scripts, addresses or templates if a page does not
-escape the text."""
+"""Attack texts. If a page does not escape them, they take effect as markup, attributes, scripts, addresses or
+templates."""
 ALL_XSS = " ".join(XSS)
 XSS_BODY = " ".join(XSS[:-1]).encode()
-"""A message body of attack texts without control characters, so that console pages show the body as text."""
+"""A message body of attack texts without control characters, so that the console shows the body as text."""
 NAME = '"><img src=x onerror=alert(1)>%|{{7*7}}'
-"""An attack text as a name of a topic, group or client in a path. Name checks keep such a name out of clusters, but a
-page must not rely on name checks."""
+"""An attack text that a page's path contains as the name of a topic, group or client. Name checks keep such a name out
+of clusters, but a page must not rely on name checks."""
 FOREIGN = "img, iframe, script:not([src]), style, [onerror], [onload], [hx-get*=logout], [hx-on\\:click]"
 """CSS selector of elements and attributes that no page of the console contains."""
 
@@ -54,8 +54,8 @@ def hostile_message(offset: int = 0) -> MessageExt:
 
 
 class HostileCluster(FakeCluster):
-    """A cluster in which the topic, the group, the messages, the clients, the errors and the changes contain attack
-    texts."""
+    """A fake cluster in which the topic, the group, the messages, the clients, the errors and the changes contain
+    attack texts."""
 
     def __init__(self) -> None:
         super().__init__()

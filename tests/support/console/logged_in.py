@@ -1,4 +1,4 @@
-"""Console applications for tests that need no browser, and clients that are logged in to a console."""
+"""Makes console applications for tests that need no browser, and clients that are logged in to a console."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ADMIN_TOKEN, VIEWER_TOKEN = "the admins' token", "the viewers' token"
 
 
 def console_app(cluster: FakeCluster | ConsoleCluster, **settings: Any) -> Any:
-    """Return the console application of a cluster in memory."""
+    """Return the console application of a fake cluster in memory."""
     known = {"is_admin": lambda token: token == ADMIN_TOKEN, "viewer_token": VIEWER_TOKEN}
     if isinstance(cluster, FakeCluster):
         cluster = cluster.console_cluster()
@@ -22,7 +22,7 @@ def console_app(cluster: FakeCluster | ConsoleCluster, **settings: Any) -> Any:
 
 
 def logged_in(app: Any, token: str = ADMIN_TOKEN, *, base_path: str = "", name: str = "Ada") -> AsgiClient:
-    """Return a client of the console `app` that has logged in and has a session."""
+    """Log in to the console `app`, and return the client that has the session."""
     client = AsgiClient(app)
     answer = client.post(f"{base_path}/login", {"token": token, "name": name})
     assert answer.status == 303, answer.text

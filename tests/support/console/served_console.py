@@ -1,4 +1,4 @@
-"""Run a server for the console of a FakeCluster, for tests with a browser."""
+"""Serves the console of a FakeCluster over HTTP, for tests with a browser."""
 
 from __future__ import annotations
 

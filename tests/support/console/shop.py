@@ -93,7 +93,7 @@ def order(number: int, now_ms: int) -> MessageExt:
 
 
 def shop() -> FakeCluster:
-    """Return a web shop's cluster whose times end now."""
+    """Return the cluster of a web shop. Its newest events happen now."""
     cluster, now_ms = ShopCluster(), time.time_ns() // 1_000_000
     cluster.topics, cluster.attributes, cluster.readers = dict(TOPICS), dict(ATTRIBUTES), dict(READERS)
     cluster.groups, cluster.members = dict(GROUPS), dict(MEMBERS)
@@ -143,14 +143,14 @@ def shop() -> FakeCluster:
 
 
 def _died(message: MessageExt, number: int) -> MessageExt:
-    """Return the message as the dead-letter topic stores it."""
+    """Return the message in the form in which the dead-letter topic stores it."""
     values = {name: getattr(message, name) for name in MessageExt.__match_args__}
     values |= {"topic": "%DLQ%billing", "queue_id": 0, "queue_offset": 40 + number, "reconsume_times": 16}
     return MessageExt(**values)
 
 
 def samples(now_ms: int) -> list[ClusterFigures]:
-    """Return samples of the cluster's counters for the last hour, one every 10 s: a busy hour with a quiet
+    """Return samples of the cluster's counters for the last hour, one every 10 s. The hour is busy, with one quiet
     period."""
     figures, into, out, size = [], 9_000_000, 8_990_000, 4_000_000_000
     for step in range(360):
@@ -162,8 +162,8 @@ def samples(now_ms: int) -> list[ClusterFigures]:
 
 
 def _of_names(into: int, step: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the number of messages appended to each topic so far, and the lag of each group, in the sample number
-    `step`.
+    """Return two counts of the sample number `step`: the messages appended to each topic so far, and the lag of each
+    group.
 
     `into`: number of messages appended to the cluster so far.
     """
@@ -176,7 +176,7 @@ def _of_names(into: int, step: int) -> tuple[dict[str, int], dict[str, int]]:
 
 
 class ShopCluster(FakeCluster):
-    """The web shop's cluster, with the calls whose results depend on their arguments."""
+    """The web shop's cluster, with those fake calls whose results depend on their arguments."""
 
     def message_track(self, message: MessageExt) -> list[MessageTrack]:
         return [

@@ -1,4 +1,4 @@
-"""Fault injection into the processes of raymq's servers. Python imports this module at the start of a process whose
+"""Injects faults into the processes of raymq's servers. Python imports this module at the start of each process whose
 import path contains this module's directory.
 
 Marker files switch faults on, in stores' directories and in the directory FAULTS that RAYMQ_TEST_FAULTS names:
@@ -26,8 +26,8 @@ _REAL = {name: getattr(os, name) for name in ("fdatasync", "pwrite", "pread", "s
 
 
 def _has(path: str, *markers: str) -> bool:
-    """Return whether this process is a storage process, and the store that contains `path` has one of the
-    marker files."""
+    """Return whether this process is a storage process and the store that contains `path` has one of the marker
+    files."""
     if not path.startswith(STORES) or "storage.message_store" not in sys.modules:
         return False
     name = path[len(STORES) :].strip("/").split("/")[0]
@@ -67,7 +67,8 @@ def _pread(descriptor: int, *rest: Any) -> bytes:
 
 
 def _stat(path: Any, *rest: Any, **more: Any) -> os.stat_result:
-    """Replace `os.stat`, which raymq calls before each use of a memory map (raymq.records.logfiles.file_maps)."""
+    """Replacement for `os.stat` that injects faults. raymq calls `os.stat` before each use of a memory map
+    (raymq.records.logfiles.file_maps)."""
     caller = sys._getframe(1).f_code
     if caller.co_name == "get" and caller.co_filename.endswith("file_maps.py"):
         if _has(str(path), "bus"):
@@ -79,7 +80,8 @@ def _stat(path: Any, *rest: Any, **more: Any) -> os.stat_result:
 
 
 class _SetClock(MetaPathFinder):
-    """An import hook that sets the clock of a process when the process imports `actors`, as only servers do."""
+    """An import hook that sets the clock of a process when the process imports `actors`. Only servers import
+    `actors`."""
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> None:
         if name == "actors" and _exists(f"{FAULTS}/clock"):

@@ -3,7 +3,7 @@ processes.
 
 1. Two members never deliver the same queue at the same time. No member delivers a queue while another member may
    deliver the queue or has a batch of the queue in flight. A member that lost a queue must be granted the queue again.
-2. A committed offset goes back only in a reset, and never passes a message that nobody consumed.
+2. A committed offset moves back only in a reset, and never passes a message that no member consumed.
 3. A member delivers a queue in order, one batch at a time, from the committed offset on. A member may repeat a batch,
    but skips none.
 4. At the end every message since the last reset to a lower offset was consumed, except messages that a reset skipped.
@@ -22,16 +22,16 @@ from raymq.common.message import MessageQueue
 
 
 class LawBrokenError(AssertionError):
-    """An event broke one of the laws of a consumer group."""
+    """Raised if an event breaks one of the laws of a consumer group."""
 
 
 class Owner(Protocol):
-    """A group member, as far as the ledger needs it."""
+    """The attributes and methods of a group member that the ledger uses."""
 
     name: str
 
     def leased(self) -> bool:
-        """Return whether the member's lease is valid. While the lease is valid, no other member may have the member's
+        """Return whether the member's lease is valid. While the lease is valid, no other member may own the member's
         queues."""
 
     def may_deliver(self, queue: MessageQueue) -> bool:
@@ -40,11 +40,11 @@ class Owner(Protocol):
 
 @dataclass(eq=False)
 class Tenure:
-    """The time for which one member has a queue, from grant to loss.
+    """The time for which one member owns a queue, from grant to loss.
 
     `next_offset`: offset that the member delivers next. `under_way`: first offset and end offset of the batch that the
-    listener has. `over`: another member has begun with the queue. `fenced`: the owner had to give up the queue, even if
-    its listener still runs.
+    listener processes. `over`: another member has begun to deliver the queue. `fenced`: the owner had to give up the
+    queue, even if its listener still runs.
     """
 
     owner: Owner
@@ -58,8 +58,8 @@ class Tenure:
 
 @dataclass
 class _Account:
-    """The consumption of one queue. `solid`: every message before this offset was consumed, or skipped by a
-    reset."""
+    """The consumption of one queue. `solid`: the offset before which every message was consumed, or skipped by
+    a reset."""
 
     committed: int = 0
     solid: int = 0
@@ -87,26 +87,26 @@ class Ledger:
         self._accounts[queue].end += count
 
     def begin(self, owner: Owner, queue: MessageQueue, committed: int) -> Tenure:
-        """Begin a member's tenure of a queue. The broker has answered the member that `committed` is the next
-        offset."""
+        """Begin a member's tenure of a queue. `committed`: the start offset that the broker returned to the
+        member."""
         tenure = Tenure(owner, queue, committed)
         self._tenures[queue].append(tenure)
         return tenure
 
     def forget_member(self, owner: Owner) -> None:
-        """Forget the tenures of a dead member, so that its batches in flight no longer count."""
+        """Forget the tenures of a dead member, so that the member's batches in flight no longer count."""
         for tenures in self._tenures.values():
             tenures[:] = [tenure for tenure in tenures if tenure.owner is not owner]
 
     def fenced(self, owner: Owner, queue: MessageQueue) -> None:
-        """Record that a member must give up a queue, in all the member's tenures of the queue. A reset begins a new
-        tenure."""
+        """Record that a member must give up a queue. Marks all the member's tenures of the queue, because a reset
+        begins a new tenure."""
         for tenure in self._tenures[queue]:
             tenure.fenced = tenure.fenced or tenure.owner is owner
 
     def deliver(self, tenure: Tenure, first: int, end: int, others: Iterable[Owner]) -> None:
-        """Record that the listener gets a batch. Raises LawBrokenError if the member may not deliver the batch
-        now."""
+        """Record that a member delivers a batch to its listener. Raises LawBrokenError if the member may not deliver
+        the batch now."""
         queue, account = tenure.queue, self._accounts[tenure.queue]
         for other in others:
             if other is not tenure.owner and other.may_deliver(queue):
@@ -132,7 +132,7 @@ class Ledger:
         self.deliveries += 1
 
     def finish(self, tenure: Tenure, *, consumed: bool) -> None:
-        """Record that the listener has finished a batch. `consumed`: the listener succeeded."""
+        """Record that the listener has finished a batch. `consumed`: whether the listener succeeded."""
         assert tenure.under_way is not None
         first, end = tenure.under_way
         tenure.under_way = None
@@ -147,7 +147,7 @@ class Ledger:
             tenure.next_offset = first
 
     def committed(self, queue: MessageQueue, offset: int) -> None:
-        """Record and check the committed offset of a queue. The broker reports the offset after each change."""
+        """Record and check the committed offset of a queue, which the broker reports after each change."""
         account = self._accounts[queue]
         if offset < account.committed:
             raise LawBrokenError(f"{queue}: the committed offset went back from {account.committed} to {offset}")
@@ -156,8 +156,8 @@ class Ledger:
         account.committed = offset
 
     def reset(self, queue: MessageQueue, offset: int) -> None:
-        """Record a reset of the group's offset: messages from `offset` on must be consumed; earlier messages need not
-        be."""
+        """Record a reset of the group's committed offset of a queue. Messages from `offset` on must be consumed;
+        earlier messages may be skipped."""
         account = self._accounts[queue]
         account.committed = account.solid = offset
         account.done.clear()

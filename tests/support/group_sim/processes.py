@@ -1,10 +1,10 @@
 """Processes of a simulated cluster on one virtual clock: brokers, Rebalance actors, the register, group members.
 
-Each process runs a pure core of the product (BrokerState, RebalanceServer, ProcessQueues) in the order in which the
-real process runs the core. The processes call each other over a network that loses, delays and repeats calls
+Each process runs a pure core of the product (BrokerState, RebalanceServer, ProcessQueues), and calls its functions in
+the order of the real process. The processes call each other over a network that loses, delays and repeats calls
 (`World.call`). If a process is killed, messages in transit to the process are lost. If a process is paused, it receives
-everything late. Each process has a wall clock, which a fault may set, and its own monotonic clock, which runs faster or
-slower than true time.
+all messages late. Each process has a wall clock, which a fault may set, and its own monotonic clock, which runs faster
+or slower than true time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ POLL_S = 0.4
 class Process:
     """One process of the simulated cluster.
 
-    `life` counts the incarnations of the process. A message for an earlier incarnation does not reach a later
+    `life` counts the incarnations of the process. A message that was sent to one incarnation does not reach a later
     incarnation.
     """
 
@@ -82,8 +82,8 @@ class Process:
 
 
 class Broker(Process):
-    """The control plane of one broker group. After a restart the broker rebuilds its state from its records, without
-    the owners of queues."""
+    """The control plane of one broker group. After a restart the broker rebuilds its state from its records. The
+    records do not contain the owners of queues."""
 
     def __init__(self, world: World, name: str, topics: dict[str, int]) -> None:
         super().__init__(world, name)
@@ -142,7 +142,7 @@ class Broker(Process):
 
 
 def carry_out(values: dict[str, str], call: Get | Put | Drop) -> Any:
-    """Apply a call to `values` and return its result, as the key-value store of Ray's GCS does."""
+    """Apply a call to `values` as the key-value store of Ray's GCS does, and return the call's result."""
     if isinstance(call, Get):
         return values.get(call.key)
     if isinstance(call, Drop):
@@ -165,7 +165,7 @@ class Register(Process):
 
 
 class Rebalance(Process):
-    """One of the Rebalance actors. The actor reads the register between its heartbeats, as the real actor's thread
+    """A simulated Rebalance actor. It reads the register between its heartbeats, as the real actor's thread
     does."""
 
     group_class = RebalanceGroup
@@ -222,10 +222,11 @@ class Rebalance(Process):
 
 
 class Member(Process):
-    """A push-consumer instance: its heartbeats, process queues and listener, in the order of the Pull actor.
+    """A push-consumer instance: its heartbeats, process queues and listener, which run in the same order as in the Pull
+    actor.
 
-    One turn: heartbeat → lease, revocations → start offsets of new queues → commits → releases → next turn Between
-    turns, every POLL_S and whenever the listener has finished a batch: fetch, deliver
+    One turn: heartbeat → lease, revocations → start offsets of new queues → commits → releases → next turn. Between
+    turns, every POLL_S and whenever the listener has finished a batch: fetch, deliver.
     """
 
     def __init__(self, world: World, name: str, topics: frozenset[str], allocation: Allocation) -> None:
@@ -244,8 +245,8 @@ class Member(Process):
         self.poll()
 
     def stop(self) -> None:
-        """Finish the batches in flight, commit and leave the group. The commit of the current turn is the first
-        step."""
+        """Finish the batches in flight, commit and leave the group, beginning with the commit of the current
+        turn."""
         self.stopping = True
 
     def kill(self) -> None:
@@ -264,7 +265,7 @@ class Member(Process):
             for queue in holding:
                 self.world.ledger.fenced(self, queue)
 
-    # deliveries
+    # Methods that deliver messages to the listener
 
     def poll(self) -> None:
         self.deliver()
@@ -280,8 +281,8 @@ class Member(Process):
             self.world.later(self.world.listener_pause_s(), self.guard(partial(self.listened, delivery, tenure)))
 
     def listened(self, delivery: Delivery, tenure: Tenure) -> None:
-        """Finish a batch in the listener, which is a separate process. The member receives the result when the member
-        runs."""
+        """Finish a batch in the listener, which is a separate process. A paused member receives the result only after
+        the pause."""
         consumed = not self.world.listener_fails()
         self.world.ledger.finish(tenure, consumed=consumed)
         self.world.at(self, 0.0, lambda: self.heard(delivery, consumed=consumed))
@@ -291,11 +292,11 @@ class Member(Process):
         self.deliver()
 
     def guard(self, action: Callable[[], None]) -> Callable[[], None]:
-        """Return a wrapper of `action` that does nothing if this process has died before the call."""
+        """Return a wrapper of `action`. The wrapper does nothing if this simulated process has died since."""
         life = self.life
         return lambda: action() if self.life == life else None
 
-    # membership of the group
+    # Methods of the member's membership in its group
 
     def turn(self) -> None:
         self.fence_when_late()
@@ -340,8 +341,8 @@ class Member(Process):
         return self.world.rebalances[name]
 
     def take(self, assignment: HeartbeatAnswer, sent_s: float) -> None:
-        """Apply the lease and the assignment of a heartbeat's answer in one step, without a delivery in
-        between."""
+        """Apply the lease and the assignment in a heartbeat's answer in one step. No delivery happens between
+        the two."""
         if isinstance(assignment, OtherServer):
             if assignment.holder:
                 self.choice.redirected(assignment.holder)
@@ -375,8 +376,8 @@ class Member(Process):
         self.world.call(self, broker, lambda: broker.start_offset(queue, generation), begun, done)
 
     def commit(self) -> None:
-        """Commit the messages that the listener has finished. If offsets were reset, request the committed offset of
-        every queue."""
+        """Commit the messages that the listener has finished. If offsets were reset, also request the committed offset
+        of every queue."""
         self.fence_when_late()
         if self.stopping:
             self.queues.stop(self.now_s())
@@ -445,8 +446,8 @@ class Member(Process):
     def in_turn(
         self, items: Sequence[T], step: Callable[[T, Callable[[], None]], None], finished: Callable[[], None]
     ) -> None:
-        """Run `step` for each item, one after another, and then `finished`. Each step calls its second argument when
-        the step is done."""
+        """Run `step` for each item, one after another, and then call `finished`. Each step calls its second argument
+        when the step is done."""
         if not items:
             finished()
         else:

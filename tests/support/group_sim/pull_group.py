@@ -1,5 +1,5 @@
-"""The Rebalance actor and the broker of a consumer group, with the calls that a pull consumer makes, without
-Ray."""
+"""A fake consumer group for tests of the pull consumer without Ray. It answers the calls that the consumer makes to its
+Rebalance actor and its broker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Q0, Q1 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1)
 
 
 class Group:
-    """The Rebalance actor of a group, and the group's offsets at the broker, for one member."""
+    """Fake Rebalance actor of a group and fake broker with the group's offsets, for a group with one member."""
 
     def __init__(self) -> None:
         self.granted: set[MessageQueue] = {Q0, Q1}
@@ -33,7 +33,7 @@ class Group:
         self.starts: list[tuple[MessageQueue, object, int]] = []
         self.stopped: dict[MessageQueue, str] = {}
 
-    # methods of RebalanceClient
+    # Methods of RebalanceClient
 
     def heartbeat(self, heartbeat) -> GroupAssignment:
         self.heartbeats.append(heartbeat)
@@ -41,7 +41,7 @@ class Group:
             raise self.failure
         return GroupAssignment(self.generation, frozenset(self.granted), 1, self.resets)
 
-    # methods of GroupOffsets
+    # Methods of GroupOffsets
 
     def ensure_group(self, broker_name, timeout_s=20.0) -> None:
         pass
@@ -72,20 +72,20 @@ class Group:
         stopped = {queue: reason for queue, reason in self.stopped.items() if queue in commits}
         return CommitAnswer(reset, self.fenced & commits.keys(), stopped=stopped)
 
-    # methods that tests call
+    # Methods that only tests call
 
     def grant(self, *queues: MessageQueue) -> None:
         self.generation += 1
         self.granted = set(queues)
 
     def reset_to(self, queue: MessageQueue, offset: int) -> None:
-        """Reset the offset of a queue, as an administrator does."""
+        """Reset the group's committed offset of a queue, as an administrator does."""
         self.reset[queue] = QueueOffset(offset, len(self.reset) + 1)
         self.committed_offsets[queue] = offset
         self.resets += 1
 
     def hears(self, *queues: MessageQueue) -> None:
-        """Wait until the member's heartbeat lists exactly these queues as held."""
+        """Wait until a heartbeat of the member lists exactly these queues as held."""
         count = len(self.heartbeats)
         eventually(
             lambda: any(beat.holding == frozenset(queues) for beat in self.heartbeats[count:]),
@@ -94,7 +94,8 @@ class Group:
         )
 
     def has(self, **offsets: int) -> None:
-        """Wait until these offsets are committed. An argument is a queue id with its offset, as in ``q0=3``."""
+        """Wait until the group has committed these offsets. An argument is a queue id with its offset, as in
+        ``q0=3``."""
         wanted = {MessageQueue("orders", "a", int(name[1:])): offset for name, offset in offsets.items()}
         eventually(
             lambda: wanted.items() <= self.committed_offsets.items(),

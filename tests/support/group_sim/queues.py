@@ -38,7 +38,7 @@ class Delivery:
 
 
 class MemberQueues:
-    """The queues of one member: grants, fetches, deliveries, commits, revocations and releases."""
+    """The queues of one simulated member: grants, fetches, deliveries, commits, revocations and releases."""
 
     def __init__(self, fence_after_s: float) -> None:
         self._queues = ProcessQueues(SETTINGS, fence_after_s=fence_after_s)
@@ -49,7 +49,8 @@ class MemberQueues:
         return self._queues.holding
 
     def process_queue(self, queue: MessageQueue) -> ProcessQueue | None:
-        """Return the process queue of a held queue; None if the queue is not held."""
+        """Return the process queue of a queue that the member holds; None if the member does not hold the
+        queue."""
         return next(
             (process_queue for process_queue in self._queues.process_queues() if process_queue.queue == queue), None
         )
@@ -66,13 +67,13 @@ class MemberQueues:
         return self._queues.starting()
 
     def started(self, process_queue: ProcessQueue, start: QueueOffset) -> bool:
-        """Start a granted queue at the broker's start offset. Returns False if the member lost the queue or the queue
-        was revoked before."""
+        """Start a granted queue at the start offset that the broker returned. Returns False if the member has lost the
+        queue, or the queue was revoked."""
         self._queues.started(process_queue, start)
         return process_queue.state is AssignmentState.STARTED
 
     def stop(self, now_s: float) -> None:
-        """Accept no further queue, and revoke the held queues."""
+        """Accept no further queues, and revoke the queues that the member holds."""
         self._queues.stop(now_s)
 
     def release(self, now_s: float) -> list[MessageQueue]:
@@ -80,37 +81,39 @@ class MemberQueues:
         return self._queues.release(now_s)
 
     def lose(self, queue: MessageQueue) -> None:
-        """Give up a queue at once."""
+        """Give up a queue at once, without a commit."""
         self._queues.lose([queue])
 
     def fence(self, now_s: float) -> bool:
-        """Give up all queues if other members may hold them. Returns whether this happened."""
+        """Give up all queues if the member's lease has expired, because other members may then own the queues. Returns
+        whether the queues were given up."""
         return self._queues.fence(now_s)
 
     def fetch(self, end_of: Callable[[MessageQueue], int], now_s: float) -> None:
-        """Fetch all stored messages, up to the end of each queue."""
+        """Fetch stored messages of the queues whose messages the member needs now, at most up to each queue's
+        end."""
         for queue, offset in self._queues.wanted(now_s).items():
             end = min(end_of(queue), offset + FETCH_MESSAGES)
             if end > offset:
                 self._queues.fetched(queue, offset, records_of(range(offset, end)), end, now_s)
 
     def deliveries(self, now_s: float) -> list[Delivery]:
-        """Return the batches that are ready for the listener now."""
+        """Return the batches that the member can deliver to the listener now."""
         return [
             Delivery(task.queue, task.messages.offsets[0], task.messages.offsets[-1] + 1, task)
             for task in self._queues.deliverable(now_s)
         ]
 
     def ended(self, delivery: Delivery, now_s: float, *, consumed: bool) -> None:
-        """Record that the listener has finished a delivery, or, without `consumed`, that it failed at the delivery's
+        """Record that the listener has finished a delivery. Without `consumed`, the listener failed at the delivery's
         first message."""
         rest = tuple(range(1, len(delivery.task.messages)))
         report = ConsumeReport() if consumed else ConsumeReport(rest, (Failure(0, 1, "it failed"),))
         self._queues.reported(delivery.task, report, now_s)
 
     def commits(self, broker_name: str, *, ask: bool) -> dict[MessageQueue, OffsetCommit]:
-        """Return the commits of finished messages. With `ask`, also include the other held queues, so that the answer
-        reports their resets."""
+        """Return the commits of finished messages. With `ask`, include the queues without such messages, so that the
+        broker's answer reports the resets of all queues."""
         queries = self._queues.reset_queries(broker_name) if ask else {}
         return queries | self._queues.uncommitted(broker_name)
 

@@ -7,7 +7,7 @@ traces.
               reach the register, and are away for so long that the other actor takes over; clocks are set; offsets
               are reset; listeners fail and take long. Producers send all the time.
 
-After the faults the network heals. Then the group must consume and commit every message.
+After the faults the network is repaired. The group must then consume and commit every message.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.support.group_sim.processes import (
 )
 
 TOPICS = {"orders": 2, "audit": 1}
-"""Number of queues per broker, by topic."""
+"""Number of queues of each topic on each broker."""
 BROKERS = ("broker-a", "broker-b")
 MEMBERS_MAX = 5
 TROUBLE_S = 30.0
@@ -47,18 +47,20 @@ STRATEGIES = (
     AllocateStrategy.CONSISTENT_HASH,
 )
 PROFILES = (
-    ((4, 2, 2, 3, 3, 1.5, 0.7, 0.7, 2, 1.5, 1), 0.03),  # every kind of fault
-    # every kind of fault, but a Rebalance actor rarely takes over from another
+    ((4, 2, 2, 3, 3, 1.5, 0.7, 0.7, 2, 1.5, 1), 0.03),  # a profile with every kind of fault
+    # A profile with every kind of fault, in which a Rebalance actor rarely takes over from another.
     ((4, 2, 2, 3, 3, 0.3, 0.3, 0.3, 2, 1.5, 1), 0.03),
-    ((4, 4, 0.2, 0.2, 0.2, 0.2, 0.1, 0.1, 0.5, 4, 0), 0.3),  # planned membership changes, while listeners are slow
-    ((4, 2, 1, 1, 3, 0.5, 1, 3, 0.5, 0.5, 0), 0.03),  # Rebalance actors often cannot reach the register
+    ((4, 4, 0.2, 0.2, 0.2, 0.2, 0.1, 0.1, 0.5, 4, 0), 0.3),  # a profile with many joins and leaves, and slow listeners
+    # a profile in which Rebalance actors often cannot reach the register
+    ((4, 2, 1, 1, 3, 0.5, 1, 3, 0.5, 0.5, 0), 0.03),
 )
-"""Fault profiles of simulations: the frequency of each kind of fault, in the order of `_make_trouble`, and the share of
-listener calls that are slow."""
+"""Fault profiles of simulations. Each profile has the frequency of each kind of fault, in the order of `_make_trouble`,
+and the share of listener calls that are slow."""
 
 
 class World:
-    """A simulation of one group with its cluster. A test may replace a process class by a class with a bug."""
+    """A simulation of one consumer group and its cluster. A test may replace a process class by a class with a planted
+    bug."""
 
     def __init__(
         self,
@@ -91,18 +93,18 @@ class World:
 
     @property
     def take_overs(self) -> int:
-        """Return the number of times that a Rebalance actor has taken over the group from another."""
+        """Return how often one Rebalance actor has taken over the group from another."""
         holders = [line[2] for line in self.trace if line[1] == "holds"]
         return sum(holder != before for holder, before in zip(holders[1:], holders, strict=False))
 
-    # the clock
+    # Methods of the virtual clock
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.now_s + delay_s, next(self._ticket), action))
 
     def at(self, process: Process, delay_s: float, action: Callable[[], None]) -> None:
-        """Run `action` in a process after a delay. If the process is paused, the action waits; if the process dies
-        first, the action never runs."""
+        """Run `action` in a process after a delay. If the process is paused, the action runs after the pause. If the
+        process dies first, the action never runs."""
         life = process.life
 
         def act() -> None:
@@ -123,7 +125,7 @@ class World:
     def note(self, *what: Any) -> None:
         self.trace.append((round(self.now_s, 4), *map(str, what)))
 
-    # the network
+    # Methods of the simulated network
 
     def call(
         self,
@@ -133,7 +135,7 @@ class World:
         answered: Callable[[Any], None],
         failed: Callable[[], None],
     ) -> None:
-        """Call a remote process. Exactly one of `answered` and `failed` runs if the caller still lives.
+        """Call a remote process. Exactly one of `answered` and `failed` runs if the caller is still alive.
 
         The server may run a call late or twice, even if the call failed for the caller.
         """
@@ -170,7 +172,7 @@ class World:
     def _late_s(self) -> float:
         return self.chance.uniform(0.1, 1.5 * SESSION_S)
 
-    # the listeners
+    # Methods of the simulated listeners
 
     def listener_pause_s(self) -> float:
         if self.troubled and self.chance.random() < self._slow_listeners:
@@ -180,11 +182,11 @@ class World:
     def listener_fails(self) -> bool:
         return self.troubled and self.chance.random() < 0.1
 
-    # the faults
+    # Methods that cause faults
 
     def run(self) -> None:
-        """Run the simulation with faults, then without faults. Raises LawBrokenError with the seed and the last part of
-        the trace."""
+        """Run the simulation first with faults, and then without faults. If a law is broken, raises LawBrokenError with
+        the seed and the last part of the trace."""
         try:
             self._join()
             self._make_trouble()
@@ -219,14 +221,14 @@ class World:
         self._bad_network_until_s = 0.0
         for rebalance in self.rebalances.values():
             rebalance.cut_off_until_s = 0.0
-        # the other members may be leaving, or may subscribe only to the topic `orders`
+        # Start one more member, because the other members may be leaving, or may subscribe only to the topic `orders`.
         self._start_member("last", frozenset(TOPICS))
 
     def _any_member(self) -> Member | None:
         return self.chance.choice(list(self.members.values())) if self.members else None
 
     def _join(self) -> None:
-        # a name of an earlier member may return: Pull actors keep their names
+        # A new member may have the name of an earlier member, because Pull actors keep their names.
         name = f"m{self.chance.randrange(MEMBERS_MAX)}"
         if name not in self.members:
             self._start_member(name, frozenset({"orders"} if self.chance.random() < 0.2 else TOPICS))
@@ -308,7 +310,7 @@ class World:
                 self.at(rebalance, self._delay_s(), rebalance.offsets_reset)
 
     def _set_clock(self) -> None:
-        """Set a wall clock, or make the monotonic clock of a process leap ahead."""
+        """Set the wall clock of a Rebalance actor, or advance the monotonic clock of a member."""
         process = self.chance.choice([*self.members.values(), *self.rebalances.values()])
         if isinstance(process, Rebalance):
             process.wall_error_s += self.chance.uniform(0.0, 3600.0)

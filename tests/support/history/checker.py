@@ -1,4 +1,5 @@
-"""The verdict of a chaos test: compare a history of sends with the content of the queues afterwards."""
+"""Decides the result of a chaos test: compares the history of the sends with the messages in the queues
+afterwards."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from tests.support.history.history import Operation, Outcome, Sent
 class Report:
     """Counts of messages in a chaos test. The first three counts describe the run; all others must be 0.
 
-    `recovered`: the outcome was unknown, and the message is stored. `lost`: acknowledged, but not stored. `duplicated`:
-    stored more than once. `unexpected`: stored although never sent, or although the send failed. `misplaced`:
-    acknowledged with a wrong queue offset. `reordered`: stored after a later message of the same producer in the same
-    queue.
+    `recovered`: the send's outcome was unknown, and the message is stored. `lost`: acknowledged, but not stored.
+    `duplicated`: stored more than once. `unexpected`: stored although never sent, or although the send failed.
+    `misplaced`: acknowledged with a wrong queue offset. `reordered`: stored after a later message of the same producer
+    in the same queue.
     """
 
     acknowledged: int
@@ -36,8 +37,8 @@ class Report:
 
 
 def check(history: Iterable[Operation], queues: Mapping[MessageQueue, Sequence[Sent]]) -> Report:
-    """Compare a history of sends with the stored messages. `queues` holds all messages of each queue from
-    offset 0 on."""
+    """Compare a history of sends with the stored messages, and return the counts. `queues`: all messages of each queue
+    from offset 0 on."""
     by_outcome: dict[Outcome, dict[Sent, Operation]] = defaultdict(dict)
     for operation in history:
         by_outcome[operation.outcome][operation.sent] = operation

@@ -1,4 +1,4 @@
-"""The history of a workload as the clients see it: one operation per message, with the outcome of the send.
+"""The history of a workload as the clients see it: one operation per message, with the outcome of its send.
 
 An outcome is ok (acknowledged), failed (refused, and certainly not stored) or unknown (possibly stored).
 """
@@ -24,7 +24,8 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Sent:
-    """The identity of a message: the producer, and the message's sequence number among the producer's messages."""
+    """The identity of a sent message: the producer, and the message's sequence number among the producer's
+    messages."""
 
     producer: int
     sequence: int
@@ -70,7 +71,8 @@ class History:
 
 
 class HistoryFile:
-    """A history in a file, for a program that a test kills: entries written before the kill survive."""
+    """A history in a file, for a program that a test kills. Entries that were written before the kill survive
+    it."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
@@ -84,11 +86,11 @@ class HistoryFile:
         self._file.close()
 
     def handed_over(self, run: Sequence[Sent]) -> None:
-        """Write an entry with an unknown outcome for each message, before the messages are sent."""
+        """Write an entry with the outcome "unknown" for each message, before the messages are sent."""
         self._write([[*astuple(sent), Outcome.UNKNOWN.value, ""] for sent in run])
 
     def ended(self, operations: Sequence[Operation]) -> None:
-        """Write the outcomes of messages."""
+        """Write the outcomes of sent messages to the history file."""
         lines = []
         for operation in operations:
             queue = [] if operation.queue is None else [*astuple(operation.queue), operation.queue_offset]
@@ -105,7 +107,7 @@ def acknowledged_in(path: Path) -> int:
 
 
 def read_history_file(path: Path) -> dict[Sent, Operation]:
-    """Return the last operation of each message in a history file. A torn last line is ignored."""
+    """Return the last operation of each message in a history file. An incomplete last line is ignored."""
     operations: dict[Sent, Operation] = {}
     for line in path.read_bytes().split(b"\n")[:-1]:
         producer, sequence, outcome, error, *place = json.loads(line)

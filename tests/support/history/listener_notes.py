@@ -1,4 +1,5 @@
-"""A file to which a listener writes one line per message. The file survives the listener's process."""
+"""A file to which a listener writes one line per message. The file is still there after the listener's process has
+ended."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from raymq.common.message import MessageExt
 
 
 class ListenerNotes:
-    """A listener that appends each message's body to a file. A listener in another process opens the file by
-    its path."""
+    """A listener that appends each message's body to a file. If the listener runs in another process, it opens the file
+    by its path."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -34,9 +35,9 @@ class ListenerNotes:
         return sorted(int(line) for line in self.lines())
 
     def distinct_numbers(self) -> list[int]:
-        """Return the numbers in the file without repeats, in ascending order.
+        """Return the numbers in the file in ascending order, each number once.
 
-        A queue that moves to another consumer instance repeats its last messages. On a loaded machine any queue may
-        move.
+        If a queue moves to another consumer instance, its last messages may be delivered again. On a loaded machine any
+        queue may move.
         """
         return sorted(set(self.numbers()))

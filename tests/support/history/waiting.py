@@ -1,4 +1,4 @@
-"""Wait for a condition: check it repeatedly until a deadline, instead of sleeping for a fixed time."""
+"""Waits for a condition: checks it repeatedly until a deadline, instead of sleeping for a fixed time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 
 def eventually(condition: Callable[[], T], what: str, timeout_s: float = 60.0) -> T:
-    """Return the first true value of `condition()`. Raises AssertionError with the text `what` if the timeout
-    passes."""
+    """Wait until `condition()` returns a true value, and return the value. Raises AssertionError with the text `what`
+    if the timeout expires."""
     deadline_s = time.monotonic() + timeout_s
     while not (value := condition()):
         if time.monotonic() > deadline_s:

@@ -16,8 +16,8 @@ STOP_TIMEOUT_S = 60.0
 
 
 class Watcher:
-    """A pull consumer that polls in a thread of its own. With `patient`, the thread continues after an error that may
-    be retried."""
+    """A pull consumer that polls in a thread of its own. With `patient`, the thread continues after an error that
+    permits a retry."""
 
     def __init__(self, mq: raymq.Client, topic: str, group: str, *, patient: bool = False) -> None:
         self._mq, self._topic, self._group, self._patient = mq, topic, group, patient
@@ -25,7 +25,7 @@ class Watcher:
         self._failures: list[BaseException] = []
         self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
         self.seen: Counter[tuple[MessageQueue, int, bytes]] = Counter()
-        """Number of deliveries of each message, by the message's queue, queue offset and body."""
+        """How often each message was delivered, by the message's queue, queue offset and body."""
 
     def __enter__(self) -> Watcher:
         self._thread.start()
@@ -53,7 +53,7 @@ class Watcher:
                 consumer.subscribe(self._topic)
                 while not self._stopping.is_set():
                     self._read(consumer)
-        except BaseException as error:  # `check` raises the error
+        except BaseException as error:  # `check` raises this error of the thread
             self._failures.append(error)
 
     def _read(self, consumer: raymq.PullConsumer) -> None:

@@ -1,5 +1,5 @@
-"""The load of a chaos test: producers that send as fast as they can, or with a set pause, and a reader that reads every
-message afterwards."""
+"""The load of a chaos test: producers that send as fast as they can or with a fixed pause, and a function that reads
+all messages back afterwards."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Senders:
         self._stopping.set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for all threads, each for at most `timeout_s` seconds. Raises the error of a thread that failed for
-        another reason than a send."""
+        """Wait for all threads, each for at most `timeout_s` seconds. If a thread failed for another reason than a
+        failed send, raises the thread's error."""
         for thread in self._threads:
             thread.join(timeout_s)
             assert not thread.is_alive(), "a producer hangs"
@@ -65,26 +65,26 @@ class Senders:
                         break
                 while waiting:
                     self._history.add(outcome_of(*waiting.popleft()))
-        except BaseException as error:  # `join` raises the error
+        except BaseException as error:  # `join` raises this error of the thread
             self._failures.append(error)
 
 
 def outcome_of(sent: Sent, future: Future[raymq.SendResult]) -> Operation:
-    """Wait until a send has ended. Returns the send's operation for the history."""
+    """Wait until a send has ended. Returns the entry (operation) that records the send in the history."""
     try:
         result = future.result(120)
     except raymq.SendUnknownError as error:
         return Operation(sent, Outcome.UNKNOWN, error=str(error))
     except raymq.RaymqError as error:
         return Operation(sent, Outcome.FAILED, error=str(error))
-    # too few replicas have a copy, or the message was not flushed in time
+    # Any other status means that too few replicas have a copy, or that the message was not flushed in time.
     if result.status is not raymq.SendStatus.SEND_OK:
         return Operation(sent, Outcome.UNKNOWN, error=result.status.value)
     return Operation(sent, Outcome.OK, result.queue, result.queue_offset)
 
 
 def read_back(mq: raymq.Client, topic: str) -> dict[MessageQueue, list[Sent]]:
-    """Return every message of the topic, by queue. Each queue is read from offset 0 on."""
+    """Read each queue of the topic from offset 0 on. Returns all messages, by queue."""
     queues: dict[MessageQueue, list[Sent]] = {}
     for entry in mq.admin.describe_topic(topic):
         assert entry.min_offset == 0

@@ -1,4 +1,4 @@
-"""The client metrics that a test counts."""
+"""Client metrics of a single test, from which the test reads the counted values."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from raymq.telemetry.metrics.client_figures import ClientFigures
 
 
 class Counted(ClientFigures):
-    """Client metrics of one test. A test puts an instance in the place of CLIENT_FIGURES in a module."""
+    """Client metrics of a single test. The test replaces a module's CLIENT_FIGURES by an instance of this
+    class."""
 
     def values(self, name: str) -> dict[tuple[str, ...], int]:
-        """Return the number of values that a histogram received, by its labels."""
+        """Return how many values a histogram received, by the histogram's labels."""
         return {key[1:]: sum(one.figures().counts) for key, one in self._histograms.items() if key[0] == name}
 
     def out_bytes(self) -> dict[tuple[str, str], int]:
-        """Return the number of bytes that groups received, by topic and group."""
+        """Return how many bytes each consumer group received, by topic and group."""
         return dict(self._out_bytes)

@@ -1,4 +1,4 @@
-"""Parse PromQL expressions, to check the series and labels that they use."""
+"""Parses PromQL expressions to check the series and labels in them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from raymq.telemetry.metrics.instruments import INSTRUMENTS
 from raymq.tools.observability.series import exposed_names
 
 RAYS_LABELS = {"SessionName", "ray_io_cluster", "Component", "NodeAddress", "WorkerId", "JobId", "Version"}
-"""Labels that raymq's own metrics do not set: Ray's labels on every series, and KubeRay's labels, which a PodMonitor
-adds."""
+"""Labels that raymq's own metrics do not set. Ray sets some of them on every series, and KubeRay's PodMonitor adds the
+others."""
 RAYS_SERIES = {"ray_component_cpu_percentage", "ray_component_rss_bytes"}
-"""Ray's own series about processes that the Grafana dashboard shows."""
+"""Names of Ray's own series about processes that the Grafana dashboard shows."""
 
 
 def plain(expression: str) -> str:
-    """Return a dashboard expression as Grafana sends it to Prometheus if every value of every dashboard variable is
-    selected."""
+    """Replace the variables in a dashboard expression as Grafana does if all values of every variable are selected.
+    Returns the expression that Prometheus receives."""
     for variable in ("SessionName", "Cluster", "broker", "topic", "consumer_group"):
         expression = expression.replace(f'"${variable}"', '".*"')
     return expression.replace("$__rate_interval", "1m")
@@ -34,7 +34,7 @@ def series_labels() -> dict[str, set[str]]:
 
 
 def faults_of(expression: str) -> Iterator[str]:
-    """Yield the errors of a PromQL expression: series that raymq does not report, and labels that its series do not
+    """Yield the errors of a PromQL expression: series that raymq does not report, and labels that a series does not
     have."""
     known = series_labels()
     for node in _nodes(promql_parser.parse(expression)):

@@ -6,7 +6,7 @@ from types import ModuleType
 
 
 class FakeMetrics:
-    """The metric values that raymq reported: the sums of counters and the last values of gauges, by name and
+    """The metric values that raymq reported: the sum of each counter and the last value of each gauge, by name and
     tags."""
 
     def __init__(self):

@@ -1,5 +1,5 @@
-"""Debian's Prometheus for tests: its two programs, a server for one test, and an exporter that stands in for the
-exporter of Ray."""
+"""Runs Debian's Prometheus for tests: the programs `prometheus` and `promtool`, a server for one test, and a stand-in
+for Ray's metrics exporter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ ANSWER_S = 60.0
 
 
 def program(name: str) -> str:
-    """Return the path of `prometheus` or `promtool`. If the program is missing, the test is skipped, or fails in CI."""
+    """Return the path of the program `prometheus` or `promtool`. If the program is missing, the test is skipped; in CI,
+    the test fails."""
     found = shutil.which(name)
     if found is None and os.environ.get("CI"):
         pytest.fail(f"{name} is not installed: .ci/run installs Debian's package prometheus")
@@ -55,11 +56,13 @@ class Prometheus:
         self.address = address
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """Return the current samples of an expression. Fails the test if Prometheus rejects the expression."""
+        """Return the current samples of a PromQL expression. Fails the test if Prometheus rejects the
+        expression."""
         return list(self.ask("query", query=expression)["result"])
 
     def ask(self, path: str, **arguments: str) -> Any:
-        """Return the `data` field of the response to a request below /api/v1/."""
+        """Send a request to a path below /api/v1/ of the Prometheus server, and return the `data` field of the
+        response."""
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(arguments)}"
         try:
             with urllib.request.urlopen(url, timeout=ANSWER_S) as response:
@@ -101,7 +104,8 @@ def running_prometheus(config: str, directory: Path) -> Iterator[Prometheus]:
 
 
 def _listening_at(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Return the address on which the server listens, found among the sockets of its process."""
+    """Return the address on which the Prometheus server listens. The address is read from the sockets of its
+    process."""
     deadline_s = time.monotonic() + PROMETHEUS_START_S
     while time.monotonic() < deadline_s:
         text = log.read_text(errors="replace")
@@ -118,8 +122,8 @@ def _listening_at(process: subprocess.Popen[bytes], log: Path) -> str:
 
 @contextmanager
 def exporter(page: Callable[[], str]) -> Iterator[str]:
-    """Serve the result of `page` over HTTP, as the metrics port of a Ray node does. Yields the address,
-    host:port."""
+    """Serve the text that `page` returns over HTTP, as the metrics port of a Ray node does. Yields the server's
+    address, host:port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

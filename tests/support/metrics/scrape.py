@@ -1,4 +1,4 @@
-"""The metrics of all Ray nodes' agents, read and parsed as Prometheus does."""
+"""Reads the metrics of the agents of all Ray nodes, and parses them as Prometheus does."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import ray
 from prometheus_client.parser import text_string_to_metric_families
 
 PAUSE_S = 1.0
-"""Pause between two scrapes, in seconds. The agents update their metrics every 10 s."""
+"""Pause between two scrapes, in seconds. Ray's agents update their metrics every 10 s."""
 
 
 class Sample(NamedTuple):
-    """A sample of one series of one node's agent. The name lacks Ray's prefix."""
+    """A sample of one metric series of one Ray node's agent. `name` does not have Ray's prefix."""
 
     name: str
     labels: dict[str, str]
@@ -23,7 +23,7 @@ class Sample(NamedTuple):
 
 
 class Scrape:
-    """The samples of all nodes at one moment."""
+    """The metric samples of all Ray nodes at one moment."""
 
     def __init__(self, texts: list[str]) -> None:
         self.samples = [
@@ -36,7 +36,7 @@ class Scrape:
 
     @classmethod
     def now(cls) -> Scrape:
-        """Read the samples of all live nodes from the nodes' metrics ports."""
+        """Scrape the metrics ports of all live Ray nodes now."""
         return cls([_read(node) for node in ray.nodes() if node["Alive"]])
 
     def values(self, name: str, **labels: str) -> list[float]:
@@ -55,8 +55,8 @@ def _read(node: dict) -> str:
 
 
 def scraped(condition: Callable[[Scrape], bool], what: str, timeout_s: float = 60.0) -> Scrape:
-    """Scrape until `condition` is true, and return that scrape. Raises AssertionError with all series if the timeout
-    passes."""
+    """Scrape repeatedly until `condition` is true for a scrape, and return that scrape. Raises AssertionError with all
+    series if the timeout expires."""
     deadline_s = time.monotonic() + timeout_s
     while not condition(scrape := Scrape.now()):
         if time.monotonic() > deadline_s:

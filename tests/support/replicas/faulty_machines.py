@@ -1,5 +1,5 @@
-"""A simulated machine whose disks and clocks tests can break. The import path of its servers begins with
-tests/support/faulty_machine."""
+"""A simulated machine with disks and clocks that tests can break. The import path of its servers begins with
+tests/support/faulty_machine, whose sitecustomize injects the faults."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tests.support.clusters.cluster import Sandbox, sandbox
 
 FAULTY_MACHINE = Path(__file__).parents[1] / "faulty_machine"
 DISK_FAULTS = ("flush", "write", "read", "bus")
-"""Names of the disk faults: "flush" makes fdatasync fail with EIO, "write" makes pwrite fail, "read" makes reads fail.
-"bus" ends the process by SIGBUS at a memory map and makes reads fail."""
+"""Names of the disk faults. "flush" makes fdatasync fail with EIO, "write" makes pwrite fail, and "read" makes reads
+fail. "bus" makes reads fail, and ends the process by SIGBUS if it uses a memory map."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultyMachine:
-    """A sandbox in whose servers tests can inject faults. `faults`: the directory of the marker files for clock
+    """A sandbox with servers into which tests can inject faults. `faults`: the directory of the marker files for clock
     faults."""
 
     box: Sandbox
     faults: Path
 
     def marker(self, broker: str, replica: int, fault: str) -> Path:
-        """Return the path of a marker file. While this file exists, the replica's disk has the fault."""
+        """Return the path of a marker file. While this file exists, the replica's disk has the fault `fault`."""
         return self.box.data / f"{broker}-{replica}" / fault
 
 
@@ -48,7 +48,7 @@ def faulty_machine(settings: str, faults: Path) -> Iterator[FaultyMachine]:
 
 
 def why_out(broker: str, replica: int, *, patient: bool = False) -> str:
-    """Return the reason that a replica reports for not working; empty if the replica works.
+    """Return the reason why a replica does not work, as the replica reports it; empty if the replica works.
 
     With `patient`, the result is also empty if the replica does not answer.
     """

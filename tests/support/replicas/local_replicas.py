@@ -1,5 +1,5 @@
-"""A broker group of real replicas in one process: real stores, the real decisions of replication, and direct calls
-between the replicas."""
+"""A broker group of real replicas in one process. The stores and the replication decisions are real, and the replicas
+call each other directly."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from tests.support.stores.stores import make_batch, small_settings
 
 GROUP = "broker-a"
 PATIENT = ReplicaRules(lease_s=60.0, slave_timeout_s=60.0)
-"""Timeouts for a busy machine, on which no copy counts as late."""
+"""Timeouts for tests on a busy machine. They are so long that no replica's copy of the log counts as late."""
 
 
 class LocalCalls:
-    """Direct calls of the storage actor's methods that repair damaged logs."""
+    """Calls the methods of a storage actor that repair damaged logs, directly on a replica in this process."""
 
     def __init__(self, group: LocalReplicas, name: int) -> None:
         self._replica, self.name = group.replicas[name], f"{GROUP}-{name}"
@@ -59,9 +59,9 @@ class LocalCalls:
 class LocalReplicas:
     """Replicas of a broker group in this process, with stores below `root`.
 
-    A call of `control` runs the Controller, and a call of `copy` runs a Replicator. `start` copies continuously in
-    threads. `log_disks`: number of disks of each replica's log. Chunks of the log travel over lanes (direct socket
-    connections), which use TCP if `host` is given. A chunk has about `chunk_bytes`.
+    Each call of `control` runs the Controller, and each call of `copy` runs a Replicator. `start` copies continuously
+    in threads. `log_disks`: number of disks of each replica's log. Chunks of the log travel over lanes (direct socket
+    connections), which use TCP if `host` is given. A chunk has about `chunk_bytes` bytes.
     """
 
     def __init__(
@@ -119,8 +119,8 @@ class LocalReplicas:
         )
 
     def restart_lanes(self, name: int) -> LaneAddress:
-        """Break all lanes (socket connections) of a replica and serve new lanes at another address. Returns the former
-        address."""
+        """Break all lanes (direct socket connections) of a replica, and serve new lanes at another address. Returns the
+        old address."""
         former = self.planes[name].address
         self.planes.pop(name).close()
         self._open_plane(name)
@@ -135,9 +135,11 @@ class LocalReplicas:
         self.replicas.pop(name).close()
 
     def control(self, rounds: int = 4) -> None:
-        """Run the Controller: ping all replicas and carry out its decisions, in `rounds` rounds."""
+        """Run the Controller in `rounds` rounds. In each round it pings all replicas and carries out its
+        decisions."""
         orders: dict[int, Any] = {}
-        # the first status after a master is due may be older than the due time, so run one more round
+        # Run one more round than requested: in the round in which a new master is due, the replicas' status may be
+        # older than the due time.
         for _ in range(rounds + 1):
             for name, replica in list(self.replicas.items()):
                 record = self.control_state.record
@@ -171,16 +173,16 @@ class LocalReplicas:
         self._copy_over_lanes(name, following, position, chunk_bytes)
 
     def mend(self, name: int) -> int:
-        """Repair the damaged records of replica `name` and of its master with each other's records, as a Replicator
-        does. Returns the number of repaired bytes."""
+        """Repair the damaged records of replica `name` and of its master with each other's intact records, as a
+        Replicator does. Returns the number of repaired bytes."""
         following = self.replicas[name].following(0.0)
         if following is None or following.master not in self.replicas:
             return 0
         return mend_both(LocalCalls(self, following.master), LocalCalls(self, name), following, name)
 
     def _copy_over_lanes(self, name: int, following: Following, position: int, chunk_bytes: int) -> None:
-        """Copy over lanes with the Replicator's own LogCarrier. The second empty chunk shows that the master has
-        received all earlier acknowledgements."""
+        """Copy the master's log to a replica over lanes (direct socket connections) with the Replicator's own
+        LogCarrier. Stops at the second empty chunk, because the master has then received all acknowledgements."""
         empty, done = 0, threading.Event()
 
         def note_copied(copied_bytes: int) -> None:
@@ -203,7 +205,7 @@ class LocalReplicas:
             ).run()
 
     def settle(self) -> None:
-        """Copy until every running replica has the whole log and is in the sync state set."""
+        """Copy the log until every running replica has the whole log and is in the sync state set."""
         for _ in range(3):
             self.control(2)
             for name in sorted(self.replicas):
@@ -211,7 +213,7 @@ class LocalReplicas:
         self.control(2)
 
     def start(self) -> None:
-        """Start a copying thread per replica, so that appends can wait for the copies."""
+        """Start a thread per replica that copies the log, so that appends can wait for the copies."""
         for name in self.names:
             self._threads.append(threading.Thread(target=self._run, args=(name,), daemon=True))
             self._threads[-1].start()
@@ -244,7 +246,7 @@ def filled_groups(root: Path, bodies: list[bytes], **defaults: Any) -> Iterator[
     """Yield a function that makes broker groups. All replicas of a new group hold `bodies` as acknowledged messages. At
     the end of the block the groups are closed.
 
-    The function takes the arguments of LocalReplicas after `root`. `defaults`: default options of the function.
+    The function takes the arguments of LocalReplicas except `root`. `defaults`: default values of these arguments.
     """
     groups: list[LocalReplicas] = []
 
@@ -261,8 +263,8 @@ def filled_groups(root: Path, bodies: list[bytes], **defaults: Any) -> Iterator[
 
 
 def append(group: LocalReplicas, bodies: list[bytes]) -> None:
-    """Append each body as a record that all replicas acknowledge. Afterwards every replica has reported its status once
-    more."""
+    """Append each body as a record that all replicas acknowledge. On return, every replica has reported its status
+    again."""
     for body in bodies:
         settle_append(group, make_batch([body]))
     group.settle()

@@ -15,8 +15,8 @@ class PlacedGroup(RayReplicas):
         self._machines = machines
 
     def homes(self) -> dict[int, str]:
-        """Return the name of each replica's node; an empty name if the replica has no node. Waits until the Controller
-        answers."""
+        """Return the name of the node on which each replica runs; an empty name if the replica has no node. Waits until
+        the Controller answers."""
         replicas = eventually(lambda: self.account()["replicas"], "an account of the replicas", HEAL_TIMEOUT_S)
         return {one["replica"]: self._machines.name_of(one["node_id"]) for one in replicas}
 

@@ -1,4 +1,5 @@
-"""One broker group of several replicas under test: its master, its processes and its logs."""
+"""One broker group of several replicas under test. Helpers find and kill its processes, wait for a master, and compare
+its logs."""
 
 from __future__ import annotations
 
@@ -19,15 +20,15 @@ HEAL_TIMEOUT_S = 90.0
 
 
 class RayReplicas:
-    """A replicated broker group as the Controller reports it. Every method queries the Controller again."""
+    """A replicated broker group as the Controller reports it. Each method queries the Controller again."""
 
     def __init__(self, broker_name: str, replicas: int) -> None:
         self._broker_name = broker_name
         self._replicas = replicas
 
     def account(self) -> dict[str, Any]:
-        """Return the Controller's status of the group. If the Controller does not answer, the status has no master, and
-        its reason is the error."""
+        """Return the Controller's status of the group. If the Controller does not answer, return a status without a
+        master whose reason is the error."""
         try:
             report = ActorRef(CONTROLLER).call("status", timeout_s=CALL_TIMEOUT_S)
         except RaymqError as error:
@@ -63,7 +64,7 @@ class RayReplicas:
         return eventually(account, "a master", HEAL_TIMEOUT_S) or {}
 
     def equal_end(self) -> int:
-        """Wait until all replicas' logs end at the same offset, and consumers can read everything before this offset.
+        """Wait until all replicas' logs end at the same offset, and consumers can read all messages before this offset.
         Returns the offset."""
 
         def end() -> int:
@@ -74,7 +75,7 @@ class RayReplicas:
         return eventually(lambda: max(end(), 0), "one end of all logs", HEAL_TIMEOUT_S)
 
     def wait_for_no_holes(self) -> None:
-        """Wait until the replicas have repaired each other's logs, so that no log has damaged bytes that recovery
+        """Wait until the replicas have repaired each other's logs. No log then has a damaged range (hole) that recovery
         found."""
         actors = [ActorRef(str(StorageName(self._broker_name, replica))) for replica in range(self._replicas)]
 
@@ -106,7 +107,7 @@ class RayReplicas:
         return eventually(asked, f"a process of replica {replica}")
 
     def kill(self, replica: int) -> None:
-        """SIGKILL a replica's storage process. Ray starts another process."""
+        """SIGKILL a replica's storage process. Ray then starts a new process."""
         os.kill(self.pid(replica), signal.SIGKILL)
 
     def fail_over(self) -> None:
@@ -116,8 +117,8 @@ class RayReplicas:
         self.led_after(before["epoch"])
 
     def lead(self, replica: int) -> None:
-        """Make a replica the master, and wait until it leads. Repeats the request, because the Controller drops an old
-        request."""
+        """Make a replica the master, and wait until it leads. Sends the request repeatedly, because the Controller
+        drops a request after some time."""
 
         def leads() -> bool:
             account = self.account()
@@ -126,7 +127,7 @@ class RayReplicas:
             try:
                 ActorRef(CONTROLLER).call("designate", self._broker_name, replica, timeout_s=CALL_TIMEOUT_S)
             except RaymqError:
-                pass  # the Controller does not answer now
+                pass  # the Controller does not answer at the moment
             return False
 
         eventually(leads, f"replica {replica} leads", HEAL_TIMEOUT_S)

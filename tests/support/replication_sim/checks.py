@@ -1,4 +1,5 @@
-"""The checks of the replication simulation: compare the clients' view with the logs of the replicas.
+"""The checks of the replication simulation. They compare the messages that clients sent and read with the logs of the
+replicas.
 
 Add to this module each rule that every simulated broker group must keep. Examples: nothing acknowledged is lost,
 nothing that a consumer read changes, no message is stored twice, and at most one replica acknowledges in an epoch.
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Checks:
-    """The clients' view of a simulation, and a list of the broken rules.
+    """The clients' view of a simulation, and a list of the rules that were broken.
 
     `acknowledged`: the epoch of each acknowledged message. `masters`: by epoch, the replica that acknowledges. `seen`:
     the messages that a consumer read, by offset. `faults`: a sentence for each broken rule.
@@ -31,30 +32,30 @@ class Checks:
     faults: list[str] = field(default_factory=list)
 
     def acknowledge(self, epoch: int, replica: int, message: int) -> None:
-        """Record that a replica acknowledges a message. It is a fault if another replica acknowledged in the same
-        epoch."""
+        """Record that a replica acknowledges a message. Reports a broken rule if another replica acknowledged in the
+        same epoch."""
         if self.masters.setdefault(epoch, replica) != replica:
             self.faults.append(f"replicas {self.masters[epoch]} and {replica} both acknowledge in epoch {epoch}")
         self.acknowledged[message] = epoch
 
     def see(self, start: int, messages: list[int]) -> None:
-        """Record the messages that a consumer reads from an offset on. It is a fault if an earlier read at these
-        offsets returned other messages."""
+        """Record the messages that a consumer reads from an offset on. Reports a broken rule if an earlier read of
+        these offsets returned other messages."""
         known = self.seen[start : start + len(messages)]
         if known != messages[: len(known)]:
             self.faults.append(f"a consumer saw {known[:5]} at {start}, now there is {messages[:5]}")
         self.seen += messages[len(known) :] if start + len(known) == len(self.seen) else []
 
     def refuse(self, replica: int, epoch: int) -> None:
-        """Record that a replica refuses to truncate its log because its master lacks acknowledged messages. This is a
-        fault of the election."""
+        """Record that a replica refuses to truncate its log because its master lacks acknowledged messages. This breaks
+        a rule: a replica that lacks acknowledged messages must not become the master."""
         self.faults.append(f"replica {replica} refuses to follow the master of epoch {epoch}")
 
     def give_hole(self, world: World, master: Node, offset: int, may_have: Collection[int]) -> None:
-        """Check a hole (damaged record) that a master sends to a slave as a hole: no replica in `may_have` may have the
-        intact record.
+        """Check that a master may send a damaged record (a hole) to a slave as damaged: no replica in `may_have` has
+        the intact record.
 
-        Before the master has led for HOLE_WAIT_S, no replica at all may have the intact record.
+        If the master has led for less than HOLE_WAIT_S, no replica at all may have the intact record.
         """
         has_waited = world.now - master.holes.led_since_s >= HOLE_WAIT_S
         record = (offset, *master.disk.log[offset])
@@ -102,8 +103,8 @@ class Checks:
 
 
 def _no_member_is_whole(world: World) -> bool:
-    """Return whether the directory of a member is lost and all other members have damage. Then no replica may
-    lead."""
+    """Return whether the directory of a sync-state member is lost and all other members have damaged logs. Then no
+    replica may lead."""
     record = world.controller.control.record
     stores = record.sync_state_set.stores if record is not None else {}
     own = [name for name, store_id in stores.items() if world.nodes[name].disk.store_id == store_id]
@@ -111,7 +112,7 @@ def _no_member_is_whole(world: World) -> bool:
 
 
 def _every_copy_is_lost(world: World) -> bool:
-    """Return whether the disks of all members that may lead were replaced. Then no replica leads.
+    """Return whether the disks of all sync-state members that may lead were replaced. Then no replica leads.
 
     With fixed roles only the fixed master may lead.
     """

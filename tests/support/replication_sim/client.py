@@ -1,4 +1,5 @@
-"""The clients of a simulated broker group: one producer and one consumer, which do not know the replicas' roles.
+"""The clients of a simulated broker group: one producer and one consumer, which learn the replicas' roles only from
+answers.
 
 Add to this module what a client sends, and what a client concludes from an answer.
 """

@@ -1,6 +1,6 @@
 """The simulated Controller: the real election decisions, over a network that loses and delays the Controller's orders.
 
-Add to this module how the Controller queries replicas for their state, carries out its decisions, and restarts after a
+Add to this module how the Controller requests the replicas' states, carries out its decisions, and restarts after a
 crash.
 """
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from tests.support.replication_sim.world import World
 
 CONTROLLER = -1
-"""The Controller's address in the simulated network. Replicas have the addresses from 0 on."""
+"""The Controller's address in the simulated network. The replicas have the addresses 0, 1, 2, and so on."""
 
 PING_S = 0.3
 
 
 class Controller:
-    """The process around GroupControl: pings the replicas, and carries out GroupControl's actions in order.
+    """The Controller's simulated process: it pings the replicas, and carries out the actions of GroupControl in order.
 
     `records`: the content of the real Controller's log, which survives the process. `_life` counts the incarnations of
     the process.

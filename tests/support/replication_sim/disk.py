@@ -1,4 +1,5 @@
-"""The disk of a simulated replica: its log, the part of the log that survives a power cut, and the small files.
+"""The disk of a simulated replica: the replica's log, the part of the log that survives a power cut, and the small
+files.
 
 Add to this module changes to the data that a replica keeps when its process or its machine fails.
 """
@@ -15,7 +16,7 @@ NO_FLOOR = ConfirmFloor(0, 0)
 
 @dataclass
 class Disk:
-    """A replica's directory. Records before `flushed` survive a power cut.
+    """A simulated replica's directory. Log records before `flushed` survive a power cut.
 
     `store_id` changes when the disk is replaced. `log` has (epoch, message) per record. `incarnation` counts the
     processes that opened the directory. `floor` is the highest confirm offset on disk. `_offsets` has each message's
@@ -35,13 +36,13 @@ class Disk:
     _offsets: dict[int, int] = field(default_factory=dict)
 
     def append(self, records: Iterable[tuple[int, int]]) -> None:
-        """Append (epoch, message) records without a flush."""
+        """Append (epoch, message) records to the log without a flush."""
         for record in records:
             self._offsets.setdefault(record[1], len(self.log))
             self.log.append(record)
 
     def truncate(self, end: int) -> None:
-        """Remove the records from offset `end` on."""
+        """Remove the log records from offset `end` on."""
         for _, message in self.log[end:]:
             if self._offsets.get(message, -1) >= end:
                 del self._offsets[message]
@@ -60,7 +61,7 @@ class Disk:
 
     @property
     def last_intact(self) -> int:
-        """Return the offset of the last record that is intact and flushed; -1 if no record is."""
+        """Return the offset of the last record that is intact and flushed; -1 if no such record exists."""
         return next((offset for offset in reversed(range(self.flushed)) if offset not in self.damaged), -1)
 
     def intact(self) -> set[tuple[int, int, int]]:

@@ -1,9 +1,9 @@
 """The damaged records of a simulated replica: how its process finds, repairs and forwards them.
 
 A disk changes bytes while no process runs, and the next process finds the damage. Damage at the log's end looks like a
-torn tail: the records are cut, unless the file of holes lists them. Damage before the end is kept and called a hole. A
-slave and its master repair each other's holes before they copy, and again every MEND_S. The real HoleReports decides
-when a master sends a hole to its slaves as a hole.
+torn tail: the damaged records are cut off, unless the file of holes lists them. A damaged record before the end is kept
+and called a hole. A slave and its master repair each other's holes before they copy, and again every MEND_S. The real
+HoleReports decides when a master may copy a hole to its slaves.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Record = tuple[int, int]
 
 MEND_S = 1.0
 HOLE_WAIT_S = 3.0
-"""Seconds that a simulated master waits before it sends a hole as a hole. The real master waits longer, but the
-simulated faults are shorter, too."""
+"""Seconds that a simulated master waits before it copies a hole (a damaged record) to its slaves. The real master waits
+longer, but the simulated faults are shorter, too."""
 
 
 class Holes:
-    """The damaged records that a process of a replica has found.
+    """The damaged records (holes) that a replica's process has found.
 
-    `shared`: offsets whose intact record the master lacks, too. `mended`: True if the process has tried to repair its
-    holes in this epoch.
+    `shared`: offsets of holes for which the master lacks the intact record, too. `mended`: True if the process has
+    tried to repair its holes in this epoch.
     """
 
     def __init__(self, node: Node) -> None:
@@ -45,7 +45,7 @@ class Holes:
 
     @property
     def unshared(self) -> int:
-        """Return the number of holes that another replica may be able to repair."""
+        """Return the number of holes (damaged records) that another replica may be able to repair."""
         return len(self._node.disk.damaged - self.shared)
 
     def lead(self) -> None:
@@ -57,7 +57,7 @@ class Holes:
         self.mended = False
 
     def intact(self, offset: int) -> Record | None:
-        """Return the record at an offset if it is intact and flushed, else None."""
+        """Return the record at an offset if the record is intact and flushed, else None."""
         disk = self._node.disk
         return disk.log[offset] if offset < disk.flushed and offset not in disk.damaged else None
 
@@ -65,8 +65,8 @@ class Holes:
         return [(offset, self.intact(offset)) for offset in offsets]
 
     def mend(self, parts: list[tuple[int, Record | None]], other: int, *, of_master: bool) -> None:
-        """Repair holes with another replica's records, or record that the other replica lacks an intact record.
-        `of_master`: this replica is the master."""
+        """Repair this replica's holes (damaged records) with the records of another replica. If that replica lacks the
+        intact record, too, note this. `of_master`: whether this replica is the master."""
         disk, world = self._node.disk, self._node.world
         for offset, record in parts:
             if offset not in disk.damaged:
@@ -84,8 +84,8 @@ class Holes:
                 self.shared.add(offset)
 
     def may_give(self, offset: int) -> bool:
-        """Return whether the master may send the hole at an offset to a slave as a hole. If so, a check that can read
-        all disks verifies the decision."""
+        """Return whether the master may copy the hole (damaged record) at an offset to a slave. If so, a check that
+        reads all disks verifies the decision."""
         node, world = self._node, self._node.world
         assert node.sync is not None
         may_have = node.sync.sync_state_set.members | node.members()

@@ -1,7 +1,7 @@
 """A simulated replica: its process, with the real role and the real sync state set, over a simulated disk.
 
-Add to this module how a replica handles messages of a client, the Controller or another replica, and how a replica is
-killed, wiped and paused.
+Add to this module how a replica handles messages of a client, the Controller or another replica, and how a fault kills,
+wipes or pauses a replica.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHUNK_MAX = 20
 
 
 class Node:
-    """A replica: a disk, and, while the replica runs, a process."""
+    """A simulated replica: a disk, and a process while the replica runs."""
 
     def __init__(self, world: World, name: int) -> None:
         self.world, self.name = world, name
@@ -34,7 +34,7 @@ class Node:
         self._held: list[Callable[[], None]] = []
         self.start()
 
-    # the faults
+    # Faults of the replica
 
     def start(self) -> None:
         if self.alive:
@@ -56,7 +56,7 @@ class Node:
         self._loop(incarnation)
 
     def kill(self, *, power: bool) -> None:
-        """End the process. With `power` a random part of the unflushed records is also lost."""
+        """End the replica's process. With `power`, the disk also loses a random part of the unflushed records."""
         if power:
             kept = self.world.rng.randint(self.disk.flushed, len(self.disk.log))
             self.disk.truncate(kept)
@@ -67,25 +67,28 @@ class Node:
         self._held.clear()
 
     def wipe(self) -> None:
-        """End the process and replace its disk by an empty disk."""
+        """End the replica's process, and replace its disk by an empty disk."""
         self.kill(power=False)
         self.disk = Disk(f"{self.disk.store_id}'")
 
     def shorten(self, end: int) -> None:
-        """End the process. The directory remains, but its disk loses the records from offset `end` on."""
+        """End the replica's process. Its directory remains, but its disk loses the records from offset `end`
+        on."""
         self.kill(power=False)
         self.world.say(f"{self.name} loses {len(self.disk.log) - end} records from {end}, floor {self.disk.floor}")
         self.disk.truncate(end)
         self.disk.flushed = end
 
     def rot(self, offset: int) -> None:
-        """End the process, and damage the bytes of a record on its disk. The next process finds the damage."""
+        """End the replica's process, and damage the bytes of a record on its disk. The next process finds the
+        damage."""
         self.kill(power=False)
         self.world.say(f"{self.name} has damage at {offset} of {len(self.disk.log)}")
         self.disk.damage(offset)
 
     def fail_disk(self) -> None:
-        """Make every further flush of this process fail. The process continues and reports the failure."""
+        """Make all further flushes of the replica's process fail. The process continues and reports the
+        failure."""
         if self.alive and not self.failure:
             self.world.say(f"the disk of {self.name} fails")
             self.failure = "its disk failed"
@@ -106,17 +109,17 @@ class Node:
                 self.deliver(action)
 
     def deliver(self, action: Callable[[], None]) -> None:
-        """Deliver a message to the process. The message waits while the process is paused, and is lost if no process
-        runs."""
+        """Deliver a message to the replica's process. While the process is paused, the message waits. If no process
+        runs, the message is lost."""
         if self.paused:
             self._held.append(action)
         elif self.alive:
             try:
                 action()
             except NotMasterError:
-                pass  # for the sender an error is the same as a lost message
+                pass  # for the sender of the message, an error is the same as a lost message
 
-    # the Controller's queries and orders
+    # Answers to the Controller's queries and orders
 
     def state(self) -> ReplicaState:
         if self.confirmed.offset > self.disk.floor.offset:
@@ -198,11 +201,11 @@ class Node:
         if newest is not None and (known is None or newest.order > known.order):
             self.disk.sync_state_set = newest
 
-    # methods of the master
+    # Methods of a replica that is the master
 
     def append(self, message: int) -> None:
-        """Store a producer's message. A message that is already stored is not stored again: the acknowledgement waits
-        for the first copy."""
+        """Store a producer's message. If the log already has the message, it is not stored again, and the
+        acknowledgement waits until the stored copy is confirmed."""
         self._unless_unfenced(lambda: self.role.check_append(None, self.world.now))
         if self.is_disk_broken:
             raise NotMasterError(GROUP, self.role.epoch)
@@ -267,8 +270,8 @@ class Node:
         self._answer(asker, lambda: asker.take_epochs(epoch, epochs, end))
 
     def _answer(self, asker: Node, answer: Callable[[], None]) -> None:
-        """Send an answer to the process that made the request. If that process has ended, the answer is dropped with
-        the connection."""
+        """Send an answer to the process that made the request. If that process has ended, drop the answer, because its
+        connection has ended, too."""
         incarnation = asker.disk.incarnation
 
         def deliver() -> None:
@@ -298,7 +301,7 @@ class Node:
         self._answer(asker, lambda: asker.take_log(epoch, start, records, entry, confirm, is_hole=is_hole))
 
     def give_parts(self, asker: Node, epoch: int, wanted: list[int]) -> None:
-        """Send a slave the records that the slave needs for its holes, and request the records for this
+        """Send a slave the intact records for the slave's holes (damaged records), and request the records for this
         master's holes."""
         self._unless_unfenced(lambda: self.role.check_asked(epoch))
         parts, holes = self.holes.parts(wanted), sorted(self.disk.damaged)
@@ -316,7 +319,7 @@ class Node:
     def _give_up_confirmed(self, epoch: int, offset: int) -> None:
         self.confirmed = self.disk.floor = ConfirmFloor(epoch, offset)
 
-    # methods of a follower
+    # Methods of a replica that follows a master
 
     def _loop(self, incarnation: int) -> None:
         if not self.alive or self.disk.incarnation != incarnation:
@@ -373,8 +376,8 @@ class Node:
         self._ask()
 
     def take_parts(self, epoch: int, parts: list[tuple[int, Record | None]], holes: list[int]) -> None:
-        """Repair this slave's holes with the master's records, and send the master the records for the master's
-        holes."""
+        """Repair this slave's holes (damaged records) with the master's records, and send the master the records for
+        the master's holes."""
         self._unless_unfenced(lambda: self.role.check_chunk(epoch))
         if self.is_disk_broken or not self.handshaken or self.role.master is None:
             return
@@ -413,7 +416,7 @@ class Node:
         self.disk.append(records)
         if is_hole:
             self.holes.take(start)
-            self.disk.flushed = len(self.disk.log)  # the file of holes lists only flushed records
+            self.disk.flushed = len(self.disk.log)  # the file of holes (damaged ranges) can list only flushed records
         self.visible = max(self.visible, min(confirm, start, self.disk.flushed))
         self._note_confirmed(min(confirm, self.disk.flushed))
         self.caught_up = self.caught_up or self.disk.flushed >= confirm
@@ -421,10 +424,10 @@ class Node:
             incarnation, end = self.disk.incarnation, len(self.disk.log)
             delay_s = 0.0 if self.world.async_flush else self.world.rng.uniform(0.0005, 0.02)
             self.world.at(delay_s, lambda: self._copied(incarnation, end))
-            self._ask()  # read the next chunk while this chunk is flushed
+            self._ask()  # request the next chunk of the log while this chunk is being flushed
 
     def _copied(self, incarnation: int, end: int) -> None:
-        """Report a flushed chunk to the master immediately."""
+        """Report to the master that a chunk of the log is flushed."""
         self._flushed(incarnation, end)
         if not self.alive or self.paused or self.disk.incarnation != incarnation:
             return

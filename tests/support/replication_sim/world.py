@@ -2,8 +2,8 @@
 with faults.
 
 The decisions are real (placement.election, actors.core.replica.role and sync_state). Everything below the decisions is
-simulated: disks that lose unflushed data, a network that delays, reorders, loses and cuts, processes that are killed or
-paused, and clocks. One seed decides everything: equal seeds give equal traces.
+simulated: disks that lose unflushed data, a network that delays, reorders and loses messages and can be cut, processes
+that are killed or paused, and clocks. Equal seeds give equal traces.
 
 A log is a list of (epoch, message), and an offset counts records. tests.support.replication_sim.checks has the rules
 that must hold during and after a simulation. The clock, the network and the faults belong in this module.
@@ -24,15 +24,17 @@ from tests.support.replication_sim.controller import CONTROLLER, Controller
 from tests.support.replication_sim.node import Node
 
 GRACE_S = 20.0
-"""Seconds that are longer than the longest restart of a process plus the latest status report."""
+"""Grace period in seconds. It is longer than the longest restart of a process plus the longest delay of a status
+report."""
 ACCOUNT_DELAY_MAX_S = 10.0
 ROT_FAULTS = ("rot", "rot each", "rot all", "wipe", "kill", "cut")
-"""Kinds of faults under which damaged records are repaired, or copied as holes."""
+"""Kinds of faults after which replicas repair damaged records, or copy them as holes (records that stay
+damaged)."""
 
 
 @dataclass(frozen=True)
 class Bugs:
-    """Switches for planted bugs. The checks must find each bug."""
+    """Switches that plant bugs in the simulation. The checks must find each planted bug."""
 
     skip_truncation: bool = False
     skip_fencing: bool = False
@@ -52,7 +54,8 @@ class World:
     receiver) whose messages are dropped. `loss`: the share of messages that the network loses. Without `all_ack` an
     append waits for the copies of all replicas, not for the confirm offset. With `async_flush` written data counts as
     stored, and power is never cut. `grace_s`: as in ControlRules. `destroyed`: the messages whose last intact copy a
-    fault destroyed. `mended`: number of repaired records. `copied_holes`: number of records copied as holes.
+    fault destroyed. `mended`: number of repaired records. `copied_holes`: number of damaged records that a master
+    copied to a slave as damaged.
     """
 
     def __init__(
@@ -76,7 +79,8 @@ class World:
         self.destroyed: set[int] = set()
         self.mended = self.copied_holes = 0
         self.has_rot = False
-        """True if disks damage records. If False, replicas do not request intact records from each other."""
+        """True if disks damage records in this simulation. If False, replicas do not request intact records from each
+        other."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self.cut: set[tuple[int, int]] = set()
@@ -103,17 +107,17 @@ class World:
         heapq.heappush(self._events, (self.now + delay_s, self._count, action))
 
     def delay_accounts(self, replica: int, for_s: float) -> None:
-        """Delay a replica's status reports to the Controller for `for_s` seconds."""
+        """Delay the status reports that a replica sends to the Controller in the next `for_s` seconds."""
         self._late_accounts_until_s[replica] = self.now + for_s
 
     def account_delay_s(self, replica: int) -> float:
-        """Return the delay of a status report that the replica sends now."""
+        """Return the delay, in seconds, of a status report that the replica sends now."""
         late = self.now < self._late_accounts_until_s.get(replica, 0.0)
         return self.rng.uniform(0.0, ACCOUNT_DELAY_MAX_S) if late else 0.0
 
     def send(self, sender: int, receiver: int, deliver: Callable[[], None], *, late_s: float = 0.0) -> None:
-        """Deliver a message after a random delay, or lose it. Two messages may arrive in another order than they were
-        sent."""
+        """Send a message through the simulated network: deliver it after a random delay, or lose it. Messages may
+        overtake each other."""
         if self.rng.random() < self.loss or (sender, receiver) in self.cut:
             return
         slow = self.rng.random() < 0.02
@@ -140,9 +144,9 @@ class World:
 def run_seed(
     seed: int, *, bugs: Bugs = Bugs(), duration_s: float = 30.0, only: Collection[str] = (), **options: Any
 ) -> World:
-    """Run the simulation of one seed, end all faults and check the result.
+    """Run the simulation with one seed, end all faults and check the result.
 
-    `options`: arguments of World. `only`: the kinds of faults; empty for all kinds.
+    `options`: arguments of World. `only`: the kinds of faults to inject; empty for all kinds.
     """
     world = World(seed, bugs=bugs, **options)
     world.has_rot = any(kind.startswith("rot") for kind in only)
@@ -162,7 +166,8 @@ def run_seed(
 
 
 def _end_process(world: World, node: Node, after_s: float, away_s: float) -> None:
-    """End a process whose disk failed, and start another process later. Unflushed data may be lost."""
+    """End the process of a replica whose disk failed, and start a new process later. The disk may lose
+    unflushed data."""
     incarnation = node.disk.incarnation
 
     def end() -> None:
@@ -179,13 +184,13 @@ def _one_fault(world: World, rng: random.Random, only: Collection[str]) -> None:
     kind = rng.choice([*"kill kill power master pause cut oneway controller heal balance".split(), rare])
     if only:
         kind = rng.choice(sorted(only))
-    if kind == "master":  # cut only the master's power, while it leads
+    if kind == "master":  # cut the power of the replica that leads, and of no other replica
         node = next((one for one in world.nodes.values() if one.leads()), node)
     world.say(f"fault {kind} {node.name}")
     if kind in ("kill", "power", "master", "blackout"):
         for one in world.nodes.values() if kind == "blackout" else (node,):
-            # A power cut may lose records that were acknowledged without a flush, so with `async_flush` power is never
-            # cut.
+            # With `async_flush`, records are acknowledged without a flush, and a power cut may lose them. So with
+            # `async_flush` the power is never cut.
             one.kill(power=kind != "kill" and not world.async_flush)
             world.at(rng.uniform(0.3, 4.0), one.start)
     elif kind == "pause":
@@ -202,8 +207,8 @@ def _one_fault(world: World, rng: random.Random, only: Collection[str]) -> None:
         world.controller.kill()
         world.at(rng.uniform(0.2, 3.0), world.controller.start)
     elif kind == "wipe" and all(node.disk.store_id == f"store-{node.name}" for node in world.nodes.values()):
-        # If several disks have all data, one of these disks may be lost. The only disk with all data must not be lost,
-        # unless its replica may lead alone: after that loss no replica leads.
+        # A disk with all data may be lost if another disk has all data, too. The only disk with all data may be lost
+        # only if its replica may lead alone, because no replica leads afterwards.
         members = world.controller.records[-1].sync_state_set.members if world.controller.records else frozenset()
         keeps_all = len(members) > 1 and bool(_have_everything(world) - {node.name})
         if keeps_all or (members and node.name not in members) or world.fixed:
@@ -238,8 +243,8 @@ def _shorten(world: World, rng: random.Random, node: Node, *, everybody: bool, b
     """Make one replica lose the end of its log, unless it has the last intact copy. In half of the cases the replica is
     the master.
 
-    With `everybody` all processes end at that time. With `below_floor` the log ends before the confirm floor on its
-    disk, so that the loss can be detected.
+    With `everybody`, the processes of all replicas end, too. With `below_floor`, the log then ends before the confirm
+    floor on its disk, so that the replica can detect the loss.
     """
     if rng.random() < 0.5:
         node = next((one for one in world.nodes.values() if one.leads()), node)
@@ -248,8 +253,7 @@ def _shorten(world: World, rng: random.Random, node: Node, *, everybody: bool, b
     for one in world.nodes.values() if everybody else (node,):
         one.kill(power=False)
         world.at(rng.uniform(0.3, 4.0), one.start)
-    # In half of the cases, lose the records that were confirmed in the last moments. The confirm floor on the disk does
-    # not cover these records yet.
+    # In half of the cases, lose only records after the confirm floor on the disk: the most recently confirmed records.
     floor = min(node.disk.floor.offset, node.disk.flushed)
     if below_floor:
         end = rng.randint(0, max(floor - 1, 0)) if floor else node.disk.flushed
@@ -262,10 +266,10 @@ def _shorten(world: World, rng: random.Random, node: Node, *, everybody: bool, b
 
 def _rot(world: World, rng: random.Random, node: Node, *, everybody: bool) -> None:
     """Damage a record on the disk of one replica, which is the master in half of the cases. Another member keeps all
-    records.
+    records intact.
 
     With `everybody` all disks that have the record damage it, so no replica can repair it. The record is never the last
-    of a log: a damaged last record is cut like a torn tail, which is the fault "shorten".
+    of a log: a damaged last record is cut off like a torn tail, which is the fault "shorten".
     """
     if rng.random() < 0.5:
         node = next((one for one in world.nodes.values() if one.leads()), node)
@@ -292,8 +296,8 @@ def _rot(world: World, rng: random.Random, node: Node, *, everybody: bool) -> No
 def _rot_each(world: World, rng: random.Random) -> None:
     """End all processes, and damage on each disk one record that is intact on another disk.
 
-    Afterwards no replica is intact, and the replicas can repair each other. The damaged record is never the last of its
-    log.
+    Afterwards no replica has an intact log, but the replicas can repair each other. The damaged record is never the
+    last of its log.
     """
     for node in world.nodes.values():
         here = {record for record in node.disk.intact() if record[0] < node.disk.last_intact}
@@ -316,7 +320,8 @@ def _damaged(world: World) -> set[tuple[int, int, int]]:
 
 
 def _have_everything(world: World) -> frozenset[int]:
-    """Return the members of the sync state set whose disks have all records that were acknowledged or read."""
+    """Return the members of the sync state set whose disks have all messages that were acknowledged or that a consumer
+    read."""
     if not world.controller.records:
         return frozenset()
     stores = world.controller.records[-1].sync_state_set.stores

@@ -1,8 +1,9 @@
 """A sink for `foreachBatch` that a test may kill at any time. The sink writes one file per batch; the file is complete
 or missing.
 
-DIRECTORY/17.begun        the sink was called for batch 17 DIRECTORY/17.json         the rows of batch 17, one line:
-[[broker_name, queue_id, queue_offset, body], …] DIRECTORY/17.different    batch 17 was repeated with other rows
+DIRECTORY/17.begun exists if the sink was called for batch 17. DIRECTORY/17.json has the rows of batch 17 in one line:
+[[broker_name, queue_id, queue_offset, body], …]. DIRECTORY/17.different exists if batch 17 was repeated with other
+rows.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ PLACE_AND_BODY: Final = (*PLACE, "cast(body as string)")
 
 
 class BatchFiles:
-    """A `foreachBatch` sink that writes batch files into `directory`, which it creates. `columns`: SQL expressions of
-    the stored columns."""
+    """A `foreachBatch` sink that writes batch files into `directory`, and creates the directory. `columns`: SQL
+    expressions of the columns to store."""
 
     def __init__(self, directory: Path, columns: Sequence[str] = PLACE_AND_BODY) -> None:
         self._directory, self._columns = directory, columns
@@ -51,7 +52,7 @@ class BatchFiles:
                 begun.unlink()
 
     def count(self, suffix: str) -> int:
-        """Return the number of batch files with a suffix."""
+        """Return the number of batch files whose names have the given suffix."""
         return sum(1 for _ in self._directory.glob(f"*.{suffix}"))
 
     def rows(self) -> list[Row]:

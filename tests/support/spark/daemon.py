@@ -1,5 +1,5 @@
-"""Spark's Python daemon, changed so that its workers read a store's files (tests.support.spark.near_store) instead of
-connecting to a cluster."""
+"""A changed version of Spark's Python daemon. Its workers read a store's files (tests.support.spark.near_store) instead
+of connecting to a cluster."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A server that makes a DedupStore of this process available over a socket. Writers in Spark's Python workers append to
-the store without Ray."""
+"""A server that gives other processes access to a DedupStore of this process over a socket. Writers in Spark's Python
+workers append to the store without Ray."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _KEY = b"tests"
 
 
 class StoreServer:
-    """Serves the calls of a DedupStore to other processes.
+    """Serves a DedupStore to other processes.
 
-    `on_append` is called before each append with the append's number, from 1 on, and the sender's process id. If
-    `on_append` raises an error, the client receives the error.
+    `on_append` is called before each append with two arguments: the append's number, from 1 on, and the sender's
+    process id. If `on_append` raises an error, the client receives the error.
     """
 
     def __init__(self, store: DedupStore) -> None:
@@ -46,7 +46,7 @@ class StoreServer:
                 connection = self._listener.accept()
             except (EOFError, ConnectionError, AuthenticationError):  # the client process died while it connected
                 continue
-            except OSError:  # the server was closed
+            except OSError:  # the listening socket was closed
                 return
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 

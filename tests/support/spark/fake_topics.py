@@ -31,8 +31,8 @@ SCHEMA = StructType(
     ]
 )
 BORN = datetime(2026, 1, 1, tzinfo=UTC)
-"""Born time of the message at offset 0 of each queue. Each further message is born a second later. Messages at even
-offsets have the tag "paid"."""
+"""Born time of the message at offset 0 of each queue. Each further message has a born time one second later. Messages
+at even offsets have the tag "paid"."""
 
 Row = tuple[str, str, int, int]
 """The location of a message: topic, broker name, queue id and queue offset."""
@@ -98,8 +98,8 @@ def rows(queue: MessageQueue, start: int, end: int) -> set[Row]:
 
 
 def read(ranges: Iterable[OffsetRange], expression: str, sql: str) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of offset ranges, several batches per range, as a Spark worker reads them. A message has its
-    offset as a property."""
+    """Yield the messages of offset ranges, several batches per range, as a Spark worker reads them. Each message has a
+    property with its offset."""
     tags = Subscription.parse("any", expression).tags
     for one in ranges:
         for first in range(one.start_offset, one.end_offset, 100):
@@ -112,7 +112,7 @@ def read(ranges: Iterable[OffsetRange], expression: str, sql: str) -> Iterator[p
 
 
 def read_but_lost(ranges: Iterable[OffsetRange], expression: str, sql: str) -> Iterator[pa.RecordBatch]:
-    """Yield nothing, as `read` does if all messages were deleted before a worker read the ranges."""
+    """Stand-in for `read` that yields nothing, as if all messages were deleted before a worker read the ranges."""
     for one in ranges:
         raise DataLossError(f"{one.queue}: offsets {one.start_offset} to {one.end_offset - 1} are not on disk")
     yield from ()

@@ -1,5 +1,4 @@
-"""A Spark driver program with a streaming query. It runs in a process of its own, which a test kills and
-restarts."""
+"""Runs a Spark driver program with a streaming query in a process of its own, which a test kills and restarts."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ class Driver:
             self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
 
     def kill(self) -> None:
-        """SIGKILL the program, and check that its child processes end by themselves."""
+        """SIGKILL the driver program, and check that its child processes end by themselves."""
         if self._process.poll() is not None:
             return
         below = psutil.Process(self._process.pid).children(recursive=True)
@@ -41,12 +40,13 @@ class Driver:
         assert_gone(below)
 
     def check_runs(self) -> bool:
-        """Return True. Raises AssertionError with the program's output if the program has ended."""
+        """Return True while the driver program runs. Raises AssertionError with the program's output if the program has
+        ended."""
         assert self._process.poll() is None, self._log.read_text()[-4000:]
         return True
 
     def finish(self) -> None:
-        """Wait until the program ends. Raises AssertionError if its exit code is not 0."""
+        """Wait until the driver program ends. Raises AssertionError if its exit code is not 0."""
         try:
             assert self._process.wait(START_TIMEOUT_S) == 0, self._log.read_text()[-4000:]
         finally:
@@ -56,7 +56,7 @@ class Driver:
 def kill_again_and_again(start: Callable[[], Driver], sink: BatchFiles, rng: random.Random, kills: int) -> None:
     """Start and kill a driver `kills` times.
 
-    Each kill comes after the begin or the end of the first or second batch since the driver's start.
+    Each kill follows the begin or the end of the driver's first or second batch.
     """
     for _ in range(kills):
         sink.forget_unfinished()

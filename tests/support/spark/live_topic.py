@@ -1,4 +1,4 @@
-"""A steady stream of messages for a streaming query, and a check that the query's sink has each message exactly
+"""Sends a steady stream of messages for a streaming query, and checks that the query's sink has each message exactly
 once."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def sending(mq: raymq.Client, topic: str) -> Iterator[None]:
 
 
 def check_sink(mq: raymq.Client, topic: str, sink: BatchFiles) -> None:
-    """Check that the sink has each message of the topic exactly once, and that no repeated batch had other
+    """Check that the sink has each message of the topic exactly once, and that each repeated batch had the same
     rows."""
     stored = {
         (queue.broker_name, queue.queue_id, offset, sent.body().decode())

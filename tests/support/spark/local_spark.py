@@ -24,7 +24,7 @@ def local_spark(
     directory: Path, *, task_tries: int = 1, configs: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
     """Yield a Spark session that keeps its files below `directory`. `configs` override the default settings, which make
-    tests quick and quiet.
+    tests fast and their output short.
 
     At the end the session's queries stop and the JVM ends, unless the JVM was killed before.
     """
@@ -88,8 +88,8 @@ def stop_queries(session: SparkSession) -> None:
 
 @contextmanager
 def changed(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Change settings of a running session inside the block, and restore them afterwards. Spark must allow each setting
-    to change at run time, and each must already have a value."""
+    """Change settings of a running Spark session inside the block, and restore them afterwards. Spark must allow each
+    setting to change at run time, and each setting must already have a value."""
     before = {key: session.conf.get(key) for key in settings}
     for key, value in settings.items():
         session.conf.set(key, value)
@@ -102,7 +102,7 @@ def changed(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None
 
 
 class SharedSpark:
-    """A local Spark session that test modules use one after another, because a process can have only one.
+    """A local Spark session that test modules use one after another, because a process can have only one session.
 
     Spark starts for the first module that needs it. Spark tries each task four times, for tests that kill its Python
     workers. The workers read a store's files (tests.support.spark.near_store) instead of connecting to a cluster.

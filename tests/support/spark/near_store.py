@@ -1,8 +1,9 @@
-"""A store of this process that Spark's Python workers read like a cluster, through the store's files and without Ray.
+"""A store of this process that Spark's Python workers read like a cluster. They use the store's files and do not need
+Ray.
 
 The driver has a client around the open store. For a worker, the cluster's address is the path of a file. The file
-contains the store's directory and the bounds of its queues. `tests.support.spark.daemon` makes the workers' clients
-from the file.
+contains the store's directory and the offset bounds of its queues. `tests.support.spark.daemon` makes the workers'
+clients from the file.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Routes(FakeRoutes):
 
 
 class NearStore:
-    """The storage client of an open store, and also the client of its cluster. `describe` writes the file that workers
-    read."""
+    """The storage client of an open store, and also the client of the store's cluster. `describe` writes the file that
+    workers read."""
 
     def __init__(self, store: MessageStore, path: Path, queues: int) -> None:
         self._store, self.path, self._queues = store, path, queues
@@ -48,7 +49,7 @@ class NearStore:
         self.describe()
 
     def describe(self) -> None:
-        """Write the current bounds of the queues into the file that workers read."""
+        """Write the current offset bounds of the queues into the file that workers read."""
         topics = self._store.topics.queue_ids()
         bounds = {
             f"{topic}:{queue_id}": [found.min_offset, found.max_offset]
@@ -80,8 +81,8 @@ class NearStore:
 
 
 class WorkerStorage:
-    """The storage client of a Spark worker. It reads records from the store's files and answers all other calls from
-    the description file."""
+    """The storage client of a Spark worker. It reads records from the store's files. It answers all other calls from
+    the file that describes the store."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -110,7 +111,7 @@ class WorkerStorage:
 
 @lru_cache(maxsize=8)
 def worker_client(address: str) -> Any:
-    """Return a worker's client. `address`: path of the file that describes the store."""
+    """Return the client that a Spark worker uses. `address`: path of the file that describes the store."""
     spare_collections()
     storage = WorkerStorage(Path(address))
     storages = SimpleNamespace(get=lambda name: storage)

@@ -2,8 +2,8 @@
 
     python -m tests.support.spark.numbers_program DIRECTORY [end]
 
-The queues grow with the time since the moment in DIRECTORY/began, up to the moment in DIRECTORY/ended. With `end` the
-query reads all present messages and ends; otherwise the query never ends.
+The queues grow from the time in the file DIRECTORY/began to the time in the file DIRECTORY/ended. With `end` the query
+reads all present messages and ends; otherwise the query never ends.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from tests.support.spark.fake_topics import SCHEMA, FakeTopics, read
 from tests.support.spark.local_spark import local_spark
 
 RATES = {MessageQueue("orders", "a", 0): 60, MessageQueue("orders", "a", 1): 20, MessageQueue("orders", "b", 0): 35}
-"""New messages per second, by queue."""
+"""Number of new messages per second, by queue."""
 LATER = MessageQueue("orders", "b", 1)
 LATER_AFTER_S = 10.0
-"""Seconds after the start at which the queue LATER appears. It grows by 10 messages per second."""
+"""Seconds after the program's start at which the queue LATER appears. This queue grows by 10 messages per
+second."""
 
 
 class GrowingTopics(FakeTopics):
-    """Computed topics whose queues grow with time. The files `began` and `ended` in `directory` limit the
-    growth."""
+    """Computed topics whose queues grow with time. The files `began` and `ended` in `directory` contain the start and
+    the end of the growth."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -25,14 +25,14 @@ FILES_PER_BATCH = 2
 
 
 def slowly(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches unchanged, each after a pause. The function is an argument of `DataFrame.mapInArrow`."""
+    """Yield the batches unchanged, each after a pause. This function is passed to `DataFrame.mapInArrow`."""
     for batch in batches:
         time.sleep(PAUSE_S)
         yield batch
 
 
 def main(address: str, directory: str, checkpoint: str, topic: str) -> None:
-    """Run the query until this process is killed."""
+    """Run the streaming query until this process is killed."""
     os.environ.update(java_environment())
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"

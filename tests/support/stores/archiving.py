@@ -22,7 +22,7 @@ def stage(ranges: Sequence[OffsetRange], staging: Path) -> list[Written]:
 
 
 def archive_all(directory: Path, on_written: Callable[[int], None] = lambda count: None) -> int:
-    """Archive all messages that an archive directory lacks. Returns the number of archived messages."""
+    """Archive all messages that the archive in `directory` lacks. Returns the number of archived messages."""
     with locked(directory / "orders") as folder:
         return archive(folder, "orders", QUEUES, stage, round_messages=60, on_written=on_written).messages
 

@@ -1,4 +1,4 @@
-"""A clock for a store. A test sets the time."""
+"""A clock for a store whose time a test sets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import time
 
 
 class Clock:
-    """A clock that stands still at `now_ms` until a test changes the value. It begins at the machine's time."""
+    """A store's clock that stands still at `now_ms` until a test changes `now_ms`. It starts at the machine's
+    time."""
 
     def __init__(self) -> None:
         self.now_ms = time.time_ns() // 1_000_000

@@ -1,4 +1,4 @@
-"""Flip bits of records in the files of a store, as a failing disk does."""
+"""Flips bits of records in the files of a store, as a failing disk does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIELDS = ("size", "magic", "queue id", "queue offset", "physical offset", "body 
 
 
 def flip(root: Path, physical_offset: int, field: str, *, file_size: int = LOG_FILE_BYTES) -> None:
-    """Flip one bit of a field of the record at `physical_offset`. The store at `root` may be open or closed.
+    """Flip one bit in a field of the record at `physical_offset`. The store at `root` may be open or closed.
 
     A second call with equal arguments undoes the flip.
     """
@@ -40,13 +40,13 @@ _HEADER_POSITIONS: Final = {
     "physical offset": PHYSICAL_OFFSET_OFFSET + 7,
     "body size": BODY_SIZE_OFFSET + 2,
 }
-"""Index, by header field, of the byte in which a bit is flipped. The index counts from the start of a record with IPv4
-hosts."""
+"""For each header field, the index of the byte in which a bit is flipped. The index counts from the start of a record
+with IPv4 hosts."""
 
 
 def _position(data: bytes, at: int, field: str) -> int:
-    """Return the index of the byte of a log file in which a bit is flipped, for a field of the record that starts at
-    index `at`."""
+    """Return the index, in a log file, of the byte to damage in a field of a record. The record starts at index
+    `at`."""
     if field in _HEADER_POSITIONS:
         return at + _HEADER_POSITIONS[field]
     body_at = at + header_size_at(data, at)

@@ -1,5 +1,5 @@
 """A store with a topic in which every second message is unreadable, and an Admin for the store. A message is unreadable
-because of a flipped bit, or because its compressed body is garbage or a decompression bomb."""
+because a bit of it is flipped, or because its compressed body is garbage or a decompression bomb."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ FILE_BYTES = 1 << 20
 FIRST_MS = 1_700_000_000_000
 STEP_MS = 1000
 FLIPPED = tuple(field for field in FIELDS if field != "size")
-"""Record fields in which bits are flipped. "size" is left out: a record whose size alone is wrong counts as intact,
-because the store has the right size elsewhere."""
+"""Record fields in which bits are flipped. "size" is left out: a record in which only the size is wrong counts as
+intact, because the store also has the size elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def _filled(
 
 
 def _storage(store: MessageStore) -> SimpleNamespace:
-    """Return a stand-in for a StorageClient with the calls of readers, which the store answers."""
+    """Return a stand-in for a StorageClient that has the calls of readers. The store answers the calls."""
     queries = store.queries
     return SimpleNamespace(
         fetch=lambda requests, max_bytes, wait_s, timeout_s: store.fetch(requests, max_bytes=max_bytes, wait_s=0),

@@ -1,4 +1,4 @@
-"""A disk on which the n-th call of one kind fails. It replaces the functions of `storage.files.disk`."""
+"""A fake disk on which the n-th call of one kind fails. It replaces the functions of `storage.files.disk`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FailingDisk:
         self._lock = threading.Lock()
         self.calls: Counter[str] = Counter()
         self.failed: list[str] = []
-        """Paths (or names of descriptors) of the calls that failed, in order."""
+        """Paths (or names of descriptors) of the failed disk calls, in order."""
 
     @contextmanager
     def installed(self) -> Iterator[FailingDisk]:

@@ -25,8 +25,8 @@ def inner_batch_record(
     num: int | None = None,
     keys: str | None = None,
 ) -> bytes:
-    """Return a record that holds all `items`, with queue offsets from `base_offset` on. `num`: the message count that
-    the record states."""
+    """Return a record that holds all `items`, with queue offsets from `base_offset` on. `num`: the message count in the
+    record's properties."""
     body = b"".join(map(encode_batch_item, items))
     properties = {"INNER_NUM": str(len(items) if num is None else num), "INNER_BASE": str(base_offset)}
     batch = encode_batch(

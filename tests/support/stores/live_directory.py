@@ -1,4 +1,4 @@
-"""List a directory while a running server writes to it. Files that are removed or renamed during the listing are left
+"""Lists a directory while a running server writes to it. Files that are removed or renamed during the listing are left
 out."""
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ def garbage(kind: CompressionType) -> bytes:
 
 
 def lying_bodies() -> dict[str, tuple[bytes, int]]:
-    """Return one unreadable body of each kind, by name: the stored bytes and the record's system flags."""
+    """Return one unreadable body of each kind, by the kind's name: the stored bytes and the record's system
+    flags."""
     found = {}
     for kind in TYPES:
         name, flags = kind.name.lower(), SYS_FLAG_COMPRESSED | kind
@@ -73,13 +74,14 @@ def lying_batch(stored: Sequence[tuple[bytes, int]], **changes: object) -> Encod
 
 
 def stored_body(record: bytes) -> bytes:
-    """Return a record's body as stored, compressed or not."""
+    """Return the bytes of a record's body as the record stores them, compressed or not."""
     body_at, body_end, *_ = find_sections(record, 0, read_header(record))
     return record[body_at:body_end]
 
 
 def with_stored_body(batch: EncodedBatch, body: bytes) -> EncodedBatch:
-    """Return a batch of one record with the stored body replaced by `body`. CRC and sizes are correct."""
+    """Return a copy of a one-record batch with `body` as the stored body. The record's CRC and sizes are
+    correct."""
     record = bytes(batch.records)
     header = read_header(record)
     _, body_end, *_ = find_sections(record, 0, header)

@@ -1,4 +1,4 @@
-"""A disk that loses unflushed data at a chosen moment. It replaces the functions of `storage.files.disk`.
+"""A fake disk that loses unflushed data at a chosen moment. It replaces the functions of `storage.files.disk`.
 
 The disk keeps two states of every file below its directory: the durable state of its last flush, and the state that the
 process sees. A power loss mixes both states into the file that the next boot finds. Each 4 KiB page that changed since
@@ -31,7 +31,7 @@ REPLACED = ("open_file", "preallocate", "flush", "rename", "unlink", "remove_tre
 class _File:
     """The content of a file, independent of the file's name.
 
-    `durable`: bytes of the last flush. `seen`: bytes that the process sees; set when the file loses its last name.
+    `durable`: bytes of the last flush. `seen`: bytes that the process sees; set only when the file loses its last name.
     """
 
     durable: bytes = b""
@@ -39,13 +39,13 @@ class _File:
 
 
 _DIRECTORY = _File()
-"""Placeholder for a directory in the mapping from names to files."""
+"""Placeholder that marks a directory in the map from names to files."""
 
 
 @dataclass(slots=True)
 class _Change:
-    """A change of several names in one step. A name gets a file, or None if it is removed. `directories`: directories
-    whose sync makes the change durable."""
+    """A change of several file names in one step. Each name gets a file, or None if the name is removed. `directories`:
+    the directories that must be synced to make the change durable."""
 
     names: dict[Path, _File | None]
     directories: set[Path] = field(default_factory=set)
@@ -58,9 +58,8 @@ class LossyDisk:
     """A disk below `directory` that loses power at one call. The content of `directory` is durable at the start.
 
     The power fails at the `lose_at`-th disk call (from 0), before or after the call's effect. At that moment the disk
-    calls `on_loss` and then takes the image, which is the content that the next boot finds. `write_image` writes the
-    image into a directory. The process continues as if nothing had happened; later changes are not in the image.
-    Thread-safe.
+    calls `on_loss`. It then takes the image: the content that the next boot finds. `write_image` writes the image into
+    a directory. The process continues as if nothing had happened; later changes are not in the image. Thread-safe.
     """
 
     def __init__(self, directory: Path, dice: random.Random, *, lose_at: int, on_loss: Callable[[], None]) -> None:
@@ -98,7 +97,7 @@ class LossyDisk:
                 self.image = self._take_image()
 
     def write_image(self, target: Path) -> None:
-        """Write the image of the power loss, which the next boot finds, below `target`."""
+        """Write the image of the power loss below `target`. The image is the content that the next boot finds."""
         assert self.image is not None
         for path, content in self.image.items():
             copy = target / path.relative_to(self._directory)
@@ -107,7 +106,7 @@ class LossyDisk:
             else:
                 copy.write_bytes(content)
 
-    # replacements for the functions of storage.files.disk
+    # Replacements for the functions of storage.files.disk
 
     def open_file(self, path: Path, flags: int) -> int:
         with self._call():
@@ -152,7 +151,7 @@ class LossyDisk:
     def sync_directory(self, path: Path) -> None:
         with self._call():
             self._notice_directories(path)
-            # A change becomes durable only together with all earlier changes of the same names.
+            # A change of names becomes durable only together with all earlier changes of the same names.
             names: set[Path] = set()
             durable = []
             for change in reversed(self._changes):
@@ -194,7 +193,7 @@ class LossyDisk:
                     self._change({Path(entry.path): _DIRECTORY})
 
     def _seen(self) -> dict[int, bytes]:
-        """Return the bytes of every file as the process sees them, by the id of the file's object."""
+        """Return the bytes of every file as the process sees them, by the id of the `_File` object."""
         return {id(file): _content(path) for path, file in self._now.items() if file is not _DIRECTORY}
 
     def _write_back(self) -> None:
@@ -217,7 +216,7 @@ class LossyDisk:
         image: dict[Path, bytes | None] = {}
         for path, file in sorted(names.items()):
             if path.parent != self._directory and path.parent not in image:
-                continue  # the image does not contain the directory of this name
+                continue  # the image does not contain the parent directory of this name
             if file is _DIRECTORY:
                 image[path] = None
             else:
@@ -226,7 +225,7 @@ class LossyDisk:
         return image
 
     def _mix(self, old: bytes, new: bytes, likely: float) -> bytes:
-        """Return a mixture of the pages of `old` and `new`. Each changed page is new with the probability
+        """Return a mixture of the pages of `old` and `new`. A changed page is taken from `new` with the probability
         `likely`."""
         if old == new:
             return old

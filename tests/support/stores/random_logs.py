@@ -1,5 +1,5 @@
-"""Random commit logs, as bytes. A log consists mostly of records that a store writes; some records come from another
-writer, and some bytes are damaged."""
+"""Random commit logs, as bytes. Most records are as a store writes them. Some records are as another program might
+write them, and some bytes are damaged."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Log:
         if len(self.files[-1]) + len(record) + 8 > FILE_BYTES:
             self.files[-1] += encode_blank(FILE_BYTES - len(self.files[-1]))
             self.files.append(bytearray())
-            # The record was not added to the log, so the next record has the same queue offset.
+            # The record did not fit into the log file and was dropped, so the next record reuses its queue offset.
             self.queue_offsets, self.sequences = before
             record = self.record(len(self.files) * FILE_BYTES - FILE_BYTES)
         self.starts.append(len(self.files) * FILE_BYTES - FILE_BYTES + len(self.files[-1]))
@@ -130,8 +130,8 @@ class Log:
         return text
 
     def elsewhere(self, properties: bytes) -> bytes:
-        """Return `properties`, sometimes with additional properties that put the record into other queues as
-        well."""
+        """Return `properties`, sometimes with additional properties that place the record in further queues,
+        too."""
         if self.dice.random() >= self.dispatches or not properties.endswith(b"\x02"):
             return properties
         names = self.dice.sample(LMQ_TOPICS, self.dice.randrange(1, 3))
@@ -150,7 +150,8 @@ class Log:
             (directory / file_name(index * FILE_BYTES)).write_bytes(data.ljust(FILE_BYTES, b"\0"))
 
     def delete(self, topic: bytes) -> None:
-        """Delete the topic from the log's state: the topic's next record starts its queues at offset 0 again."""
+        """Delete the topic from the log's state: the queue offsets of the topic's next records start at 0
+        again."""
         self.queue_offsets = {key: offset for key, offset in self.queue_offsets.items() if key[0] != topic}
 
     def damage(self) -> None:

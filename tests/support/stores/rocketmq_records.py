@@ -1,5 +1,4 @@
-"""Records and logs built by hand in the format of RocketMQ 4.9, which writes no separator after the last
-property."""
+"""Builds records and logs in the format of RocketMQ 4.9, which writes no separator after the last property."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ def encode_row(row: Row, physical_offset: int, store_timestamp_ms: int = STORED_
 
 
 def write_log(root: Path, rows: Sequence[Row], *, file_size: int = LOG_FILE_BYTES, crashed: bool = False) -> int:
-    """Write a store directory that has only a log. Returns the log's end."""
+    """Write a store directory that has only a commit log. Returns the log's end offset."""
     (root / "commitlog").mkdir(parents=True)
     files = [bytearray()]
     for row in rows:

@@ -22,7 +22,7 @@ class SmallDisk:
         self.path = path
 
     def fill(self, share: float) -> None:
-        """Write a file until the fraction `share` of the disk is in use; with 1.0, until nothing more fits."""
+        """Write a file until the share `share` of the disk is in use. With 1.0, write until the disk is full."""
         with (self.path / BALLAST).open("ab", buffering=0) as ballast:
             for step in _STEPS:
                 while True:

@@ -1,5 +1,5 @@
-"""Small stores for tests. A log file has 64 KiB and a queue file 100 queue units, so that tests fill several files. The
-module also copies a store as a crash leaves it."""
+"""Makes small stores for tests. A log file has 64 KiB and a queue file 100 entries, so that tests fill several files.
+The module also copies a store in the state that a crash leaves."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ PATIENCE = {
     "sync_flush_timeout_ms": 60_000,
     "query_wait_index_ms": 60_000,
 }
-"""Store settings for a busy machine. However slow the machine is, the store refuses no append and its answers include
-the newest messages."""
+"""Store settings for tests on a busy machine. However slow the machine is, the store refuses no append, and its answers
+to queries include the newest messages."""
 
 
 def small_settings(root: Path, **changes: Any) -> StoreSettings:
@@ -74,7 +74,7 @@ def make_batch(
 
 
 def read_queue(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> list[MessageExt]:
-    """Return every message of a queue that consumers may read. Raises AssertionError if an offset is missing."""
+    """Return all messages of a queue that consumers may read. Raises AssertionError if an offset is missing."""
     bounds = store.queues.bounds(topic, queue_id)
     messages: list[MessageExt] = []
     offset = bounds.min_offset
@@ -92,7 +92,7 @@ def read_queue(store: MessageStore, topic: str = "orders", queue_id: int = 0) ->
 
 
 def intact_bodies(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> list[bytes | None]:
-    """Return the body at each offset of a queue that consumers may read; None for a damaged record."""
+    """Return the body at each queue offset that consumers may read; None for a damaged record."""
     bounds = store.queues.bounds(topic, queue_id)
 
     def read(first: int, end: int) -> list[bytes | None]:
@@ -113,8 +113,8 @@ def intact_bodies(store: MessageStore, topic: str = "orders", queue_id: int = 0)
 
 
 def placed_bodies(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> list[bytes | None]:
-    """Return the body at each offset of a queue as a consumer reads it; None if the consumer gets an error. The queue
-    must begin at offset 0."""
+    """Return the body at each offset of a queue as a consumer reads it; None if the read fails. The queue must begin at
+    offset 0."""
     bounds, queue = store.queues.bounds(topic, queue_id), MessageQueue(topic, "broker-a", queue_id)
     assert bounds.min_offset == 0
     bodies: list[bytes | None] = []
@@ -131,8 +131,8 @@ def bodies_of(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> 
 
 
 def killed_copy(root: Path, target: Path) -> Path:
-    """Copy the open store at `root` as SIGKILL would leave the store: every file with its present content in the page
-    cache."""
+    """Copy the directory of the open store at `root` in the state that SIGKILL would leave: every file with its present
+    content in the page cache."""
     shutil.copytree(root, target, copy_function=_copy_if_there)
     return target
 
@@ -140,8 +140,8 @@ def killed_copy(root: Path, target: Path) -> Path:
 def closed_copy(store: MessageStore, root: Path, target: Path, *, clean: bool, lost: Sequence[str] = ()) -> Path:
     """Close the store at `root`, and return a copy of its directory without the files and directories named in `lost`.
 
-    With `clean` the copy shows the directory after the close. Otherwise the copy shows the directory as SIGKILL would
-    have left it before the close.
+    With `clean`, the copy is made after the close. Otherwise it is made before the close, in the state that SIGKILL
+    would leave.
     """
     if not clean:
         killed_copy(root, target)
@@ -157,7 +157,7 @@ def closed_copy(store: MessageStore, root: Path, target: Path, *, clean: bool, l
 
 
 def _copy_if_there(source: str, target: str) -> None:
-    # The store may remove the scratch file of its file allocator at any time.
+    # The store may remove the scratch file of its file allocator during the copy.
     with contextlib.suppress(FileNotFoundError):
         shutil.copy2(source, target)
 
@@ -165,8 +165,8 @@ def _copy_if_there(source: str, target: str) -> None:
 class PowerCuts:
     """Remembers the content of each file at its last flush, to reproduce the disk after a power cut.
 
-    The object replaces `os.fdatasync`. After a power cut, files have their content of the last flush, and files that
-    were never flushed are all zeros.
+    The object replaces `os.fdatasync`. A copy after a power cut has each file's content of the last flush. A file that
+    was never flushed is all zeros.
     """
 
     def __init__(self, root: Path) -> None:
@@ -181,7 +181,7 @@ class PowerCuts:
         self._fdatasync(descriptor)
 
     def copy_after_cut(self, target: Path) -> Path:
-        """Copy the directory as the next boot after a power cut finds it."""
+        """Copy the directory in the state that the next boot after a power cut finds."""
         killed_copy(self._root, target)
         for path in target.rglob("*"):
             original = self._root / path.relative_to(target)

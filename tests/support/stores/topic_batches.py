@@ -1,4 +1,4 @@
-"""Computed messages of a topic, in Arrow batches. A scan returns batches of the same form."""
+"""Computed messages of a topic as Arrow batches, in the form in which a scan returns batches."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ HOUR_MS = 3_600_000
 
 
 def messages_of(item: OffsetRange, *, step: int = 7) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a range, `step` messages per batch. The message at offset n was stored n hours after the
-    start of 2026-03-01."""
+    """Yield the messages of an offset range, `step` messages per batch. The message at offset n was stored n hours
+    after the start of 2026-03-01."""
     for first in range(item.start_offset, item.end_offset, step):
         yield batch_of(item, list(range(first, min(first + step, item.end_offset))))
 
 
 def batch_of(item: OffsetRange, offsets: list[int], shift_ms: int = 0) -> pa.RecordBatch:
-    """Return the messages at these offsets of a queue. Their store time is `shift_ms` later than the store time of
+    """Return the messages at the given offsets of a queue. Each store time is `shift_ms` later than in the batches of
     `messages_of`."""
     count = len(offsets)
     columns = {

@@ -1,5 +1,5 @@
-"""Half messages (prepared messages of a transaction) as a transaction producer sends them to a store, and requests that
-end the transactions."""
+"""Makes half messages (prepared messages of a transaction) as a transaction producer sends them to a store, and
+requests that end the transactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of actor classes as Ray and other programs use them."""
+"""Tests of how Ray and other programs use raymq's actor classes."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def test_an_actor_class_is_unpickled_where_a_users_packages_have_the_names_of_ra
 
 
 def test_where_an_actor_is_made_its_arguments_may_be_of_the_floors(tmp_path: Path):
-    """Ray first creates the actor object, then unpickles the arguments, and then calls `__init__`. So the arguments may
-    be of classes in the server packages, which creating the object makes importable."""
+    """An actor's arguments may be of classes in the server packages. Ray first creates the actor object, which makes
+    these classes importable, then unpickles the arguments, and then calls `__init__`."""
     program = """
         import sys, cloudpickle, pickle
         made = cloudpickle.load(sys.stdin.buffer)
@@ -106,8 +106,8 @@ def test_a_remote_function_runs_where_a_users_packages_have_the_names_of_raymqs(
 
 
 def beside_a_users_packages(directory: Path, program: str, pickled: bytes) -> str:
-    """Return the output of a program that runs in a directory with the user's own packages of the same names as the
-    server packages."""
+    """Run a program in a directory in which the user has packages with the names of the server packages. Returns the
+    program's output."""
     for name in ("actors", "storage", "placement"):
         (directory / name).mkdir()
         (directory / name / "__init__.py").write_text("raise RuntimeError('the user\\'s own')")

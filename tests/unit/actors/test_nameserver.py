@@ -1,4 +1,4 @@
-"""Tests of a restarted NameServer's replies before every broker has had time to register again."""
+"""Tests of the answers of a restarted NameServer before every broker has had time to register again."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def test_a_restarted_one_claims_to_know_all_only_after_a_while(monkeypatch, tmp_
 
 
 def test_a_restarted_one_does_not_know_what_a_broker_has_that_did_not_register(monkeypatch, tmp_path):
-    """A broker may wait for its store for any time before it registers again."""
+    """A restarted NameServer raises an error for data that a broker without a registration may have. A broker may wait
+    for its store for any time before it registers."""
     scene = Scene(monkeypatch, tmp_path, restarted=True, brokers=("broker-a", "broker-b"))
     scene.now_s += 10 * WARM_UP_S
     for question in (scene.server.all_brokers, lambda: scene.server.topic_route("other")):

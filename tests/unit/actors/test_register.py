@@ -1,4 +1,4 @@
-"""Tests of the actors' incarnation numbers, which always grow, even if a clock is set back."""
+"""Tests of the incarnation numbers of actors, which always grow, even if a clock is set back."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from actors.register import LIVES_KEPT, next_life
 from tests.support.group_sim.processes import carry_out
 
 ORDERING = ("epoch", "life", "incarnation", "generation", "version", "sequence")
-"""Words in the names of numbers that order process incarnations, or that are derived from numbers that order
-incarnations."""
+"""Words in the names of numbers that order the incarnations of a process, and of numbers that are derived from such
+numbers."""
 CLOCKS = {"time_ns", "time", "now", "utcnow"}
 
 
@@ -43,8 +43,8 @@ def test_each_life_has_a_larger_number_and_old_ones_are_dropped() -> None:
 
 
 def overtaken(register: Register, at: int) -> list[int]:
-    """Return the incarnation numbers of two processes. The first is paused before register call number `at`, and the
-    second starts and ends during the pause."""
+    """Return the incarnation numbers of two processes. The first process is paused before its register call number
+    `at`. The second process starts and gets its number during the pause."""
     numbers: list[int] = []
     calls = count(1)
 

@@ -1,5 +1,5 @@
-"""Tests of an actor's request pool: limits on the number of requests and on their waiting time, metrics, and refusals
-on time in a real event loop."""
+"""Tests of the thread pool that runs an actor's requests: limits on the number of requests and on their waiting time,
+metrics, and refusals on time in a real event loop."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def now():
 
 @pytest.fixture
 def held(now):
-    """Yield a pool with a single thread. A call of another kind occupies the thread until the event is set."""
+    """Yield a request pool with a single thread, and an event. A request of kind "other" occupies the thread until the
+    event is set."""
     goes_on, began = threading.Event(), threading.Event()
     pool = RequestPool("held", 1, [PULL, ADMIN, RequestKind("other", 10)], now)
     pool.refuse_by(now)

@@ -1,4 +1,4 @@
-"""Tests of the servers' log lines."""
+"""Tests of the lines in the logs of raymq's servers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of stopping an actor: the actor keeps running if the user has no right to close it, and is killed if it does
-not close."""
+"""Tests of stopping an actor. The actor keeps running if the user has no right to close it. It is killed if it does not
+close in time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests of the web console: its view of a report, its settings on a node, and the order in which actors stop."""
+"""Tests of the cluster view that the web console shows, of the console's settings on a node, and of the order in which
+actors stop."""
 
 from __future__ import annotations
 

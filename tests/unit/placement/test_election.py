@@ -1,4 +1,4 @@
-"""Tests of the Controller's decisions about one broker group."""
+"""Tests of the Controller's decisions about one broker group, such as elections of a master."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def of(epoch: int, version: int, *members: int) -> SyncStateSet:
 
 
 class World:
-    """Simulated group of three replicas, which carry out the Controller's orders, with a clock."""
+    """A simulated broker group with a clock and three replicas, which carry out the Controller's orders."""
 
     def __init__(self, record: Record | None, rules: ControlRules = RULES, **options: object) -> None:
         self.control = GroupControl("broker-a", frozenset({0, 1, 2}), rules, **options)  # type: ignore[arg-type]
@@ -45,8 +45,8 @@ class World:
             self.control.resume(record, 0.0)
 
     def step(self, seconds: float = 0.3) -> list[object]:
-        """Let `seconds` pass, send the reports of all replicas that are not silent, and carry out the Controller's
-        orders."""
+        """Advance the clock by `seconds`, send the status reports of all replicas that are not silent, and carry out
+        the Controller's orders."""
         self.now_s += seconds
         for replica, one in self.states.items():
             if replica not in self.silent:
@@ -58,7 +58,7 @@ class World:
         return list(actions)
 
     def ask(self, wanted: SyncStateSet, asker: int = 0) -> None:
-        """Let replica `asker` propose another sync-state set, and send the replica's report."""
+        """Let replica `asker` request another sync-state set in its status report."""
         self._change(asker, proposal=wanted)
         self.step()
         self._change(asker, proposal=None)
@@ -82,7 +82,7 @@ class World:
 
 @pytest.fixture
 def led():
-    """Return a group that replica 0 leads in epoch 6, with all replicas in the sync-state set."""
+    """Return a broker group that replica 0 leads in epoch 6, with all replicas in the sync-state set."""
     world = World(Record("broker-a", 5, None, of(5, 1, 0, 1, 2)))
     world.step()
     world.step()
@@ -369,7 +369,7 @@ def test_with_fixed_roles_a_master_whose_disk_lost_messages_does_not_lead():
 
 def test_with_fixed_roles_whoever_led_before_gives_way_when_its_lease_is_over_to_a_member_of_the_set():
     world = World(Record("broker-a", 5, 1, of(5, 4, 0, 1)), FIXED)
-    # the last 20 bytes were never acknowledged
+    # The last 20 bytes of replica 1's log were never acknowledged.
     world.states[1] = state(1, role=ReplicaRole.MASTER, master=1, end_offset=120)
     world.step()
     assert world.control.record.master == 1
@@ -412,8 +412,8 @@ VIEWED: dict[MasterView, tuple[Record, ReplicaState | None, int]] = {
     MasterView.NOT_LEADING: (LED, state(0, epoch=6, role=ReplicaRole.SLAVE), 1),
     MasterView.LEADING: (LED, LEADING, 1),
 }
-"""Example of each view of the master: the group's record, the master's reported state, and the incarnation number of
-the process that leads."""
+"""For each state in which the Controller can see the master, an example: the group's record, the master's reported
+state, and the incarnation number of the process that leads."""
 
 
 @pytest.mark.parametrize(("view", "lease_over"), list(product(MasterView, (False, True))))
@@ -458,20 +458,21 @@ def test_a_master_that_may_not_lead_any_more_is_away():
 
 def test_while_a_lease_may_be_held_another_is_elected_only_where_the_old_process_is_known_to_be_gone():
     elected = {view for view in MasterView if MASTER_STEPS[view, False] is MasterStep.ELECT}
-    # A failed master releases its lease before it reports the failure.
+    # A master whose disk failed is in this set, because it releases its lease before it reports the failure.
     assert elected == {MasterView.NOBODY, MasterView.ANNULLED, MasterView.RESTARTED, MasterView.FAILED}
 
 
-# Logs that have lost their end or a range in the middle
+# Tests of elections among replicas whose logs have lost their end or a range in the middle
 
 WHOLE = of(5, 4, 0, 1, 2)
 RESTARTED = Record("broker-a", 5, 0, WHOLE)
-"""Record after a restart of all processes. Before, replica 0 was the master and all replicas were in the sync-state
-set."""
+"""The group's record when all processes have restarted. Before the restart, replica 0 was the master and all replicas
+were in the sync-state set."""
 
 
 def elected_after(world: World, most_s: float = 60.0) -> float:
-    """Return the seconds until a replica is elected master. Fails after `most_s`."""
+    """Run the group until a replica is elected master. Returns the seconds that this took. Fails after
+    `most_s`."""
     began_s, before = world.now_s, world.control.record
     while world.control.record is before:
         world.step(0.2)
@@ -480,7 +481,7 @@ def elected_after(world: World, most_s: float = 60.0) -> float:
 
 
 def never_elected(world: World, wait_s: float = 60.0) -> str:
-    """Check that no replica is elected within `wait_s`. Returns the reported reason."""
+    """Check that no replica is elected within `wait_s`. Returns the reason that the Controller reports."""
     before = world.control.record
     until_s = world.now_s + wait_s
     while world.now_s < until_s:
@@ -556,8 +557,8 @@ def test_among_equal_logs_with_holes_the_one_with_the_least_damage_leads():
 
 
 def test_a_log_that_ends_before_the_confirm_offset_of_another_member_is_not_complete():
-    """The replica wrote its own confirm offset before it lost the end of its log, so the replica alone cannot detect
-    the loss."""
+    """A log that ends before another member's confirm offset is not complete. The replica's own stored confirm offset
+    is lower, so the replica cannot detect the loss alone."""
     world = World(RESTARTED)
     world._change(0, end_offset=80, confirm_floor=70)
     for replica in (1, 2):
@@ -568,7 +569,8 @@ def test_a_log_that_ends_before_the_confirm_offset_of_another_member_is_not_comp
 
 
 def test_after_a_restart_of_the_whole_set_all_are_waited_for_and_the_longest_log_leads():
-    """Offsets confirmed just before the restart may be missing from all replicas' stored confirm floors."""
+    """After a restart of all members, the Controller waits for all of them. Offsets that were confirmed just before the
+    restart may be missing from all stored confirm floors."""
     world = World(RESTARTED)
     world._change(0, end_offset=98, confirm_floor=95)
     world.silent = {1, 2}
@@ -599,7 +601,7 @@ def test_the_grace_begins_with_the_first_replica_that_answers():
 def test_a_master_that_comes_back_shorter_alone_is_replaced_at_once_by_a_process_that_ran_all_the_time(led):
     led.step()
     led.states[0] = state(0, incarnation=2, epoch=6, log_epoch=6, end_offset=98)
-    led._change(1, end_offset=97)  # replica 1's log has grown since its newest report
+    led._change(1, end_offset=97)  # replica 1's log has grown since its last report
     led._change(2, end_offset=96)
     led.step()
     assert (led.control.record.epoch, led.control.record.master) == (7, 1)
@@ -623,8 +625,8 @@ def test_an_order_to_lead_is_for_the_process_that_was_elected(led):
 
 
 def test_an_election_whose_process_ended_before_it_led_is_annulled():
-    """The elected replica's directory may have lost the end of its log since. Annulling the election lets the other
-    members lead as before."""
+    """An election is annulled if the elected process ended before it led, because its log may now be shorter. The other
+    members may then lead, as before the election."""
     elected = Record("broker-a", 6, 1, of(6, 5, 1), elected_from=WHOLE.stores, incarnation=1)
     world = World(elected)
     world._change(1, incarnation=2, end_offset=98)
@@ -655,7 +657,8 @@ def test_with_fixed_roles_a_master_that_was_started_again_waits_a_moment_for_lon
 
 
 def test_an_old_account_does_not_count_as_an_answer_where_no_member_is_complete():
-    """The old report may come from a process that has ended since then, and whose log grew after the report."""
+    """If no member has a complete log, an old status report does not count as an answer. It may come from a process
+    that has ended, and whose log grew after the report."""
     world = World(RESTARTED)
     for replica in range(3):
         world._change(replica, end_offset=50, confirm_floor=100)

@@ -1,4 +1,4 @@
-"""Tests of the search for stores on a node's disk."""
+"""Tests of the search for store directories on a node's disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def test_stores_are_found_wherever_their_logs_are_and_nothing_else(tmp_path: Pat
 
 
 def test_nodes_without_the_label_are_neither_asked_nor_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A compute-only node may leave the cluster during a query, and must not delay decisions about stores."""
+    """Nodes without the label for stores are not queried. A compute-only node may leave the cluster during a query, and
+    must not delay decisions about stores."""
     asked: list[str] = []
 
     def listing(node_id: str, _: Path) -> str:

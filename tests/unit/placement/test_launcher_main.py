@@ -1,4 +1,4 @@
-"""Tests of the launch process's report of the settings with which each store opens."""
+"""Tests of the launch process: it reports the settings with which each store opens."""
 
 from __future__ import annotations
 

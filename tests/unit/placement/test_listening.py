@@ -1,4 +1,5 @@
-"""Tests of the web console's address: an automatically chosen port stays the same after a restart."""
+"""Tests of the address on which the web console listens: an automatically chosen port stays the same after a
+restart."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of LiveControl, which requests the data of the cluster page from the servers. If some servers do not reply, the
-page shows the other servers' data."""
+"""Tests of LiveControl, which collects the data of the cluster page from the servers. If some servers do not answer,
+the page shows the data of the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests of repairs: when and on which node a replica starts from an empty directory, and how a node is drained."""
+"""Tests of repairs of a broker group: when and on which node a replica starts from an empty directory, and how replicas
+leave a drained node."""
 
 from __future__ import annotations
 
@@ -84,14 +85,15 @@ def test_two_that_are_missing_do_not_begin_anew_on_one_node():
 
 def test_a_drained_node_gives_up_a_slave_when_all_are_in_sync():
     one = repair()
-    # the replica is not in the sync-state set, so the group does not need it
+    # Replica 2 may leave its drained node because it is not in the sync-state set. Replica 1 may leave only if all
+    # replicas are in sync.
     assert one.decide([*drained(2), SPARE], EVERYWHERE, LED, 0.0).vacate == A2
     assert one.decide([*drained(1), SPARE], EVERYWHERE, LED, 0.0).vacate is None
     assert one.decide([*drained(1), SPARE], EVERYWHERE, WHOLE, 0.0).vacate == A1
 
 
 def test_what_was_given_up_begins_on_another_node_without_waiting():
-    # the replica is still in the sync-state set
+    # While the replica is still in the sync-state set, it does not start on another node.
     assert repair().decide([*drained(2), SPARE], without(A2), WHOLE, 0.0).start == {}
     assert repair().decide([*drained(2), SPARE], without(A2), LED, 0.0).start == {A2: SPARE}
 

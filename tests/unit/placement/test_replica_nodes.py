@@ -1,4 +1,4 @@
-"""Tests of the choice of a node for each replica."""
+"""Tests of choosing a node for each replica of a broker group."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ STORE = {"root": "/data/broker-a-0", "beside": ["broker-a-0", "broker-b-0", "los
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Replace the servers' replies by a table. Maps each server's name to a reply, or to an error to raise."""
+    """Return a table that replaces the servers' answers in the test. It maps a server's name to an answer, or to an
+    error to raise."""
     known: dict[str, Any] = {"broker-a": {"ready": True}, "rebalance-0": {"groups": []}, "storage-broker-a-0": STORE}
 
     def call(name: str) -> Any:

@@ -1,5 +1,5 @@
-"""Tests of executor sizes: parsing Spark's size notation, and fitting executors on nodes. The tests start no
-process."""
+"""Tests of the sizes of Spark executors: parsing Spark's size notation, and fitting executors on nodes. The tests start
+no process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the Spark configuration of a session. The tests start no Spark process."""
+"""Tests of the configuration of a Spark session. The tests start no Spark process."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ def test_a_session_without_a_connection_to_ray_is_refused_before_raydp_starts_a_
         pytest.fail("unreachable")
 
 
-# A session whose processes end while the session is open. Any process stands in for the driver's JVM.
+# Tests of a Spark session whose processes end while the session is open. Another process stands in for the driver's
+# JVM.
 
 
 @pytest.fixture
 def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """Yield a fake Py4J gateway with a process that runs until it is killed, in a fake Ray whose actors are all
-    alive."""
+    """Yield a fake Py4J gateway with a process that runs until it is killed. Ray is a fake, too, and reports that all
+    actors are alive."""
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(sessions, "_actor", lambda name: object())
     monkeypatch.setattr(sessions, "_session_directory", lambda: "/ray/session")
@@ -94,7 +95,7 @@ def test_a_watched_session_goes_on_while_ray_does_not_answer(
 def test_an_error_of_a_session_that_lost_something_says_what(
     gateway: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(Py4JNetworkError):  # all processes are alive, so the original error is raised
+    with pytest.raises(Py4JNetworkError):  # all processes of the session are alive, so the original error is raised
         lose_the_connection(gateway)
     gateway.proc.kill()
     gateway.proc.wait()

@@ -1,4 +1,4 @@
-"""Tests that find raymq's errors inside Spark's error texts."""
+"""Tests of the function that finds raymq's errors inside Spark's error texts."""
 
 from __future__ import annotations
 

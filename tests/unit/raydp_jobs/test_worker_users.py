@@ -1,4 +1,4 @@
-"""Tests of the user that a Spark worker acts as: the driver's user, as long as the worker runs that user's
+"""Tests of the user in whose name a Spark worker calls raymq: the driver's user, as long as the worker runs that user's
 tasks."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ALICE, BOB = Identity("alice", b"a"), Identity("bob", b"b")
 
 
 class FakeClient:
-    """Fake client that holds the process's identity, as a real client does."""
+    """Fake client that uses the process's user, as a real client does."""
 
     def __init__(self) -> None:
         self.user = identity.present()
@@ -60,7 +60,8 @@ def test_an_address_prints_no_key() -> None:
 
 
 def test_a_forked_child_makes_a_client_of_its_own(made: list[FakeClient]) -> None:
-    """Spark's daemon forks its workers. A worker may fork again if a user's function does."""
+    """A forked child process makes its own client. Spark's daemon forks its workers, and a user's function may fork a
+    worker again."""
     at = ClusterAddress("a:1", None)
     worker_client(at)
     assert in_child(lambda: [worker_client(at) is made[1], made[0].is_closed]) == [True, False]

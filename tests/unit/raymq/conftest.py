@@ -21,5 +21,5 @@ def make(request: pytest.FixtureRequest) -> Iterator[MakeProducer]:
 
 @pytest.fixture
 def clock() -> Clock:
-    """Return the fake clock of the test's producers. The producers' threads still wait by the real clock."""
+    """Return the fake clock of the test's producers. The producers' threads still wait in real time."""
     return Clock()

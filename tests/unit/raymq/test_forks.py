@@ -1,5 +1,5 @@
-"""Tests of client objects in a forked child: the child's copy refuses every call at once, and the parent's object keeps
-working."""
+"""Tests of client objects in a forked child process. The child's copy refuses every call at once, and the parent's
+object keeps working."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FACTORIES = [name for name in vars(Client) if not name.startswith("_")]
 
 
 def kinds() -> list[type[OfProcess]]:
-    """Return the classes of all objects that a program gets from a Client, and of all objects that hold a client
+    """Return the classes of all objects that a program gets from a Client, and of all objects that hold such an
     object."""
     from raymq.client.consumer.pull.async_consumer import AsyncPullConsumer
     from raymq.client.consumer.pull.consumer import PullConsumer
@@ -66,7 +66,8 @@ def test_every_object_that_a_client_makes_is_of_its_process() -> None:
 
 @pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.__name__)
 def test_a_copy_refuses_every_attribute_and_may_be_closed(kind: type[OfProcess]) -> None:
-    """The test does not initialise the object, so the refusal must come before any attribute is read."""
+    """A forked copy of a client object refuses every attribute, but can be closed. The object is not initialised, so
+    the refusal must happen before any attribute is read."""
     item = kind.__new__(kind)
     public = [name for name in dir(kind) if not name.startswith("_") and name != "close"]
     maker = os.getpid()
@@ -94,7 +95,7 @@ def test_a_producer_of_the_parent_stores_nothing_from_its_child() -> None:
     with producers_of_fakes() as make:
         producer = make(store)
         producer.send(Message("orders", b"before"))
-        send = producer.send  # a method bound before the fork
+        send = producer.send  # this method was bound to the producer before the fork
 
         def use() -> list[str]:
             return [

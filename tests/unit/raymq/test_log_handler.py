@@ -1,5 +1,5 @@
-"""Tests of the logging handler that sends log records as messages: message content, excluded records, full buffers,
-failures and closing. The tests use no cluster."""
+"""Tests of the logging handler that sends log records as messages: content of the messages, records that are not sent,
+full buffers, failures and closing. The tests use no cluster."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.support.history.waiting import eventually
 
 
 class Producer:
-    """Fake producer that keeps its messages. `hold` blocks the caller of a send, and `error` is the error of
-    each send."""
+    """Fake producer that keeps its messages. `hold` blocks the caller of a send, and `error` is the error that each
+    send raises."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []

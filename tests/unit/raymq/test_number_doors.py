@@ -1,5 +1,5 @@
-"""Tests that every number that a program or a command can pass has limits in the table below, or a reason why it needs
-none.
+"""Tests of every number that a program or a command can pass to raymq. The table below has the number's limits, or a
+reason why it needs none.
 
 A search by `inspect` finds the numeric arguments of all public functions, constructors and methods, and all numeric
 settings and options. A number without a row in the table fails the test. The tests then pass absurd values to each
@@ -57,14 +57,15 @@ NOT_NUMBERS = ["3", b"1", True, False, math.nan, math.inf, -math.inf, 2**63, 2**
 
 
 class PublicNumber(NamedTuple):
-    """One number of a public call: the call's name, the argument's name, and its annotation."""
+    """One numeric argument of a public call: the call's name, the argument's name, and the argument's
+    annotation."""
 
     call: str
     argument: str
     annotation: str
 
 
-# The search for numeric arguments
+# The search for numeric arguments of public calls
 
 OPTIONS = {
     options.__name__: options
@@ -73,13 +74,13 @@ OPTIONS = {
         *(Bounds, GroupChanges, ScanOptions, StartingOptions),
     )
 }
-"""TypedDicts that declare keyword arguments of public calls, by name. A call with any other TypedDict fails the search
-with a KeyError."""
+"""TypedDicts that declare keyword arguments of public calls, by name. If a call uses another TypedDict, the search for
+numeric arguments raises KeyError."""
 
 
 def public_objects() -> dict[str, Any]:
-    """Return all objects that the public packages export, and the classes of objects that a program gets from a Client,
-    by name."""
+    """Return all objects that the public packages export, and the classes of objects that a program gets from a Client.
+    The keys are the names."""
     found: dict[str, Any] = {}
     for module in (raymq, raymq.data, raymq.serve, raydp_jobs):
         found |= {f"{module.__name__}.{name}": getattr(module, name) for name in module.__all__}
@@ -100,7 +101,7 @@ def calls_of(name: str, item: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def numbers_of(call: str, function: Callable[..., Any]) -> Iterator[PublicNumber]:
-    """Yield the numeric arguments of a call. Each keyword of a TypedDict counts as one argument."""
+    """Yield the numeric arguments of a call. Each keyword that a TypedDict declares counts as one argument."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -119,7 +120,7 @@ def numbers_of(call: str, function: Callable[..., Any]) -> Iterator[PublicNumber
 
 
 def is_number(annotation: str, names: Mapping[str, Any]) -> bool:
-    """Return whether values with this annotation are or contain numbers. Type aliases are looked up in `names`."""
+    """Return whether values with this annotation are numbers or contain numbers. `names` resolves type aliases."""
 
     def written_out(word: re.Match[str]) -> str:
         alias = names.get(word[0])
@@ -157,7 +158,7 @@ OBJECTS = {kind.__name__: kind for kind in kinds()}
 DOORS = doors()
 
 
-# The table of limits
+# The table of the numbers' limits
 
 IMMUNITY_S = NumberRange(1, int(LONGEST_TIME_S))
 NOT_NEGATIVE, POSITIVE = NumberRange(0, NUMBER_MAX), NumberRange(1, NUMBER_MAX)
@@ -184,7 +185,7 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("ScanOptions", "ending_timestamp"): NumberRange(0, 2**63 - 1),
     ("StartingOptions", "starting_timestamp"): NumberRange(0, 2**63 - 1),
     ("DestinationOptions", "sharding_key"): "every text and every number of 64 bits is a key; tested below",
-    # Limits for producers
+    # Limits of numbers for producers
     ("Client.write_queues", "timeout_s"): TIME_S,
     ("Client.push_consumer", "consume_timestamp_ms"): TIME_MS,
     ("Client.repeatable_writer", "epoch"): NOT_NEGATIVE,
@@ -202,15 +203,15 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("raymq.Message.__init__", "delay_level"): "more than the last level means the last level; tested below",
     ("raymq.Message.__init__", "deliver_at_ms"): "the greatest depends on the time of the call; tested below",
     ("raymq.MessageQueue.__init__", "queue_id"): "each door refuses a queue that its topic does not have; tested below",
-    # Limits for consumers
+    # Limits of numbers for consumers
     **{
         (f"{kind}.{method}", name): bounds
         for kind in ("PullConsumer", "AsyncPullConsumer")
         for method, name, bounds in (
             ("poll", "max_messages", POSITIVE),
             ("poll_table", "max_messages", POSITIVE),
-            ("seek", "offset", SIGNED),  # raises OffsetOutOfRangeError if the offset is outside the queue's bounds
-            ("commit", "offsets", SIGNED),  # raises OffsetOutOfRangeError if no poll has reached the offset
+            ("seek", "offset", SIGNED),  # an offset outside of the queue's bounds raises OffsetOutOfRangeError
+            ("commit", "offsets", SIGNED),  # an offset that no poll has reached raises OffsetOutOfRangeError
             ("offset_for_timestamp", "timestamp_ms", TIME_MS),
             ("offsets_for_times", "times_ms", TIME_MS),
             ("send_back", "delay_level", NumberRange(-1, 18)),
@@ -233,9 +234,9 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("raymq.ConsumeLater.__init__", "suspend_ms"): NumberRange(-1, 2**31 - 1),
     ("raymq.ConsumeLater.__init__", "first"): NOT_NEGATIVE,
     ("raymq.predicate", "timeout_s"): NumberRange(0.1, 300.0),
-    # the call also checks the batch's size, with another InvalidArgumentError
+    # The call also compares the index with the batch's size, and raises another InvalidArgumentError.
     ("raymq.PutBatch.refuse", "index"): SIGNED,
-    # Limits for administration
+    # Limits of numbers for administration
     ("raymq.connect", "broker_groups"): NumberRange(1, 26),
     ("Admin.browse", "begin_ms"): TIME_MS,
     ("Admin.browse", "end_ms"): TIME_MS,
@@ -243,18 +244,21 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("Admin.browse", "limit"): NumberRange(1, 1000),
     ("Admin.browse", "max_scanned"): NumberRange(1, 1_000_000),
     ("Admin.browse", "max_ms"): NumberRange(1, 60_000),
-    ("Admin.create_topic", "queues"): SIGNED,  # the limits depend on the number of broker groups; tested below
+    # the limits of the number of queues depend on the number of broker groups; tested below
+    ("Admin.create_topic", "queues"): SIGNED,
     ("Admin.create_topic", "reserve_time_s"): RESERVED_S,
-    ("Admin.create_topics", "topics"): SIGNED,  # the limits depend on the number of broker groups
-    ("Admin.update_topic", "queues"): SIGNED,  # the limits depend on the number of broker groups
-    # raises NoPermissionError if the number is not a permission, as in RocketMQ
+    # the limits of the number of queues depend on the number of broker groups
+    ("Admin.create_topics", "topics"): SIGNED,
+    # the limits of the number of queues depend on the number of broker groups
+    ("Admin.update_topic", "queues"): SIGNED,
+    # A number that is no permission raises NoPermissionError, as in RocketMQ.
     ("Admin.update_topic", "perm"): SIGNED,
     ("Admin.update_topic", "reserve_time_s"): RESERVED_S,
     ("Admin.delayed", "begin_ms"): TIME_MS,
     ("Admin.delayed", "end_ms"): TIME_MS,
     ("Admin.delayed", "limit"): NumberRange(1, 1000),
     ("Admin.offset_by_time", "timestamp_ms"): TIME_MS,
-    ("Admin.pull", "offset"): SIGNED,  # raises OffsetOutOfRangeError if the offset is outside the queue's bounds
+    ("Admin.pull", "offset"): SIGNED,  # an offset outside of the queue's bounds raises OffsetOutOfRangeError
     ("Admin.pull", "max_messages"): NumberRange(1, PULL_MAX_MESSAGES),
     ("Admin.pull", "wait_s"): NumberRange(0.0, PULL_MAX_WAIT_S),
     ("Admin.query_by_key", "max_messages"): POSITIVE,
@@ -265,7 +269,7 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("Admin.replay", "max_messages"): POSITIVE,
     ("Admin.replay", "rate"): RATE,
     ("Admin.reset_offsets", "timestamp_ms"): TIME_MS,
-    # raises OffsetOutOfRangeError if the offset is outside the queue's bounds
+    # An offset outside of the queue's bounds raises OffsetOutOfRangeError.
     ("Admin.reset_offsets", "offset"): SIGNED,
     ("Admin.tail", "positions"): NOT_NEGATIVE,
     ("Admin.tail", "max_messages"): NumberRange(1, 1024),
@@ -273,7 +277,7 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("DeadLetters.letters", "max_messages"): POSITIVE,
     ("DeadLetters.replay", "rate"): RATE,
     ("DeadLetters.replay", "max_messages"): NOT_NEGATIVE,
-    # Limits for Ray's libraries, logging and Spark
+    # Limits of numbers for Ray's libraries, logging and Spark
     ("raymq.RaymqHandler.__init__", "level"): "logging has the bounds; tested below",
     ("raymq.RaymqHandler.__init__", "capacity"): POSITIVE,
     ("raymq.RaymqHandler.__init__", "flush_timeout_s"): TIME_S,
@@ -317,7 +321,7 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("raydp_jobs.stream_topic", "max_trigger_delay_s"): TIME_S,
     ("raydp_jobs.stream_topic", "min_partitions"): POSITIVE,
 }
-"""Limits of each number that a program can pass, or the reason why the number needs no limits in this table."""
+"""For each number that a program can pass: its limits, or the reason why it needs no limits in this table."""
 
 RESULTS = (raymq.MessageExt, raymq.FetchedBatch, raymq.HookedBatch, raymq.PutBatch, raymq.PullResult, raymq.QueueRange)
 RESULTS += (raymq.SendResult, raymq.TableResult, raymq.ReceivedMessage, raymq.data.WriteSummary, raymq.Predicate)
@@ -325,8 +329,8 @@ RESULTS += (raymq.SendResult, raymq.TableResult, raymq.ReceivedMessage, raymq.da
 
 
 def row_of(door: PublicNumber) -> NumberRange | str | None:
-    """Return the table row of a number: its own row, or the common row for the wait times of all client
-    objects."""
+    """Return the limits of a number: the number's own row in the table, or the common limits of the wait times of all
+    client objects."""
     row = TABLE.get((door.call, door.argument)) or TABLE.get((door.call.removeprefix("raymq."), door.argument))
     if row is not None:
         return row
@@ -350,12 +354,12 @@ def test_every_number_of_a_public_call_has_a_row() -> None:
     assert not [key for key in stale if key[1] != "consume_message_batch_max_size"], "TABLE names what does not exist"
 
 
-# Calls of the public functions
+# Tests that call the public functions and methods
 
 
 def of_object(door: PublicNumber, value: object) -> None:
-    """Pass `value` to a method of a client object that is not initialised: the check must come before any use of the
-    object."""
+    """Pass `value` to a method of a client object that is not initialised. The method must check the value before it
+    uses the object."""
     name, _, method = door.call.removeprefix("raymq.").partition(".")
     kind = OBJECTS[name]
     result = getattr(kind.__new__(kind), method)(**required(getattr(kind, method), door), **{door.argument: value})
@@ -377,7 +381,8 @@ def of_function(door: PublicNumber, value: object) -> None:
 
 
 def required(function: Callable[..., Any], door: PublicNumber) -> dict[str, Any]:
-    """Return placeholder values for the required arguments of a call. The call must fail before it uses them."""
+    """Return placeholder values for the other required arguments of a call. The call must fail before it uses
+    them."""
     numbers = {one.argument for one in DOORS if one.call == door.call}
     return {
         name: 1 if name in numbers else (lambda message: True) if door.call == "raymq.predicate" else None
@@ -401,11 +406,12 @@ MAKERS: Mapping[str, Callable[..., Any]] = {
     "raymq.Message.__init__": partial(Message, "orders", b"x"),
     "raymq.RaymqHandler.__init__": partial(raymq.RaymqHandler, "logs", client=object()),
 }
-"""Functions that check options, by the name of a TypedDict of options or of a value class with several fields."""
+"""Functions that check options, by name. The name is that of a TypedDict of options, or of a value class with several
+fields."""
 
 
 def scan_options(options: Mapping[str, Any]) -> None:
-    """Check the options of a read, as Spark reads do before they call the cluster."""
+    """Check the options of a batch read, as a Spark read does before it calls the cluster."""
     check_options(options)
     starting_boundary(options, ["orders"])
     ending_boundary(options, ["orders"])
@@ -426,7 +432,7 @@ def absurd_values(bounds: NumberRange, annotation: str) -> list[object]:
     whole = "float" not in annotation
     values: list[object] = [*NOT_NUMBERS, *([0.5, np.float32(2.0)] if whole else [])]
     if bounds.high == 2**63 - 1 and not whole:
-        values = [value for value in values if value != 2**63]  # no float exists between the limit and this value
+        values = [value for value in values if value != 2**63]  # a float cannot distinguish 2**63 from this limit
     beyond = [bounds.low - 1, bounds.high + 1] if whole else [bounds.low - 0.0001, bounds.high * 2 + 1]
     if "None" not in annotation:
         values.append(None)
@@ -459,11 +465,11 @@ VALUES: Mapping[str, Mapping[str, Any]] = {
     "raymq.serve.RaymqAdapterConfig.__init__": {},
     "raymq.serve.RaymqLagPolicy.__init__": {"queue_name": "images"},
 }
-"""Constructors that check their fields themselves, with the other arguments that they need."""
+"""Constructors that check their fields themselves, each with the other arguments that the constructor needs."""
 
 
 def function_of(door: PublicNumber) -> Callable[..., Any]:
-    """Return the function whose arguments the decorator `checked` checks."""
+    """Return the public function that takes the number, with the checks of its decorator `checked`."""
     owner, _, name = door.call.rpartition(".")
     kind = PUBLIC.get(owner) or OBJECTS.get(owner)
     function: Callable[..., Any] = PUBLIC[door.call] if kind is None else getattr(kind, name)
@@ -495,7 +501,7 @@ def test_an_absurd_offset_of_a_read_is_refused(value: Any) -> None:
             assert len(str(caught.value)) < 400
 
 
-# Numeric settings
+# Tests of numeric settings
 
 
 def numeric_settings() -> Iterator[tuple[str, type[BaseModel], str]]:

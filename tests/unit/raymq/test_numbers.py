@@ -1,5 +1,5 @@
-"""Tests that a call with an absurd number changes nothing, and that numbers at their limits and numpy numbers are
-accepted."""
+"""Tests that a call with an absurd number changes nothing, and that calls accept numbers at the limits and numpy
+numbers."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_bounds_of_an_argument_that_does_not_exist_are_a_mistake_of_the_program(
         checked(bounded(counts=NumberRange(1, 9))(lambda count: count))
 
 
-# Numbers in sends
+# Tests of numbers in messages and sends
 
 
 @pytest.mark.parametrize("value", ["3", math.nan, -1, True, math.inf, 10**18, MANY_DIGITS])
@@ -161,7 +161,7 @@ def test_the_longest_times_take_effect() -> None:
 def test_a_message_has_no_absurd_number(value: Any) -> None:
     for name in ("flag", "delay_level", "deliver_at_ms"):
         if (name, value) == ("flag", -1):
-            continue  # a flag may be negative
+            continue  # a message's flag may be negative
         with pytest.raises(MessageIllegalError, match=name):
             Message("orders", b"x", **{name: value})
 
@@ -172,7 +172,7 @@ def test_a_message_of_the_far_future_is_refused_with_the_bound_in_days() -> None
             Message("orders", b"x", deliver_at_ms=at_ms)
 
 
-# Numbers in texts that people type
+# Tests of numbers in texts that people type
 
 
 def test_a_typed_number_is_written_in_digits() -> None:
@@ -196,7 +196,7 @@ def test_a_typed_queue_or_place_with_an_absurd_number_is_refused() -> None:
             parse_position("t", f"a:3:{offset}")
 
 
-# Numbers in cursors, log levels and task delays
+# Tests of numbers in cursors, log levels and task delays
 
 
 @pytest.mark.parametrize("number", ["Infinity", "NaN", "-1", str(2**63), "1" * 5000, "true", '"7"', "1.5", "null"])
@@ -216,7 +216,7 @@ def test_a_log_handler_takes_no_absurd_level(level: Any) -> None:
 
 @pytest.mark.parametrize("value", ["3", math.nan, -1, True, math.inf, MANY_DIGITS])
 def test_a_task_has_no_absurd_delay(value: Any) -> None:
-    # the number must be checked before the uninitialised adapter is used
+    # The adapter is not initialised, so the call must check the number before it uses the adapter.
     adapter = RaymqTaskProcessorAdapter.__new__(RaymqTaskProcessorAdapter)
     with pytest.raises(InvalidArgumentError, match="delay_s must be"):
         adapter.enqueue_task_sync("resize", delay_s=value)

@@ -1,4 +1,5 @@
-"""Tests of raymq's type annotations for users: a program that uses the whole public interface passes the type checker.
+"""Tests of raymq's type annotations as users see them: a program that uses the whole public interface passes the type
+checker.
 
 The checker sees raymq as an installed package. A public signature contains `Any` only for a listed reason.
 """
@@ -37,15 +38,16 @@ def wrong(mq: raymq.Client) -> None:
     mq.admin.update_group("billing", retries="many")
     assert_type(mq.admin.group_summary("billing").lag, str)
 """
-# Skip Ray and Spark: their types are not ours to check, and checking them takes longer than checking all of raymq.
+# Skip the types of Ray and Spark: they are not raymq's to check, and checking them takes longer than checking all of
+# raymq.
 MYPY = "[mypy]\nstrict = True\n[mypy-ray.*,pyspark.*]\nfollow_imports = skip\nignore_missing_imports = True\n"
 CHECK_TIMEOUT_S = 200
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory with a virtual environment `v`, in which raymq is installed from its wheel together with
-    raymq's dependencies."""
+    """Return a directory with a virtual environment `v`. In it, raymq is installed from its wheel, together with its
+    dependencies."""
     directory = tmp_path_factory.mktemp("types")
     subprocess.run(
         [sys.executable, "-m", "venv", "--without-pip", str(directory / "v")], check=True, timeout=CHECK_TIMEOUT_S

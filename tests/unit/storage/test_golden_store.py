@@ -1,4 +1,4 @@
-"""Tests of the golden facts of spec/storage.md §13 about files."""
+"""Tests of the golden facts of spec/storage.md §13 about a store's files."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def test_fact_17_a_queue_that_does_not_start_at_0_is_filled_with_pre_blank_units
 
 
 def test_fact_18_the_unit_of_a_delayed_message_holds_the_time_of_its_delivery(tmp_path):
-    """Recovery computes the queue unit from the record: a message with level 3, stored at 1700000000001, is due at
-    1700000010001."""
+    """Golden fact 18: recovery computes the consume-queue entry (unit) from the record. A message with level 3 that was
+    stored at 1700000000001 is due at 1700000010001."""
     root = tmp_path / "store"
     store = open_store(root, clock_ms=lambda: 1_700_000_000_001)
     store.append([make_batch([b"later"], topic="SCHEDULE_TOPIC_XXXX", queue_id=2, extra_properties={"DELAY": "3"})])

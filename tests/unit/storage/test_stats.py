@@ -24,7 +24,8 @@ class Calendar:
 
 
 def days_of(stats: StoreStats, calendar: Calendar) -> dict[str, tuple[int, int, int]]:
-    """Return the total numbers of puts and gets at three times: yesterday morning, this morning and now."""
+    """Return the numbers of puts and gets since the store's start at three times: yesterday morning, this morning and
+    now."""
     runtime = stats.runtime(calendar.now_s, 0)
     moments = ("YesterdayMorning", "TodayMorning", "TodayNow")
     found = {name: [int(runtime[f"msg{name}Total{moment}"]) for moment in moments] for name in ("Put", "Get")}
@@ -32,7 +33,8 @@ def days_of(stats: StoreStats, calendar: Calendar) -> dict[str, tuple[int, int, 
 
 
 def work(stats: StoreStats, calendar: Calendar, messages: int, *, days_later: int = 0) -> None:
-    """Put messages and fetch half of them, `days_later` days after the previous call. Then a sample is due."""
+    """Count `messages` puts and half as many gets, `days_later` days after the previous call, and take a
+    sample."""
     calendar.day += timedelta(days_later)
     calendar.now_s += 1
     stats.take_sample(calendar.now_s)
@@ -45,7 +47,7 @@ def work(stats: StoreStats, calendar: Calendar, messages: int, *, days_later: in
 def test_totals_are_kept_at_midnight_for_two_days() -> None:
     calendar = Calendar()
     stats = StoreStats(calendar)
-    calendar.now_s = 1e9  # later than the real monotonic clock, which timed the first sample
+    calendar.now_s = 1e9  # this time is later than that of the first sample, which the real monotonic clock gave
     work(stats, calendar, 10)
     assert days_of(stats, calendar) == {"Put": (0, 0, 10), "Get": (0, 0, 5)}
     work(stats, calendar, 4, days_later=1)

@@ -1,4 +1,4 @@
-"""Tests that the programs of tests/bench can be started: everything that they import exists."""
+"""Tests that the programs of tests/bench can start: all modules that they import exist."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ for program in sys.argv[1:]:
 
 
 def test_every_bench_says_how_it_is_used() -> None:
-    """One process prints the usage of all programs, so that Ray is imported only once."""
+    """Each benchmark program prints its usage. One process prints the usage of all programs, so that Ray is imported
+    only once."""
     programs = sorted(BENCH.glob("bench_*.py"))
     command = [sys.executable, "-c", ASK_ALL, *map(str, programs)]
     done = subprocess.run(command, cwd=BENCH, capture_output=True, text=True, timeout=120, check=False)

@@ -1,4 +1,4 @@
-"""Tests of the order in which workers run tests, and of the recorded durations of the tests."""
+"""Tests of the order in which pytest's workers run tests, and of the recorded durations of the tests."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def test_the_seconds_of_a_run_are_kept_by_scope_and_those_of_other_scopes_stay(
 
 
 def test_the_recorded_scopes_are_those_of_tests() -> None:
-    """A recorded file may have been moved, so the test checks only the form of the names."""
+    """The names with recorded durations look like names of tests. The test files may have been moved, so the test
+    checks only the form of the names."""
     recorded = recorded_seconds()
     assert len(recorded) > 50
     assert all(seconds > 0 for seconds in recorded.values())

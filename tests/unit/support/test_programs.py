@@ -1,5 +1,5 @@
-"""Tests that need a program are skipped on a machine without the program, but fail in CI, which installs the
-programs."""
+"""Tests of tests that need a program. They are skipped on a machine without the program, but fail in CI, which installs
+the program."""
 
 from __future__ import annotations
 

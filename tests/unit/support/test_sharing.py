@@ -27,7 +27,8 @@ def test_files_that_share_a_cluster_run_one_after_the_other_in_the_order_of_the_
 
 
 def test_every_folder_of_chaos_that_starts_ray_is_listed() -> None:
-    """A chaos folder that is not listed would run at the same time as another cluster, and slow down both."""
+    """Each folder of chaos tests that starts Ray is listed. A folder that is not listed would run at the same time as
+    another cluster, and slow down both."""
     without_ray = {"nodes", "simulation", "store"}
     folders = {path.parent.name for path in (TESTS / "chaos").glob("*/test_*.py")}
     assert folders - without_ray == {folder for _, folder in RAY_CHAOS}

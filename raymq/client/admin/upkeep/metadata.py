@@ -78,7 +78,7 @@ class Metadata:
     offsets: Offsets = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Return the document as JSON, sorted by names, so that two documents can be compared line by line."""
+        """Return the document as JSON, sorted by names. Two documents can then be compared line by line."""
         groups = {}
         for name, group in self.groups.items():
             groups[name] = {**asdict(group.config), "forbidden": list(group.forbidden)}
@@ -89,8 +89,8 @@ class Metadata:
 
     @classmethod
     def from_json(cls, text: str) -> Metadata:
-        """Parse a document that `to_json` wrote. Raises InvalidArgumentError, which names the part that cannot
-        be read."""
+        """Parse a document that `to_json` wrote. Raises InvalidArgumentError if a part cannot be read; the error names
+        the part."""
         try:
             document = json.loads(text)
         except ValueError as error:
@@ -135,10 +135,10 @@ class MetadataAdmin(GroupAdmin):
         """Export the topics and groups whose names match `topics` and `groups`, and the offsets of these groups in
         these topics.
 
-        The two patterns may have ``*`` and ``?``. Leaves out the server's own topics and groups, and retry and
-        dead-letter topics. `progress` is called with 1 for each topic and group. Changes during the call may or may not
-        be included. Every broker must run: raises ServiceNotAvailableError or RequestTimeoutError if a broker does not
-        answer for 20 s.
+        `topics` and `groups` are patterns that may have ``*`` and ``?``. Leaves out the server's own topics and groups,
+        and retry and dead-letter topics. `progress` is called with 1 for each topic and group. A change during the call
+        may be missing from the export. Every broker must run: raises ServiceNotAvailableError or RequestTimeoutError if
+        a broker does not answer for 20 s.
         """
         brokers = self._broker_names()
         found: dict[str, TopicMetadata] = {}
@@ -146,7 +146,7 @@ class MetadataAdmin(GroupAdmin):
             try:
                 found[topic] = self._topic_metadata(topic)
             except TopicNotExistError:
-                continue  # the topic was deleted since it was listed
+                continue  # the topic was deleted after it was listed
             progress(1)
         known: dict[str, GroupMetadata] = {}
         offsets: Offsets = {}
@@ -191,14 +191,15 @@ class MetadataAdmin(GroupAdmin):
         """Create and change the topics, groups and offsets that `metadata` names, and nothing else. Returns the steps,
         in order.
 
-        A missing topic is created. It gets the same queues if all of its broker groups exist in this cluster; else it
-        gets the same number of queues, spread over the existing broker groups. An existing topic gets the document's
-        permission, message type and times, and more queues, but never fewer. Groups get the document's configuration
-        and forbidden topics. Offsets are set if the queue holds them, also backwards and while consumers run.
+        A missing topic is created. If all of its broker groups exist in this cluster, each gets the same number of
+        queues as in the document. Otherwise the topic's queues are spread over the existing broker groups. An existing
+        topic gets the document's permission, message type and times. It may get more queues, but never fewer. Groups
+        get the document's configuration and forbidden topics. An offset is set if the queue holds it, even if the
+        group's offset moves backwards, and while consumers run.
 
         With `dry_run` nothing changes. `progress` is called with 1 for each step. An impossible change is a failed
         step, and the other steps continue. Raises ServiceNotAvailableError or RequestTimeoutError after 20 s while a
-        broker is unreachable. Raises InvalidArgumentError if a part is unknown. Repeating the call is safe.
+        broker is unreachable. Raises InvalidArgumentError if `parts` has an unknown part. Repeating the call is safe.
         """
         if wrong := [part for part in parts if part not in METADATA_PARTS]:
             raise InvalidArgumentError(f"metadata has no part {wrong[0]!r}; the parts are {', '.join(METADATA_PARTS)}")
@@ -286,7 +287,7 @@ class MetadataAdmin(GroupAdmin):
             self.create_group(group.config)
             before = set() if known is None else set(known.forbidden)
             for topic in sorted(before ^ set(group.forbidden)):
-                # every broker, because the topic may be created on any of them later
+                # Call every broker, because the topic may later be created on any of them.
                 for broker_name in self._broker_names():
                     self._call_broker(broker_name, "forbid_topic", name, topic, topic in group.forbidden)
         return "created" if known is None else "changed"
@@ -329,8 +330,8 @@ def _table(document: Mapping[str, Any], part: str) -> Mapping[str, Any]:
 
 
 def _fields(where: str, entry: object, kind: type, also: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the fields of an entry of the document. Raises InvalidArgumentError if the entry has a field that `kind`
-    lacks."""
+    """Return the fields of one entry of an exported document. Raises InvalidArgumentError if the entry has a field that
+    the class `kind` does not have."""
     known = {one.name for one in fields(kind)} | set(also)
     if not isinstance(entry, dict) or not entry.keys() <= known:
         raise InvalidArgumentError(f"{where} has {', '.join(sorted(known))}; it is {entry!r:.120}")

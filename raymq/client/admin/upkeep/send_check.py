@@ -14,7 +14,7 @@ from raymq.common.errors import InvalidArgumentError, RaymqError, TopicNotExistE
 from raymq.common.message import Message, MessageQueue, PullResult, SendResult
 
 CHECK_TOPIC: Final = "raymq-check"
-"""Topic for send checks, with a queue in each broker group; created by the first check."""
+"""Topic for send checks. It has a queue in each broker group, and the first check creates it."""
 
 
 class Sends(Protocol):
@@ -25,12 +25,12 @@ class Sends(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SendCheck:
-    """The result of a broker group's send check: the number of messages `sent` and read back, the number `failed`, and
-    times in ms.
+    """The result of a broker group's send check. `sent`: the number of messages that were sent and read back. `failed`:
+    the number of failed messages.
 
-    `send_ms` is the time from the call to the acknowledgement, `round_trip_ms` the time until the message was read
-    back. These two are medians; `send_max_ms` and `round_trip_max_ms` are the longest times. All are 0 if no message
-    was read back. `error`: the last failure.
+    `send_ms` is the time in ms from the call to the acknowledgement, `round_trip_ms` the time until the message was
+    read back. These two are medians; `send_max_ms` and `round_trip_max_ms` are the longest times. All times are 0 if no
+    message was read back. `error`: the last failure.
     """
 
     broker_name: str
@@ -44,13 +44,15 @@ class SendCheck:
 
 
 class CheckAdmin(TopicAdmin):
-    """Administration calls for send checks. Each call may be repeated."""
+    """Administration calls for send checks of broker groups. Each call may be repeated."""
 
     def check_queues(self, topic: str | None = None, broker_name: str | None = None) -> list[MessageQueue]:
-        """Return one queue of each broker group, or of the group `broker_name`, for `check_queue`: the first writable
-        queue of `topic`. Without a topic, uses CHECK_TOPIC, and creates a queue of it in every broker group first.
+        """Return the queues for `check_queue`: one queue of each broker group, or of the group `broker_name`. It is the
+        first writable queue of `topic`. Without a topic, creates a queue of CHECK_TOPIC in every broker group and
+        returns these queues.
 
-        Raises TopicNotExistError. Raises InvalidArgumentError if the topic has no writable queue in `broker_name`.
+        Raises TopicNotExistError if the topic does not exist. Raises InvalidArgumentError if the topic has no writable
+        queue in `broker_name`.
         """
         if topic is None:
             topic = CHECK_TOPIC
@@ -87,7 +89,8 @@ def check_queue(
     clock_s: Callable[[], float] = time.perf_counter,
 ) -> SendCheck:
     """Send `count` messages of `size_bytes` to a queue, one after another, and read each back with `pull(queue,
-    offset)`. A message counts as failed if its send or read fails, or if its body differs. No message is sent again."""
+    offset)`. A message counts as failed if its send or its read fails, or if the body that is read differs from the
+    sent body. No message is sent again."""
     sends_ms, trips_ms, error = [], [], ""
     for number in range(count):
         body = (b"%d " % number).ljust(size_bytes, b"x")[:size_bytes]

@@ -1,8 +1,8 @@
 """Administration: changes the users and their policies while raymq runs with access control on.
 
 The first broker group stores the users. A change is durable when a call returns, and in effect at every server within
-seconds. A restarted server uses the users from raymq's start until it has queried the broker. raymq.yaml names the
-super user, who is changed in that file.
+seconds. A restarted server first uses the users from raymq's start, until it has queried the broker. raymq.yaml names
+the super user. The super user can be changed only in that file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class UserAdmin(AdminBase):
         return found
 
     def user(self, name: str) -> UserDescription:
-        """Return one user with its policies. Raises UserNotExistError."""
+        """Return one user with its policies. Raises UserNotExistError if the user does not exist."""
         for one in self.users():
             if one.name == name:
                 return one
@@ -80,13 +80,13 @@ class UserAdmin(AdminBase):
         enabled: bool | None = None,
         **bounds: Unpack[Bounds],
     ) -> None:
-        """Change the given properties of a user, and keep the others. `bounds`: quotas as in `create_user`.
+        """Change the given properties of a user, and keep its other properties. `bounds`: quotas as in `create_user`.
 
         If `enabled` is false, every request of the user is refused; the user keeps its policies. After a change of the
         secret, open lanes (direct socket connections) stay open; new lanes and calls need the new secret.
 
-        Raises UserNotExistError. Raises InvalidArgumentError if a value is invalid, or if no enabled super user would
-        remain.
+        Raises UserNotExistError if the user does not exist. Raises InvalidArgumentError if a value is invalid, or if no
+        enabled super user would remain.
         """
         key = None if secret is None else derive_key(check_user_name(name), secret)
         kind = None if is_super is None else UserType.SUPER if is_super else UserType.NORMAL
@@ -96,7 +96,8 @@ class UserAdmin(AdminBase):
     def delete_user(self, name: str) -> None:
         """Delete a user with its policies. Connections of the user are refused from their next request on.
 
-        Raises UserNotExistError. Raises InvalidArgumentError if the user is the last enabled super user.
+        Raises UserNotExistError if the user does not exist. Raises InvalidArgumentError if the user is the last enabled
+        super user.
         """
         self._change_access(DeleteUser(name))
 
@@ -109,14 +110,14 @@ class UserAdmin(AdminBase):
         *,
         sources: Iterable[str] = (),
     ) -> None:
-        """Allow a user actions on a resource; with `decision` "Deny", forbid them.
+        """Allow a user to perform actions on a resource; with `decision` "Deny", forbid them.
 
         Actions: Pub, Sub, Create, Update, Delete, Get, List, All. Resources: ``Topic:orders``, ``Group:billing*``,
-        ``Cluster:*`` or ``*``. `sources`: addresses or networks; if given, the entry applies only to requests from
-        these.
+        ``Cluster:*`` or ``*``. `sources`: addresses or networks; if given, the policy entry applies only to requests
+        from these addresses.
 
-        Raises UserNotExistError. Raises InvalidArgumentError if an argument is invalid, or if the user already has an
-        entry for the resource.
+        Raises UserNotExistError if the user does not exist. Raises InvalidArgumentError if an argument is invalid, or
+        if the user already has an entry for the resource.
         """
         entry = make_entry(resource, actions, decision, sources=sources)
         self._change_access(PutEntries(user, (entry,), is_new=True))
@@ -131,21 +132,21 @@ class UserAdmin(AdminBase):
         sources: Iterable[str] = (),
     ) -> None:
         """Replace a user's policy entry for `resource`. Takes the arguments of `create_policy`. Raises
-        UserNotExistError, PolicyNotExistError if the user has no entry for the resource, or InvalidArgumentError if an
-        argument is invalid."""
+        UserNotExistError if the user does not exist, PolicyNotExistError if the user has no entry for the resource, or
+        InvalidArgumentError if an argument is invalid."""
         entry = make_entry(resource, actions, decision, sources=sources)
         self._change_access(PutEntries(user, (entry,), is_new=False))
 
     def delete_policy(self, user: str, resource: str | None = None) -> None:
         """Delete a user's policy entry for `resource`, or all its entries if `resource` is None. Raises
-        UserNotExistError, or PolicyNotExistError if the user has no such entry."""
+        UserNotExistError if the user does not exist, or PolicyNotExistError if the user has no such entry."""
         self._change_access(DeleteEntries(user, None if resource is None else Pattern.parse(resource)))
 
     def _change_access(self, change: AccessChange) -> None:
         self._call_broker(USERS_BROKER, "change_access", change)
 
 
-def shown_user(user: UserDescription) -> dict[str, Any]:  # Any: a value of a JSON object
+def shown_user(user: UserDescription) -> dict[str, Any]:  # Any: the value of a field of a JSON object
     """Return a user as a JSON object, for the output of commands."""
     return {
         "name": user.name,

@@ -1,11 +1,11 @@
-"""AssignedQueue is one assignment of a queue to a consumer: its state, the offset to fetch, and the state of commits.
+"""AssignedQueue is one assignment of a queue to a consumer: its state, the offset to fetch next, and its commits.
 
     granted → STARTING → STARTED → REVOKED → RELEASED        ASSIGNMENT_TRANSITIONS has every step
 
 For the pull consumer, the subclass AssignedMessageQueue adds the records that wait for a poll. For the push consumer,
-the subclass ProcessQueue adds the messages at the listener. This module uses no threads, no clock and no calls.
-raymq.client.consumer.assignment.assigned_queues holds all queues of a consumer, and applies the answers of the group
-and of the brokers to them.
+the subclass ProcessQueue adds the messages that its listener is processing. This module uses no threads, no clock and
+no remote calls. raymq.client.consumer.assignment.assigned_queues holds all queues of a consumer, and applies the
+answers of the group and of the brokers to them.
 """
 
 from __future__ import annotations
@@ -25,33 +25,36 @@ class AssignmentState(Enum):
     """State of a queue's assignment to this consumer."""
 
     STARTING = "starting"
-    """The group has granted the queue, but its start offset is not known yet. No other member may get the
-    queue."""
+    """State of a queue that the group has granted to this consumer, but whose start offset is not known yet. No other
+    member may get the queue."""
     STARTED = "started"
-    """The consumer fetches and delivers the queue's messages."""
+    """State of a queue whose messages the consumer fetches and delivers."""
     WITHDRAWN = "withdrawn"
-    """The queue was revoked before its start offset was known: the consumer has read nothing from the queue."""
+    """State of a queue that was revoked before its start offset was known. The consumer has read nothing from the
+    queue."""
     REVOKED = "revoked"
-    """The queue is neither fetched from nor delivered. The consumer keeps it until the program has finished with the
-    messages that were delivered."""
+    """State of a revoked queue. The consumer neither fetches nor delivers its messages. The consumer keeps the queue
+    until the program has finished with the delivered messages."""
     RELEASED = "released"
-    """This consumer no longer holds the queue. A new grant of the queue creates a new assignment."""
+    """State of a queue that this consumer no longer holds. A new grant of the queue creates a new assignment."""
 
 
 class AssignmentEvent(Enum):
-    """The events that change an assignment."""
+    """The events that change a queue's assignment to a consumer."""
 
     GRANT = "grant"
-    """The group's answer to a heartbeat includes the queue in the member's assignment."""
+    """Event: the group's answer to a heartbeat includes the queue in the member's assignment."""
     START = "start"
-    """The broker has returned the start offset."""
+    """Event: the broker has returned the queue's start offset."""
     REVOKE = "revoke"
-    """The group's answer no longer names the queue, the queue's topic was unsubscribed, or the consumer stops."""
+    """Event: the group's answer no longer names the queue, the queue's topic was unsubscribed, or the consumer
+    stops."""
     RELEASE = "release"
-    """The program has finished with the queue, and the queue's offset is committed if a commit is required."""
+    """Event: the program has finished with the queue, and the queue's offset is committed if a commit is
+    required."""
     LOSE = "lose"
-    """Another member has the queue or may get it soon, or the queue is deleted: the consumer delivers and commits
-    nothing more of the queue."""
+    """Event: another member has the queue or may get it soon, or the queue is deleted. The consumer delivers and
+    commits nothing more of the queue."""
 
 
 ASSIGNMENT_TRANSITIONS: Final[Mapping[AssignmentState, Mapping[AssignmentEvent, AssignmentState]]] = {
@@ -80,8 +83,8 @@ ASSIGNMENT_TRANSITIONS: Final[Mapping[AssignmentState, Mapping[AssignmentEvent, 
     },
     AssignmentState.RELEASED: {},
 }
-"""State of an assignment after each event. If a state has no entry for an event, that event is a broken
-invariant."""
+"""For each state of an assignment, the next state after each event. An event that has no entry in a state must not
+happen in that state."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,41 +93,45 @@ class AssignedQueue(ABC):
 
     queue: MessageQueue
     generation: int = 0
-    """Generation of the group that granted the queue; each commit carries it. 0 without a group."""
+    """Number of the group's generation that granted the queue; each commit carries this number. 0 without a
+    group."""
     state: AssignmentState = AssignmentState.STARTING
     reset_version: int = 0
-    """The number of the last known offset reset; each commit carries it."""
+    """Number of the queue's last known offset reset. Each commit carries this number."""
     fetch_offset: int = 0
-    """Next offset to fetch; valid after the queue has started."""
+    """Offset in the queue to fetch next; valid after the queue has started."""
     committed: int | None = None
-    """The offset that the broker has stored for the group; None if unknown."""
+    """The queue's offset that the broker has stored for the group; None if unknown."""
     backwards: bool = False
-    """True if the consumer moved to an offset before `committed`. The next commit then lowers the stored offset, and is
-    marked as a backward commit."""
+    """True if the consumer moved to an offset before the committed offset. The next commit then lowers the committed
+    offset and is marked as a backward commit."""
     asked: OffsetCommit | None = None
-    """The last commit that `ask` made. None after a reset, so that an answer to an earlier commit is ignored."""
+    """The queue's last commit that `ask` made. None after an offset reset, so that the answer to an earlier commit is
+    ignored."""
     forbidden: NoPermissionError | None = None
-    """The reason why the group may not read the queue now; None if the group may. A forbidden queue stays assigned to
-    this consumer."""
+    """The reason why the group may not read the queue now; None if the group may read it. A forbidden queue stays
+    assigned to this consumer."""
     revoked_at_s: float | None = None
-    """The time of the revocation; None while the queue is granted."""
+    """Time in s at which the queue was revoked; None while the queue is granted."""
 
     def change(self, event: AssignmentEvent) -> None:
-        """Change to the state that ASSIGNMENT_TRANSITIONS gives for the event. Raises AssertionError if the event
-        cannot happen in the current state."""
+        """Change the assignment's state as ASSIGNMENT_TRANSITIONS defines for the event. Raises AssertionError if the
+        event cannot happen in the current state."""
         following = ASSIGNMENT_TRANSITIONS[self.state].get(event)
         assert following is not None, f"{self.queue}: {event} cannot happen while the queue is {self.state}"
         self.state = following
 
     def start(self, start: QueueOffset) -> None:
-        """Start to fetch at the start offset, which the broker has stored as the group's committed offset."""
+        """Begin to fetch the queue at `start`. The broker has stored this offset as the group's committed
+        offset."""
         self.change(AssignmentEvent.START)
         self.forbidden = None
         self.fetch_offset = self.committed = start.queue_offset
         self.reset_version = start.reset_version
 
     def grant(self, generation: int) -> None:
-        """Keep the queue in this generation. A revoked queue is fetched from and delivered again."""
+        """Keep the queue for the group's new generation. If the queue was revoked, it is fetched and delivered
+        again."""
         self.change(AssignmentEvent.GRANT)
         self.generation = generation
         self.revoked_at_s = None
@@ -159,12 +166,12 @@ class AssignedQueue(ABC):
 
     @property
     def revoked(self) -> bool:
-        """True if the queue is revoked and only waits for its release."""
+        """True if the queue is revoked but not released yet."""
         return self.state is AssignmentState.REVOKED or self.state is AssignmentState.WITHDRAWN
 
     @property
     def dropped(self) -> bool:
-        """True if the assignment is over: later answers about the queue are ignored."""
+        """True if the queue's assignment to this consumer is over. Later answers about the queue are ignored."""
         return self.state is AssignmentState.RELEASED
 
     # Methods that commit the queue's offset
@@ -172,22 +179,22 @@ class AssignedQueue(ABC):
     @property
     @abstractmethod
     def commit_offset(self) -> int:
-        """Offset to commit. The program has finished with every message before this offset."""
+        """The queue's offset to commit. The program has finished with every message before this offset."""
 
     @property
     def dirty(self) -> bool:
-        """True if the queue has an offset to commit."""
+        """True if the queue has an offset that is not committed yet."""
         offset, committed = self.commit_offset, self.committed
         return self.started and (committed is None or offset > committed or (self.backwards and offset != committed))
 
     def ask(self, offset: int | None) -> OffsetCommit:
-        """Create the commit of `offset` to send to the broker. If `offset` is None, the commit only asks the broker
-        whether the group's offset was reset."""
+        """Create the commit of `offset` to send to the broker. If `offset` is None, the commit only requests from the
+        broker whether the group's offset was reset."""
         self.asked = OffsetCommit(offset, self.generation, self.reset_version, self.backwards)
         return self.asked
 
     def committed_to(self, commit: OffsetCommit) -> None:
-        """Record that the broker has accepted `commit`."""
+        """Record that the broker has accepted a commit of the queue's offset."""
         offset = commit.queue_offset
         if offset is not None:
             self.committed = offset if commit.backwards else max(offset, self.committed or 0)

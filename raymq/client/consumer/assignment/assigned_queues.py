@@ -4,12 +4,14 @@
     no answer for FENCE_AFTER_S, or a commit refused → LOSE
     the group may not read the queue now → the queue is kept, forbidden, until the broker allows it
 
-A member must not use its queues when other members may have them. So each answer of the group renews a lease, which
-expires before the group's session of the member does; `fence` then gives up all queues. If a broker refuses the commit
-of a queue, the queue belongs to another member: this member takes the queue again only in a newer generation.
+A member must not use its queues when other members may have them. So each answer of the group renews a lease on the
+queues. The lease expires before the member's session in the group expires, and `fence` then gives up all queues. If a
+broker refuses the commit of a queue, the queue belongs to another member. This member takes that queue again only in a
+newer generation.
 
 SubscriptionState (pull) and ProcessQueues (push) add fetching and delivery. This module uses no threads, no clock and
-no calls: times are arguments, in s. Nothing of this state survives the process; the brokers keep the committed offsets.
+no remote calls: times are arguments, in s. This state is lost when the process ends; the brokers keep the committed
+offsets.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 from raymq.common.protocol.membership import SESSION_TIMEOUT_S, GroupAssignment
 
 FENCE_AFTER_S: Final = SESSION_TIMEOUT_S * 0.6
-"""Time in s for which a member may use its queues after it sent a heartbeat that was answered. The group's session of
-the member begins no earlier, so the session is still running when the member gives the queues up."""
+"""Time in s for which a member may use its queues after it sent a heartbeat that was answered. The member's session in
+the group begins no earlier than this heartbeat and lasts longer. So the member gives the queues up before its session
+expires."""
 
 Q = TypeVar("Q", bound=AssignedQueue)
 
@@ -35,7 +38,7 @@ Q = TypeVar("Q", bound=AssignedQueue)
 class AssignedQueues(ABC, Generic[Q]):
     """The queues of one member, or of a consumer without a group. Not thread-safe.
 
-    `fence_after_s`: how long the queues may be used after a heartbeat was sent that the group answered.
+    `fence_after_s`: for how many seconds the queues may be used after the last answered heartbeat was sent.
     """
 
     def __init__(self, *, fence_after_s: float = FENCE_AFTER_S) -> None:
@@ -43,17 +46,17 @@ class AssignedQueues(ABC, Generic[Q]):
         self._queues: dict[MessageQueue, Q] = {}
         """All queues that this member holds, each from its grant to its release or loss."""
         self._starting: dict[MessageQueue, Q] = {}
-        """Queues whose start offset is unknown."""
+        """Queues of this member whose start offset is unknown."""
         self._revoked: dict[MessageQueue, Q] = {}
-        """Revoked queues that wait for their release."""
+        """Revoked queues of this member that are not released yet."""
         self._fenced: dict[MessageQueue, int] = {}
         """Queues whose commits a broker has refused, with the refused generation. The member takes such a queue again
         only if a newer generation grants it."""
         self._forbidden: dict[MessageQueue, NoPermissionError] = {}
-        """Queues that the brokers do not let the group read now, with the error that gives the reason. The consumer
-        neither fetches nor delivers their messages, but commits their offsets."""
+        """Queues that the brokers do not allow the group to read now, with the error that gives the reason. The
+        consumer neither fetches nor delivers their messages, but commits their offsets."""
         self._lease_until_s = -math.inf
-        """Time until which the group gives this member's queues to no other member."""
+        """Time in s until which the group gives this member's queues to no other member."""
         self._joined = False
         self._offsets_version: int | None = None
 
@@ -64,27 +67,28 @@ class AssignedQueues(ABC, Generic[Q]):
 
     @property
     def holding(self) -> frozenset[MessageQueue]:
-        """The queues, in any state, that the group must not give to other members."""
+        """This member's queues, in any state. The group must not give them to other members."""
         return frozenset(self._queues)
 
     @property
     def joined(self) -> bool:
-        """True if the group has answered at least once, or if queues were assigned without a group."""
+        """True if the group has answered a heartbeat of this member, or if queues were assigned without a
+        group."""
         return self._joined
 
     @property
     def offsets_version(self) -> int | None:
-        """The group's number of offset resets, from its last answer. None without a group."""
+        """Number of the group's offset resets, from the group's last answer. None without a group."""
         return self._offsets_version
 
     @property
     def leaving(self) -> bool:
-        """True if some revoked queues are not released yet."""
+        """True if some revoked queues of this member are not released yet."""
         return bool(self._revoked)
 
     def starting(self, broker_name: str | None = None, *, forbidden: bool = True) -> list[Q]:
-        """Queues whose start offset is unknown, of one broker group or of all groups. `forbidden`: include queues that
-        this group may not read now."""
+        """Return the queues whose start offset is unknown, of one broker group or of all. `forbidden`: if True, include
+        queues that the consumer group may not read now."""
         return [
             assigned
             for queue, assigned in self._starting.items()
@@ -93,18 +97,18 @@ class AssignedQueues(ABC, Generic[Q]):
 
     @property
     def forbidden(self) -> Mapping[MessageQueue, NoPermissionError]:
-        """The queues held that the group may not read now, with the reason. The mapping is live: do not keep it, copy
-        it."""
+        """The queues of this member that the group may not read now, each with the reason. The mapping changes later,
+        so a caller that keeps it must copy it."""
         return self._forbidden
 
     @property
     def all_forbidden(self) -> bool:
-        """True if the group may read none of the queues held."""
+        """True if the group may read none of this member's queues."""
         return bool(self._forbidden) and len(self._forbidden) == len(self._queues)
 
     def _fetched_at(self, queue: MessageQueue, offset: int) -> Q | None:
-        """Return the queue if its next fetch is at `offset`. Returns None if the queue was revoked, or its fetch offset
-        has changed."""
+        """Return the assignment of `queue` if its next fetch is at `offset`. Returns None if the queue was revoked, or
+        if its fetch offset has changed."""
         assigned = self._queues.get(queue)
         if assigned is None or assigned.state is not AssignmentState.STARTED or assigned.fetch_offset != offset:
             return None
@@ -113,14 +117,14 @@ class AssignedQueues(ABC, Generic[Q]):
     # Methods that grant, revoke and release queues
 
     def assignment_received(self, assignment: GroupAssignment, sent_s: float) -> None:
-        """Apply the group's answer to a heartbeat that was sent at `sent_s`: grant and revoke queues, and renew the
+        """Apply the group's answer to a heartbeat that was sent at `sent_s`. Grants and revokes queues, and renews the
         lease."""
         self._hold(assignment.queues, assignment.generation, sent_s)
         self._lease_until_s = sent_s + self._fence_after_s
         self._offsets_version = assignment.offsets_version
 
     def hold(self, queues: Collection[MessageQueue], now_s: float) -> None:
-        """Hold exactly the given queues, without a group."""
+        """Assign exactly the given queues to a consumer without a group."""
         self._fenced.clear()
         self._hold(queues, 0, now_s)
         self._lease_until_s = math.inf
@@ -142,15 +146,15 @@ class AssignedQueues(ABC, Generic[Q]):
         self._joined = True
 
     def started(self, assigned: Q, start: QueueOffset) -> None:
-        """Start to fetch a queue at its start offset. Does nothing if the queue was lost or revoked since `starting`
+        """Begin to fetch a queue at its start offset. Does nothing if the queue was lost or revoked after `starting`
         returned it."""
         if assigned.state is AssignmentState.STARTING:
             assigned.start(start)
             self._state_changed(assigned)
 
     def forbid(self, assigned: Q, error: NoPermissionError) -> bool:
-        """Stop fetching and delivering a queue until `allow`, because the group may not read the queue now. This member
-        keeps the queue. Returns False if the queue was already forbidden, or was lost or revoked since."""
+        """Stop fetching and delivering a queue until `allow` is called, because the group may not read the queue now.
+        This member keeps the queue. Returns False if the queue was already forbidden, or is no longer held."""
         queue = assigned.queue
         if self._queues.get(queue) is not assigned or assigned.revoked:
             return False
@@ -161,13 +165,13 @@ class AssignedQueues(ABC, Generic[Q]):
         return is_new
 
     def allow(self, assigned: Q) -> None:
-        """Continue with a forbidden queue at the offset at which the consumer stopped."""
+        """Allow a forbidden queue again. The consumer continues at the offset at which it stopped."""
         assigned.allow()
         self._state_changed(assigned)
 
     def revoke(self, queues: Iterable[MessageQueue], now_s: float) -> None:
-        """Stop fetching and delivering these queues. `release` gives each queue up after the program has finished with
-        its messages."""
+        """Stop fetching and delivering messages of these queues. `release` later gives each queue up, after the program
+        has finished with the queue's messages."""
         for queue in queues:
             assigned = self._queues.get(queue)
             if assigned is not None:
@@ -175,7 +179,8 @@ class AssignedQueues(ABC, Generic[Q]):
                 self._state_changed(assigned)
 
     def release(self, now_s: float) -> list[MessageQueue]:
-        """Release the revoked queues that are finished, and return them: other members wait for these queues."""
+        """Release the revoked queues whose messages are finished. Returns these queues, because other members wait for
+        them."""
         released = [assigned for assigned in self._revoked.values() if self._may_go(assigned, now_s)]
         for assigned in released:
             assigned.change(AssignmentEvent.RELEASE)
@@ -183,7 +188,8 @@ class AssignedQueues(ABC, Generic[Q]):
         return [assigned.queue for assigned in released]
 
     def lose(self, queues: Iterable[MessageQueue]) -> None:
-        """Deliver and commit nothing more of these queues, because other members have them or they are deleted."""
+        """Give up these queues at once, because other members have them or the queues are deleted. The consumer
+        delivers and commits nothing more of them."""
         for queue in queues:
             assigned = self._queues.get(queue)
             if assigned is not None:
@@ -191,15 +197,15 @@ class AssignedQueues(ABC, Generic[Q]):
                 self._state_changed(assigned)
 
     def lose_all(self) -> bool:
-        """Deliver and commit nothing more of any queue, because other members may get the queues. Returns False if no
-        queue was held."""
+        """Give up all queues at once, because other members may get them. The consumer delivers and commits nothing
+        more of them. Returns False if no queue was held."""
         lost = list(self._queues)
         self.lose(lost)
         return bool(lost)
 
     def fence(self, now_s: float) -> bool:
-        """Lose all queues if the group did not answer before the lease expired, because other members may have the
-        queues. Returns True if queues were lost."""
+        """Give up all queues if the lease has expired without an answer of the group, because other members may have
+        the queues. Returns True if queues were given up."""
         return now_s > self._lease_until_s and self.lose_all()
 
     def is_absent(self, now_s: float) -> bool:
@@ -211,7 +217,7 @@ class AssignedQueues(ABC, Generic[Q]):
 
     @property
     def has_uncommitted(self) -> bool:
-        """True if some queue has an offset to commit."""
+        """True if some queue of this member has an offset to commit."""
         return any(assigned.dirty for assigned in self._perhaps_dirty())
 
     @abstractmethod
@@ -219,13 +225,13 @@ class AssignedQueues(ABC, Generic[Q]):
         """True if a caller in this process or another member of the group waits for a commit."""
 
     def waits_for_broker(self) -> bool:
-        """True if a queue waits for its start offset, or if a commit is urgent. A forbidden queue does not count: the
-        broker is asked about it at the next interval."""
+        """True if a queue waits for its start offset, or if a commit is urgent. A forbidden queue does not count,
+        because the broker is asked about such a queue only at fixed intervals."""
         return not self._starting.keys() <= self._forbidden.keys() or self.commit_is_urgent()
 
     def uncommitted(self, broker_name: str | None = None) -> dict[MessageQueue, OffsetCommit]:
-        """Create the commits of all finished, uncommitted messages of one broker group, or of all broker
-        groups."""
+        """Return a commit for each queue, of one broker group or of all, that has finished but uncommitted
+        messages."""
         return {
             assigned.queue: assigned.ask(assigned.commit_offset)
             for assigned in self._perhaps_dirty()
@@ -235,8 +241,8 @@ class AssignedQueues(ABC, Generic[Q]):
     def reset_queries(
         self, broker_name: str | None = None, *, only_forbidden: bool = False
     ) -> dict[MessageQueue, OffsetCommit]:
-        """Create commits without an offset. The broker's answer to them names the queues that were reset and the queues
-        that may be read. Includes all queues that have started, or only the forbidden queues."""
+        """Return commits without an offset, for all started queues or only for the forbidden queues. The broker's
+        answer to these commits names the queues that were reset and the queues that may be read."""
         return {
             assigned.queue: assigned.ask(None)
             for assigned in self._queues.values()
@@ -249,7 +255,7 @@ class AssignedQueues(ABC, Generic[Q]):
         self, commits: Mapping[MessageQueue, OffsetCommit], answer: CommitAnswer
     ) -> dict[MessageQueue, int]:
         """Apply the brokers' answer to commits, and return the offsets that are now committed. Ignores the answer for a
-        queue that was lost or reset since, or for which a later commit was made."""
+        queue if the queue was lost or reset, or if a later commit was made, after the commit was created."""
         committed = {}
         for queue, commit in commits.items():
             refused = queue in answer.fenced or queue in answer.gone or queue in answer.reset
@@ -272,8 +278,8 @@ class AssignedQueues(ABC, Generic[Q]):
         return committed
 
     def _judge_permission(self, assigned: Q, stopped: str | None) -> None:
-        """Forbid a queue if the broker's answer stops it (`stopped`: the reason), or allow a forbidden queue
-        again."""
+        """Forbid a queue if `stopped`, the broker's reason for forbidding the queue, is set. Otherwise allow a
+        forbidden queue again."""
         if stopped is not None:
             self.forbid(assigned, NoPermissionError(stopped))
         elif assigned.forbidden is not None:
@@ -286,7 +292,7 @@ class AssignedQueues(ABC, Generic[Q]):
         """Create the assignment of a queue that the group has just granted."""
 
     def _is_wanted(self, queue: MessageQueue) -> bool:
-        """True if the group may grant this queue."""
+        """True if this member still wants the queue from the group."""
         return True
 
     @abstractmethod
@@ -295,19 +301,19 @@ class AssignedQueues(ABC, Generic[Q]):
 
     @abstractmethod
     def _reset(self, assigned: Q, start: QueueOffset) -> None:
-        """Continue at the offset to which a queue was reset."""
+        """Move a queue to the offset to which the group's offset was reset. The consumer continues there."""
 
     def _perhaps_dirty(self) -> Iterable[Q]:
-        """Return the queues that may have an offset to commit; every queue that has one is among them."""
+        """Return at least all queues that have an offset to commit. The result may contain other queues too."""
         return self._queues.values()
 
     def _committed(self, assigned: Q) -> None:
-        """Called after the broker has accepted a commit of the queue."""
+        """Hook that is called after the broker has accepted a commit of the queue."""
 
     # Methods that update the tables of queues
 
     def _take_up(self, assigned: Q) -> Q:
-        """Add a queue that this member did not hold."""
+        """Add a queue that this member did not hold before."""
         self._queues[assigned.queue] = assigned
         self._state_changed(assigned)
         return assigned

@@ -3,9 +3,9 @@
     next_heartbeat (wanted topics, queues held) → Rebalance → assigned: AssignedQueues.assignment_received, a new lease
                                                             → unanswered, too long: AssignedQueues.fence
 
-The death of a Rebalance actor has no effect while the lease lasts: the next actor rebuilds the group from the
-heartbeats of its members. The new actor counts offset resets from the beginning, so the members ask their brokers about
-resets. Only `leave` blocks.
+If a Rebalance actor dies, nothing happens while the lease lasts: the next actor rebuilds the group from the heartbeats
+of its members. The new actor counts offset resets from 0 again, so the members ask their brokers about resets. Only
+`leave` blocks.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ logger = logging.getLogger(__name__)
 class GroupMember:
     """The member `name` of the consumer group `group`, and the HeartbeatSource of its heartbeats. Thread-safe.
 
-    `core`, guarded by `lock`, holds the member's queues. `node_id` is the Ray node that this process runs on, for
-    allocation by machine. `expressions`, called with the lock held, returns the subscription expression of each topic.
-    `on_assigned` is called after each answer, which may have changed the queues. `on_reset` is called after offsets of
-    the group were reset.
+    `core`, guarded by `lock`, holds the member's queues. `node_id` is the Ray node on which this process runs; it is
+    used to allocate queues by machine. `expressions`, called with the lock held, returns the subscription expression of
+    each topic. `on_assigned` is called after each answer of the group, which may have changed the queues. `on_reset` is
+    called after offsets of the group were reset.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class GroupMember:
         self._membership: Membership | None = None
         """The consumer's membership; None before the consumer joins its group."""
         self._failure: RaymqError | None = None
-        """The error of the last heartbeat that failed."""
+        """The error of the last heartbeat if that heartbeat failed."""
         self.refusal: SubscriptionConflictError | None = None
         """The error with which the group refuses this member; None if the group accepts the member."""
 
@@ -67,13 +67,13 @@ class GroupMember:
         self._membership = self._rebalance.join(self._group, self)
 
     def beat_soon(self) -> None:
-        """Send the next heartbeat at once, because a change has happened that other members wait for."""
+        """Send the next heartbeat at once, because other members wait for a change of this member."""
         if self._membership is not None:
             self._membership.beat_soon()
 
     def fence(self) -> None:
-        """Give up all queues if the group has not answered for FENCE_AFTER_S, because other members may get the queues
-        now."""
+        """Give up all queues if the group has not answered a heartbeat for FENCE_AFTER_S. Other members may get the
+        queues now."""
         with self._lock:
             lost = self._core.fence(time.monotonic())
         if lost:
@@ -82,16 +82,16 @@ class GroupMember:
             )
 
     def release(self) -> None:
-        """Release the revoked queues that are finished. The next heartbeat is sent at once, because other members wait
-        for these queues."""
+        """Release the revoked queues whose messages are finished. The next heartbeat is sent at once, because other
+        members wait for these queues."""
         with self._lock:
             released = self._core.leaving and self._core.release(time.monotonic())
         if released:
             self.beat_soon()
 
     def leave(self) -> None:
-        """Give up all queues and leave the group. If the group cannot be reached, the member's session expires there.
-        May block for a few seconds."""
+        """Give up all queues and leave the group. If the group cannot be reached, it keeps the member until the
+        member's session expires. May block for a few seconds."""
         with self._lock:
             self._core.lose_all()
         if self._membership is not None:
@@ -105,7 +105,7 @@ class GroupMember:
             raise self._failure
 
     def raise_refusal(self) -> None:
-        """Raises SubscriptionConflictError while other members of the group have a different expression for a
+        """Raise SubscriptionConflictError while other members of the group have a different expression for a
         topic."""
         if self.refusal is not None:
             raise SubscriptionConflictError(*self.refusal.args)
@@ -113,8 +113,9 @@ class GroupMember:
     # HeartbeatSource methods, called from the client's threads
 
     def next_heartbeat(self) -> GroupHeartbeat | None:
-        """Return a heartbeat with the queues held and the topics wanted. If the member is absent (its program does not
-        poll), the first call returns a farewell that gives up all queues, and later calls return None."""
+        """Return a heartbeat with the queues that this member holds and the topics that it wants. If the member is
+        absent (its program does not poll), the first call returns a last heartbeat that gives up all queues, and later
+        calls return None."""
         with self._lock:
             if not self._core.is_absent(time.monotonic()):
                 return GroupHeartbeat(
@@ -131,7 +132,7 @@ class GroupMember:
         return self._farewell()
 
     def assigned(self, assignment: GroupAssignment, sent_s: float) -> None:
-        """Apply the group's answer, which renews the lease on the queues."""
+        """Apply the group's answer to a heartbeat. The answer renews the lease on the queues."""
         self.refusal = None
         with self._lock:
             known_version = self._core.offsets_version
@@ -142,14 +143,14 @@ class GroupMember:
         self._on_assigned()
 
     def unanswered(self, error: RaymqError) -> None:
-        """Record that the group does not answer. The member uses its queues while the lease lasts."""
+        """Record that the group did not answer a heartbeat. The member uses its queues while the lease lasts."""
         logger.info("%s: %s", self._name, error)
         self._failure = error
         self.fence()
 
     def refused(self, error: SubscriptionConflictError) -> None:
         """Record that the group does not accept this member. Heartbeats continue, so that this member gets queues after
-        the conflicting members have left. It uses the queues that it holds while the lease lasts."""
+        the conflicting members have left. While the lease lasts, the member uses the queues that it holds."""
         if self.refusal is None:
             logger.warning("%s: %s", self._name, error)
         self.refusal = error

@@ -3,9 +3,9 @@ does this work for all consumers of a process.
 
     AssignedQueues.starting → start offsets → started        uncommitted → commit → commit_answered
 
-Each broker group has its own thread, so no broker group waits for another. Commits are coalesced: after each commit
-interval, one commit covers all messages that were finished during the interval. A commit is sent at once if a caller
-waits for it. A failed call is retried after a pause.
+Each broker group has its own thread, so a slow broker group does not delay the others. Commits are coalesced: after
+each commit interval, one commit covers all messages that were finished during the interval. A commit is sent at once if
+a caller waits for it. A failed call is retried after a pause.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset,
 from raymq.common.retry import Backoff
 
 RESET_QUERY_INTERVAL_S: Final = 2.0
-"""Interval in s at which a consumer without a group asks its brokers about offset resets. Members of a group learn of
-resets from the group."""
+"""Interval in s at which a consumer without a group asks its brokers about offset resets. The group reports resets to
+its members."""
 FORBIDDEN_INTERVAL_S: Final = 2.0
-"""Interval in s at which a broker is asked whether forbidden queues may be read again."""
+"""Interval in s at which a consumer asks a broker whether the group may read its forbidden queues again."""
 COMMIT_TIMEOUT_S: Final = 5.0
 """Timeout in s of one call that an offset thread makes to a broker. The thread retries a failed call."""
 
@@ -47,7 +47,7 @@ class OffsetStore(Protocol):
     """Interface of a store of the group's offsets: at a broker, or in a file (RocketMQ's OffsetStore)."""
 
     may_be_reset: bool
-    """True if other processes may reset the offsets."""
+    """True if other processes may reset the offsets in this store."""
 
     def prepare(self, broker_name: str, timeout_s: float) -> None:
         """Register the group at a broker group, or read the offset file. Called before the first use, and again if the
@@ -58,10 +58,11 @@ class OffsetStore(Protocol):
         omit queues; the caller then calls `start_offset` for each of them."""
 
     def start_offset(self, queue: MessageQueue, generation: int) -> QueueOffset:
-        """Return the offset at which the consumer starts to read a queue. Raises TopicNotExistError."""
+        """Return the offset at which the consumer starts to read a queue. Raises TopicNotExistError if the queue's
+        topic does not exist."""
 
     def commit_offsets(self, commits: Mapping[MessageQueue, OffsetCommit], timeout_s: float) -> CommitAnswer:
-        """Commit offsets; durable on return."""
+        """Commit offsets. The offsets are durable when the call returns."""
 
 
 class RemoteBrokerOffsetStore:
@@ -82,8 +83,8 @@ class RemoteBrokerOffsetStore:
 
 
 class CommitThreads:
-    """The threads of a process that call brokers about offsets: one thread per broker group, started on first
-    use."""
+    """The threads of a process that call brokers about offsets. Each broker group has one thread, which is started on
+    first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -91,7 +92,7 @@ class CommitThreads:
         self._closed = False
 
     def of(self, broker_name: str) -> _BrokerThread:
-        """Return the thread of a broker group; start it if needed."""
+        """Return the thread of a broker group. The first call for a broker group starts its thread."""
         with self._lock:
             thread = self._threads.get(broker_name)
             if thread is None:
@@ -99,7 +100,7 @@ class CommitThreads:
             return thread
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the threads that call brokers about offsets."""
         with self._lock:
             self._closed = True
             for thread in self._threads.values():
@@ -111,8 +112,8 @@ class OffsetCommitter:
     holds the consumer's queues. Thread-safe.
 
     `interval_s`: how often finished messages are committed to the `store`; None if the program commits. `on_started` is
-    called when queues, or offsets in them, become fetchable. `on_committed` is called after a commit was answered,
-    because queues may have waited for the commit.
+    called when queues become fetchable, or when their fetch offset changes. `on_committed` is called after a commit was
+    answered, because queues may have waited for the commit.
     """
 
     def __init__(
@@ -131,18 +132,19 @@ class OffsetCommitter:
         self.interval_s = math.inf if interval_s is None else interval_s
         self.on_started, self.on_committed = on_started, on_committed
         self.refusal: RaymqError | None = None
-        """Error of a commit that can never succeed; None after the error was raised to the program."""
+        """Error of a commit that can never succeed; None if there is no such error, or if it was raised to the
+        program."""
         self.armed = False
-        """True if the threads are scheduled to look for finished messages at the next interval."""
+        """True if the broker threads are scheduled to look for finished messages at the next interval."""
         self.store, self._threads = store, threads
         self._works_lock = threading.Lock()
-        """Guards `_works` and `_closed`."""
+        """Guards the attributes `_works` and `_closed`."""
         self._works: dict[str, _BrokerWork] = {}
         self._closed = False
 
     def wake(self) -> None:
-        """Schedule the broker threads, which look for queues without a start offset and for offsets to commit. Calls
-        the brokers at once if a caller waits."""
+        """Schedule the broker threads, which get missing start offsets and commit offsets. If a caller waits for a
+        start offset or a commit, the brokers are called at once."""
         with self.lock:
             urgent = self.core.waits_for_broker()
             if self.armed and not urgent:
@@ -154,22 +156,22 @@ class OffsetCommitter:
             self.armed = False
 
     def ask_about_resets(self) -> None:
-        """Ask the brokers whether the offset of any held queue was reset, because offsets of the group were
-        reset."""
+        """Ask the brokers for which of this consumer's queues the offset was reset. Called after offsets of the group
+        were reset."""
         for work in self._all():
             work.ask.set()
             work.forbidden_at_s = -math.inf
             work.schedule(now=True)
 
     def prepare(self, broker_names: Iterable[str], timeout_s: float) -> None:
-        """Register the group at each of these brokers, unless it is already registered there. Blocks for the
-        calls."""
+        """Register the group at each of these brokers, unless it is already registered there. Blocks until the brokers
+        have answered."""
         for work in map(self._work, sorted(set(broker_names))):
             if work is not None:
                 work.prepare(timeout_s)
 
     def commit(self, timeout_s: float) -> dict[MessageQueue, int]:
-        """Commit all finished messages, in this thread, and return the committed offsets."""
+        """Commit all finished messages, in the caller's thread, and return the committed offsets."""
         with ExitStack() as held:
             for work in self._all():
                 held.enter_context(work.commit_lock)
@@ -200,13 +202,14 @@ class OffsetCommitter:
         return committed
 
     def raise_refusal(self) -> None:
-        """Raise, once, the permanent error with which a broker refused a commit of a background thread."""
+        """Raise the permanent error with which a broker refused a commit of a background thread. Each such error is
+        raised once."""
         refusal, self.refusal = self.refusal, None
         if refusal is not None:
             raise refusal
 
     def close(self) -> None:
-        """Stop committing. Offsets that are not committed yet stay uncommitted."""
+        """Stop committing offsets. Offsets that are not committed yet stay uncommitted."""
         with self._works_lock:
             self._closed = True
         for work in self._all():
@@ -217,7 +220,7 @@ class OffsetCommitter:
             return [work for _, work in sorted(self._works.items())]
 
     def _work(self, broker_name: str) -> _BrokerWork | None:
-        """Return this consumer's offset work at a broker group; None after `close`."""
+        """Return this consumer's offset work at a broker group; None after the committer was closed."""
         with self._works_lock:
             work = self._works.get(broker_name)
             if work is None and not self._closed:
@@ -227,8 +230,8 @@ class OffsetCommitter:
 
 
 class _BrokerThread:
-    """The thread that calls one broker group about offsets, for all consumers of the process, when their work
-    is due."""
+    """The thread that calls one broker group about offsets, for all consumers of the process. It handles each
+    consumer's work when the work is due."""
 
     def __init__(self, broker_name: str, *, closed: bool) -> None:
         self.broker_name = broker_name
@@ -236,8 +239,8 @@ class _BrokerThread:
         self._works: dict[_BrokerWork, float] = {}
         """The pending work of each consumer, with the time at which it is due, on `time.monotonic`'s clock."""
         self._not_before_s = 0.0
-        """Time before which no call is made, after the broker did not answer: the work of the other consumers would
-        only wait for the same broker."""
+        """Time until which this thread makes no call, after a call to its broker has failed. Work of other consumers
+        would fail at the same broker."""
         self._closed = closed
         threading.Thread(target=self._run, name=f"offsets-{broker_name}", daemon=True).start()
 
@@ -258,7 +261,8 @@ class _BrokerThread:
             self._changed.notify()
 
     def _next(self) -> _BrokerWork | None:
-        """Wait until work is due, remove the work from the schedule and return it. Returns None after `close`."""
+        """Wait until some offset work is due, remove the work from the schedule and return it. Returns None after
+        `close`."""
         with self._changed:
             while not self._closed:
                 work, due_s = min(self._works.items(), key=lambda item: item[1], default=(None, math.inf))
@@ -290,17 +294,17 @@ class _BrokerWork:
     def __init__(self, committer: OffsetCommitter, thread: _BrokerThread) -> None:
         self.committer, self.thread = committer, thread
         self.ask = threading.Event()
-        """Set if the next commit must ask the broker about every queue, because offsets were reset."""
+        """Set if offsets were reset: the next commit must then ask the broker about every queue."""
         self.commit_lock = threading.Lock()
-        """Held during a commit, so that an older commit cannot overtake a commit that moves an offset
+        """Held during a commit. Otherwise an older commit could overtake a newer commit that moves an offset
         backwards."""
         self.closed = False
         self.commit_at_s = time.monotonic() + committer.interval_s
-        """The time of the next commit of finished messages."""
+        """Time at which finished messages are next committed."""
         self._asked_s = time.monotonic()
-        """Time at which the broker was last asked about offset resets."""
+        """Time at which this consumer last asked the broker about offset resets."""
         self.forbidden_at_s = -math.inf
-        """Time at which the broker is next asked whether forbidden queues may be read."""
+        """Time at which this consumer next asks the broker whether the group may read its forbidden queues."""
         self._prepared = False
         self._backoff = Backoff()
         self._not_before_s = 0.0
@@ -311,8 +315,8 @@ class _BrokerWork:
             self._prepared = True
 
     def schedule(self, *, now: bool = False) -> float:
-        """Schedule this work `now`, or at the time of the next commit or reset query. Returns the scheduled
-        time."""
+        """Schedule this work immediately if `now` is true, otherwise at the time of the next commit or reset query.
+        Returns the scheduled time."""
         committer = self.committer
         at_s = -math.inf if now else math.inf
         with committer.lock:
@@ -350,7 +354,7 @@ class _BrokerWork:
             self.schedule()
         except RaymqError as error:
             if isinstance(error, GroupNotExistError):
-                # the group was deleted, or the broker does not create groups automatically; register the group again
+                # The group was deleted, or the broker does not create groups automatically: register the group again.
                 self._prepared = False
             elif error.retryable:
                 raise
@@ -358,7 +362,7 @@ class _BrokerWork:
             self.failed()
 
     def failed(self) -> None:
-        """Retry this consumer's work after a back-off."""
+        """Retry this consumer's offset work after a back-off."""
         self._not_before_s = time.monotonic() + self._backoff.next()
         self.schedule(now=True)
 
@@ -393,8 +397,9 @@ class _BrokerWork:
             committer.answered(commits, answer)
 
     def _start_queues(self, *, forbidden: bool) -> None:
-        """Get the start offset of each queue without one, and make the queue fetchable. `forbidden`: include queues
-        that the group could not read. A topic that the group may not read stops only the topic's own queues."""
+        """Get the missing start offsets of queues, and make these queues fetchable. `forbidden`: True to include queues
+        that the group could not read before. If the group may not read a topic, only the queues of that topic stay
+        stopped."""
         committer = self.committer
         with committer.lock:
             starting: list[AssignedQueue] = committer.core.starting(self.thread.broker_name, forbidden=forbidden)
@@ -406,7 +411,7 @@ class _BrokerWork:
             for assigned in starting:
                 try:
                     start = self._start_offset(assigned, starts, refusals)
-                # the topic was deleted, or has fewer queues now
+                # The topic was deleted, or has fewer queues now, so that this queue no longer exists.
                 except (TopicNotExistError, InvalidArgumentError) as error:
                     logger.warning("%s gives up %s: %s", committer.name, assigned.queue, error)
                     with committer.lock:
@@ -429,8 +434,9 @@ class _BrokerWork:
         starts: Mapping[MessageQueue, QueueOffset],
         refusals: dict[str, NoPermissionError],
     ) -> QueueOffset | None:
-        """Return the start offset of a queue. Returns None if the group may not read the queue's topic; `refusals` then
-        has the topic's error. Raises TopicNotExistError, InvalidArgumentError."""
+        """Return the start offset of a queue. Returns None if the group may not read the queue's topic, and puts the
+        topic's error into `refusals`. Raises TopicNotExistError or InvalidArgumentError if the topic or the queue does
+        not exist."""
         queue = assigned.queue
         if queue in starts or queue.topic in refusals:
             return starts.get(queue)

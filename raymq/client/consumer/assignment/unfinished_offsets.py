@@ -1,8 +1,8 @@
 """UnfinishedOffsets tracks the unfinished messages of one queue if messages finish one by one, and gives the offset to
 commit.
 
-The offset to commit is the smallest unfinished one (spec/messaging.md §5.5). So one slow message delays only the
-commit.
+The offset to commit is the smallest unfinished offset (spec/messaging.md §5.5). So one slow message delays only the
+commit, not the processing of later messages.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Collection, Sequence
 
 
 class UnfinishedOffsets:
-    """Offsets of messages that were fetched and are not finished. Offsets are added in ascending order."""
+    """The offsets of messages of one queue that were fetched but are not finished. Offsets are added in ascending
+    order."""
 
     def __init__(self) -> None:
         self._left: set[int] = set()
@@ -28,8 +29,8 @@ class UnfinishedOffsets:
         self._next = offsets[-1] + 1
 
     def remove(self, offsets: Collection[int]) -> int:
-        """Mark messages as finished, and return the offset to commit: the smallest unfinished offset, or the offset
-        after the last message if all are finished. Returns -1 if no message was unfinished before."""
+        """Mark messages as finished, and return the offset to commit. It is the smallest unfinished offset, or the
+        offset after the last message if all are finished. Returns -1 if no message was unfinished before."""
         if not self._left:
             return -1
         self._left.difference_update(offsets)

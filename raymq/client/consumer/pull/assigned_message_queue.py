@@ -1,7 +1,7 @@
 """AssignedMessageQueue is a queue that a pull consumer holds: its offsets, and the records that wait for a poll.
 
-This module uses no threads, no clock and no calls. raymq.client.consumer.pull.subscription_state holds all queues of a
-consumer.
+This module uses no threads, no clock and no remote calls. raymq.client.consumer.pull.subscription_state holds all
+queues of a consumer.
 """
 
 from __future__ import annotations
@@ -18,51 +18,53 @@ from raymq.common.protocol.group import QueueOffset
 
 @dataclass(slots=True)
 class QueueFlags:
-    """The state of one queue that SubscriptionState's tables and totals currently reflect."""
+    """The state of one queue as SubscriptionState has last entered it in its tables and totals."""
 
     tables: tuple[bool, ...] = ()
-    """For each table, True if the table contains the queue."""
+    """For each table of SubscriptionState, True if the table contains the queue."""
     hungry_at: int = -1
-    """The next offset to fetch; -1 if the queue must not be fetched."""
+    """The queue's next offset to fetch; -1 if the queue must not be fetched."""
     news_at: int = -1
-    """The offset from which the consumer waits for new records; -1 if the queue is not read in place."""
+    """The offset from which the consumer waits for new records of a queue that it reads in place (from mapped files);
+    -1 if the queue is not read in place."""
     count: int = 0
-    """The queue's `buffered_count` and `buffered_bytes` that are included in the totals."""
+    """The number and bytes of the queue's buffered messages that are included in the consumer's totals."""
     size_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class AssignedMessageQueue(AssignedQueue):
-    """One assignment of a queue to a pull consumer, from its grant to its release. Its offsets: done ≤ position ≤
-    fetch_offset."""
+    """One assignment of a queue to a pull consumer, from its grant to its release. Its offsets satisfy done ≤ position
+    ≤ fetch_offset."""
 
     position: int = 0
-    """Offset of the next message that a poll returns."""
+    """Offset of the queue's next message that a poll returns."""
     done: int = 0
-    """The offset up to which the program has finished with all messages (exclusive)."""
+    """The queue's offset up to which the program has finished with all messages (exclusive)."""
     buffered: deque[FetchedRecords] = field(default_factory=deque)
-    """Fetched records that wait for a poll; empty while the queue is paused or revoked."""
+    """Fetched records of the queue that wait for a poll; empty while the queue is paused or revoked."""
     buffered_count: int = 0
     buffered_bytes: int = 0
     noted: QueueFlags = field(default_factory=QueueFlags)
-    """The state of this queue that the consumer's tables currently reflect."""
+    """The state of this queue as it was last entered in the consumer's tables."""
     mapped: bool = False
     """True if the queue is read in place, from mapped files of a storage actor on this node; False if it is read by
     fetches."""
     known_end: int = 0
-    """The visible end of a queue that is read in place, from the store's last answer."""
+    """Visible end offset of the queue, from the storage actor's last answer. Used if the queue is read in place (from
+    mapped files)."""
     fetching: bool = False
-    """True if a fetch from `fetch_offset` is in flight, and its result is wanted."""
+    """True if a fetch of the queue from `fetch_offset` is in flight, and its result is still wanted."""
     settled: bool = True
-    """True if the program has finished with all messages that polls returned."""
+    """True if the program has finished with all messages of the queue that polls returned."""
     paused: bool = False
     unfinished: UnfinishedOffsets | None = None
-    """Messages that polls returned and the program has not acknowledged; None unless the program acknowledges each
-    message."""
+    """Messages that polls returned and the program has not acknowledged yet. None if the program does not acknowledge
+    each message."""
 
     def start(self, start: QueueOffset) -> None:
-        """Start to fetch at the start offset. Without a group no broker has stored this offset, so it must still be
-        committed."""
+        """Begin to fetch the queue at its start offset. Without a group, no broker has stored this offset, so it must
+        still be committed."""
         AssignedQueue.start(self, start)
         self.position = self.done = start.queue_offset
         if not self.generation:
@@ -74,12 +76,12 @@ class AssignedMessageQueue(AssignedQueue):
         self.refetch_from(self.position)
 
     def hold_back(self) -> None:
-        """Drop the buffered records, so that polls return nothing of the queue for now."""
+        """Drop the queue's buffered records, so that polls return no message of the queue for now."""
         self.refetch_from(self.position)
 
     @property
     def commit_offset(self) -> int:
-        """Offset to commit. The program has finished with every message before this offset."""
+        """The queue's offset to commit. The program has finished with every message before this offset."""
         return self.done
 
     @property
@@ -93,7 +95,7 @@ class AssignedMessageQueue(AssignedQueue):
         return self.mapped and not self.silent and self.fetch_offset < self.known_end
 
     def refetch_from(self, offset: int) -> None:
-        """Drop the buffered records and the fetch in flight. The next fetch and the next poll start at
+        """Drop the queue's buffered records, and ignore the fetch in flight. The next fetch and the next poll start at
         `offset`."""
         self.fetch_offset = self.position = offset
         self.fetching = False
@@ -101,7 +103,8 @@ class AssignedMessageQueue(AssignedQueue):
         self.buffered_count = self.buffered_bytes = 0
 
     def seek(self, offset: int) -> None:
-        """Continue at `offset`: earlier messages count as finished, later messages do not."""
+        """Move the queue's position to `offset`. Messages before `offset` count as finished, later messages do
+        not."""
         self.refetch_from(offset)
         self.done = offset
         self.forget_returned()
@@ -112,7 +115,7 @@ class AssignedMessageQueue(AssignedQueue):
             self.unfinished = UnfinishedOffsets()
 
     def reset(self, start: QueueOffset) -> None:
-        """Continue at the offset to which the group was reset."""
+        """Move the queue to the offset to which the group's offset was reset."""
         self.seek(start.queue_offset)
         self.committed, self.reset_version = start.queue_offset, start.reset_version
         self.backwards, self.asked = False, None
@@ -128,7 +131,7 @@ class AssignedMessageQueue(AssignedQueue):
             self.unfinished.remove(offsets)
 
     def follow_acknowledgements(self) -> None:
-        """Mark every message before the first unacknowledged message as finished."""
+        """Mark every message before the queue's first unacknowledged message as finished."""
         if self.unfinished is not None:
             self.settled = not len(self.unfinished)
             self.done = self.position if self.settled else self.unfinished.first

@@ -1,10 +1,10 @@
 """AsyncPullConsumer is the pull consumer for asyncio: PullConsumer's methods, without blocking the event loop.
 
-A poll that waits costs no thread: the engine wakes the poll through the loop. Calls to brokers and stores run in a few
-threads of this consumer. Decoding runs there, too, unless it takes less time than a change of thread. A cancelled poll
-has taken no messages: the next poll returns them.
+A poll that waits uses no thread: the engine wakes the poll through the loop. Calls to brokers and stores run in a few
+threads of this consumer. Decoding runs in these threads too, unless it takes less time than a change of thread. A
+cancelled poll has taken no messages: the next poll returns them.
 
-A poll is a sequence of steps, separated by awaits. Each step runs aside (in a helper thread), so a signal handler that
+A poll is a sequence of steps, separated by awaits. Each step runs aside (in a helper thread). So a signal handler that
 raises in the loop's thread can end the poll only between steps.
 """
 
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 
 CALL_THREADS: Final = 4
 INLINE_BYTES: Final = 16 * 1024
-"""Maximum size of records that are decoded on the event loop: that takes about 0.1 ms."""
+"""Maximum bytes of records that are decoded on the event loop. Decoding this many bytes takes about 0.1 ms."""
 LOOK_AGAIN_S: Final = 1.0
 """Maximum time in s that a poll waits before it checks for records again. A signal handler may raise in the callback
-that wakes the poll. That ends the callback, and without this limit nothing else would wake the poll."""
+that wakes the poll, and so end the callback. Without this limit, nothing else would wake the poll."""
 
 
 class _Step(Generic[Found]):
-    """Outcome of one step of a poll: the poll has ended with the messages taken, or records must be decoded, or the
-    poll must wait."""
+    """Outcome of one step of a poll. Either the poll has ended with the messages that it took, or records must be
+    decoded, or the poll must wait."""
 
     def __init__(
         self,
@@ -81,15 +81,15 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
         PullConsumerBase.__init__(self, engine)
         super().__init__(PullConsumer(engine), engine, threads=CALL_THREADS, name=self.group)
         self._waiter: asyncio.Future[None] | None = None
-        """The future on which a poll waits. An asyncio.Event is unsuitable: if its `set` is interrupted, it never wakes
-        the waiting task."""
+        """The future on which a poll waits. An asyncio.Event is unsuitable: if a signal interrupts its `set`, the event
+        never wakes the waiting task."""
         self._watched: list[int] = []
-        """The file descriptors that the loop may be watching for a waiting poll."""
+        """The file descriptors that the event loop may be watching for a waiting poll."""
         self._watch_lock = threading.Lock()
-        """Held while `_watched` changes, because the helper thread of an interrupted wait may still be changing
-        it."""
+        """Lock that is held while `_watched` changes. The helper thread of an interrupted wait may still be changing
+        the list."""
         self._decoder = ThreadPoolExecutor(1, f"decode-{self.group}")
-        # replaces the wake-up of the blocking variant, which never polls in this consumer
+        # Replace the wake-up of the blocking consumer, because the blocking consumer never polls here.
         engine.on_wakeup = partial(self._in_loop, self._look_again)
 
     subscribe = awaited(PullConsumer.subscribe)
@@ -174,8 +174,8 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
         try:
             while step.taken is None:
                 if step.slices:
-                    # Do not await between the step that takes messages and the return, so that a cancelled poll has
-                    # taken nothing.
+                    # Do not await between the step that takes messages and the return. Otherwise a poll could be
+                    # cancelled after it has taken messages.
                     call = partial(self._engine.polls.decode, decode, step.slices)
                     _, decoding = aside(submit_call, self._decoder, call, self._loop)
                     decoded = await decoding
@@ -198,8 +198,8 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
         return self._look(turn, decode, max_messages, deadline_s)
 
     def _look(self, turn: PollTurn, decode: Decode[Found], max_messages: int, deadline_s: float) -> _Step[Found]:
-        """Check for records: decode a small fetch at once, return a large one for decoding in a thread, or return how
-        long to wait."""
+        """Check for records. Decodes a small fetch at once, returns a large fetch for decoding in a thread, or returns
+        how long to wait."""
         engine, polls = self._engine, self._engine.polls
         with self._ended_by_error(turn):
             slices = [] if engine.closed else polls.peek(max_messages)
@@ -227,7 +227,8 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
         max_messages: int,
         deadline_s: float,
     ) -> _Step[Found]:
-        """Take the records that a thread has decoded; if none is wanted, check for more records."""
+        """Take the records that a thread has decoded. If the subscription excludes all of them, check for more
+        records."""
         with self._ended_by_error(turn):
             taken = self._engine.polls.take(turn, decoded)
             if found(taken):
@@ -250,16 +251,16 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
     async def _wait(self, timeout_s: float) -> None:
         """Wait until records may be available, for at most `timeout_s`.
 
-        An interrupt leaves nothing harmful: at most a timer that only wakes the next wait, and watched descriptors that
-        the next wait or `close` removes.
+        If the wait is interrupted, what remains is harmless: a timer that only wakes the next wait, and watched file
+        descriptors that the next wait or `close` removes.
         """
         waiter = self._waiter = self._loop.create_future()
         # Set two timers, because a signal handler may raise in the callback of one timer, which would then not wake the
         # poll.
         timers = [self._loop.call_later(after_s, self._wake) for after_s in (timeout_s, timeout_s + LOOK_AGAIN_S)]
         try:
-            # Run aside (in a helper thread): an interrupt inside the loop's selector would make it disagree with the
-            # kernel's state.
+            # Run aside (in a helper thread). If a signal interrupted the loop's selector, its list of file descriptors
+            # would differ from the kernel's list.
             aside(self._watch, self._engine.polls.descriptors())
             await waiter
         finally:
@@ -268,12 +269,12 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
             aside(self._unwatch)
 
     def _wake(self) -> None:
-        """Wake the waiting poll, so that it checks for records again. Runs on the loop, so that no wake-up is missed
-        between a check and a wait.
+        """Wake the waiting poll, so that it checks for records again. Runs on the event loop, so that no wake-up is
+        missed between a check and a wait.
 
-        The future is set aside (in a helper thread): if `set_result` were interrupted, the future would have a result,
-        but would never wake its task. The loop's thread waits for that time. A loop in debug mode refuses calls from
-        other threads, so there the result is set directly.
+        A helper thread sets the future's result, and the loop's thread waits for it. If a signal interrupted
+        `set_result`, the future would have a result, but would never wake its task. A loop in debug mode refuses calls
+        from other threads, so in debug mode the loop's thread sets the result.
         """
         waiter = self._waiter
         if waiter is None or waiter.done():
@@ -284,7 +285,7 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
             aside(_finish, waiter)
 
     def _watch(self, descriptors: list[int]) -> None:
-        """Make the loop wake this consumer when one of the file descriptors is readable."""
+        """Make the event loop wake this consumer when one of the file descriptors becomes readable."""
         with self._watch_lock:
             self._remove_readers()
             for descriptor in descriptors:
@@ -306,12 +307,13 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
         await self._close(finished=True)
 
     async def _close(self, *, finished: bool) -> None:
-        """Close the consumer. May run in another event loop, because the consumer's own loop may have ended."""
+        """Close the consumer. May run in another event loop, because the loop that created the consumer may
+        have ended."""
         try:
             if not self._engine.closed:
                 await self._call(partial(self._engine.close, finished=finished))
         finally:
-            if self._engine.closed:  # otherwise the close was cancelled before it began
+            if self._engine.closed:  # if the engine is not closed, the close was cancelled before it began
                 self._end_pools()
                 if asyncio.get_running_loop() is self._loop:
                     aside(self._unwatch)

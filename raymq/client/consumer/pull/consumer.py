@@ -1,9 +1,9 @@
 """PullConsumer reads its group's queues, or chosen queues, in the user's process. The program gets messages with
 `poll`.
 
-A revoked queue is released inside `poll`, `commit` or `close`, because only then the program has finished with the
-messages of earlier polls. The threads and calls are in raymq.client.consumer.pull.engine; the asyncio variant is
-raymq.client.consumer.pull.async_consumer.
+A revoked queue is released only inside `poll`, `commit` or `close`. When the program calls one of these, it has
+finished with the messages of earlier polls. The threads and calls are in raymq.client.consumer.pull.engine; the asyncio
+variant is raymq.client.consumer.pull.async_consumer.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class PullConsumerBase(OfProcess):
         self._engine = engine
 
     def unsubscribe(self, topic: str) -> None:
-        """Stop polling messages of a topic. The topic's queues move to other members when this program next polls or
-        commits. Raises ClientStateError if the topic is not subscribed."""
+        """Stop polling messages of a topic. The topic's queues move to other members of the group when this program
+        next polls or commits. Raises ClientStateError if the topic is not subscribed."""
         self._engine.unsubscribe(topic)
 
     @direct
@@ -64,8 +64,8 @@ class PullConsumerBase(OfProcess):
 
         Every `auto_commit_interval_s`, each queue is committed up to the first message that a poll returned and the
         program has not acknowledged. If a queue has moved to another member, acknowledgements of its messages are
-        ignored: that member receives the messages again. Returns at once. Raises ClientStateError without
-        acknowledge_each.
+        ignored, and that member receives the messages again. Returns at once. Raises ClientStateError if the consumer
+        was made without `acknowledge_each`.
         """
         self._engine.acknowledge(messages)
 
@@ -80,7 +80,7 @@ class PullConsumerBase(OfProcess):
         self._engine.pause(list(queues))
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """Continue to fetch and return messages of these queues after `pause`."""
+        """Continue to fetch and return messages of these queues that `pause` had stopped."""
         self._engine.resume(list(queues))
 
     @direct
@@ -102,7 +102,7 @@ class PullConsumer(PullConsumerBase):
         self._wakeup = Wakeup()
         engine.on_wakeup = self._wakeup.set
 
-    # Methods that choose what is consumed
+    # Methods that choose the topics or queues to consume
 
     def subscribe(self, topic: str, expression: Expression = "*") -> None:
         """Subscribe to a topic, and share its queues with the members of the group.
@@ -111,21 +111,22 @@ class PullConsumer(PullConsumerBase):
         5")``; or by a predicate (`raymq.predicate`). A second call for a topic replaces its expression, from the next
         poll on.
 
-        Raises TopicNotExistError, IllegalNameError, InvalidArgumentError. Raises ClientStateError after `assign`, or if
-        members of the group subscribe to the topic with another expression.
+        Raises TopicNotExistError if the topic does not exist, and IllegalNameError or InvalidArgumentError if an
+        argument is invalid. Raises ClientStateError after `assign`, or if members of the group subscribe to the topic
+        with another expression.
         """
         self._engine.subscribe(topic, expression)
 
     def assign(self, queues: Iterable[MessageQueue], expression: Expressions = "*") -> None:
-        """Consume exactly these queues, without being a member of the group: no other consumer gives up a queue.
+        """Consume exactly these queues, without being a member of the group. Other consumers keep their queues.
 
         Offsets are read and committed under the group's name, so other consumers must not use these queues.
         `expression` chooses messages by tag or by `raymq.sql`, for all topics or by topic. A second call replaces the
         list of queues. A queue in both lists continues at its position. With auto_commit, the second call first commits
         all messages that polls have returned.
 
-        Raises InvalidArgumentError for a queue that does not exist, TopicNotExistError, and ClientStateError after
-        `subscribe`.
+        Raises InvalidArgumentError if a queue does not exist, TopicNotExistError if a queue's topic does not exist, and
+        ClientStateError after `subscribe`.
         """
         self._engine.assign(queues, expression)
 
@@ -134,19 +135,19 @@ class PullConsumer(PullConsumerBase):
     @unwrapped
     def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[MessageExt]:
         """Return up to `max_messages` messages. Waits up to `timeout_s` for the first message, and returns an empty
-        list after that.
+        list if none arrives.
 
         Messages of one queue are returned in order. With auto_commit, this call marks the messages of earlier polls as
         done. A message that cannot be read is returned in its place: its `body` raises BodyUnreadableError, and its
         `body_error` is that error.
 
-        Raises InvalidArgumentError unless `max_messages` is a whole number from 1 and `timeout_s` is from 0. Raises
-        ClientStateError after `close`, or if the consumer has nothing to consume. Raises DataLossError each time that a
-        queue's next message could not be read, and PredicateFailedError each time that its predicate failed; the other
-        queues continue. Raises NoPermissionError while the group may not consume (consume_enable) or read a topic
-        (`raymq group forbid`): at once if this concerns all queues, and otherwise instead of an empty list. Raises the
-        group's error if the group cannot be joined within the timeout. Raises, once, the error with which a broker has
-        refused an automatic commit.
+        Raises InvalidArgumentError unless `max_messages` is a whole number of at least 1 and `timeout_s` is at least 0.
+        Raises ClientStateError after `close`, or if the consumer has nothing to consume. Raises DataLossError each time
+        that a queue's next message could not be read, and PredicateFailedError each time that the queue's predicate
+        failed; the other queues continue. Raises NoPermissionError while the group may not consume (consume_enable) or
+        may not read a topic (`raymq group forbid`): at once if this concerns all queues, and otherwise instead of an
+        empty list. Raises the group's error if the group cannot be joined within the timeout. If a broker has refused
+        an automatic commit, raises the broker's error once.
         """
         max_messages = number_in("max_messages", max_messages, POSITIVE)
         timeout_s = number_in("timeout_s", timeout_s, TIME_S)
@@ -155,7 +156,7 @@ class PullConsumer(PullConsumerBase):
         try:
             messages = as_messages(aside(turn.step, self._poll, turn, decode, max_messages, timeout_s))
         except BaseException:
-            turn.abandoned = True  # a single store, which a signal handler cannot interrupt
+            turn.abandoned = True  # a single assignment, which a signal handler cannot interrupt
             raise
         return messages
 
@@ -178,12 +179,12 @@ class PullConsumer(PullConsumerBase):
         a larger `threshold_all_bytes` allows larger tables. A table ends when its compressed bodies reach about 64 MiB
         after decompression; the next table has the following messages.
 
-        `columns`: only these columns, which may include `raymq.records.kernels.columns.MORE_COLUMNS`. A message that
+        `columns`: the columns to return, which may include `raymq.records.kernels.columns.MORE_COLUMNS`. A message that
         cannot be read is a row with a null body, and the column "error" has the reason. With `unreadable` "raise" a
         table ends before such a message, and the next poll raises BodyUnreadableError; `seek` skips the message.
 
-        Raises the errors of `poll`. Raises ClientStateError with acknowledge_each, because a row of a table cannot be
-        acknowledged.
+        Raises the errors of `poll`. Raises ClientStateError if the consumer was made with `acknowledge_each`, because a
+        row of a table cannot be acknowledged.
         """
         max_messages = number_in("max_messages", max_messages, POSITIVE)
         timeout_s = number_in("timeout_s", timeout_s, TIME_S)
@@ -198,7 +199,7 @@ class PullConsumer(PullConsumerBase):
 
     def __iter__(self) -> Iterator[MessageExt]:
         """Iterate over messages until the consumer is closed. With auto_commit, a message counts as done when the
-        program requests the next message, so a program that leaves the loop skips no message."""
+        program requests the next message. So if the program leaves the loop, no message is skipped."""
         while not self._engine.closed:
             try:
                 messages = self.poll(max_messages=1)
@@ -243,8 +244,8 @@ class PullConsumer(PullConsumerBase):
         and queues whose offset was reset. An offset below the committed offset is ignored: use `seek` to move
         backwards.
 
-        Raises InvalidArgumentError for an offset that polls have not reached, ClientStateError for a queue that this
-        consumer does not hold. After any other error the call may be repeated.
+        Raises InvalidArgumentError if polls have not reached a given offset, and ClientStateError if this consumer does
+        not hold a given queue. After any other error the call may be repeated.
         """
         return self._engine.commit(offsets)
 
@@ -253,43 +254,45 @@ class PullConsumer(PullConsumerBase):
         """Deliver a message to the group again, from the group's retry topic `%RETRY%group`, to which members must
         subscribe.
 
-        The message is delivered after `delay_level`. With level 0 the delay grows with each send-back of the message.
-        The message moves to the dead-letter topic `%DLQ%group` instead after `max_reconsume_times` send-backs
-        (negative: the group's retry_max_times), or if `delay_level` is negative. Durable on return. The original
-        message must still be acknowledged or committed.
+        The message is delivered after the delay of `delay_level`. With level 0 the delay grows with each send-back of
+        the message. The message moves to the dead-letter topic `%DLQ%group` instead after `max_reconsume_times`
+        send-backs (negative: the group's retry_max_times), or if `delay_level` is negative. Durable on return. The
+        original message must still be acknowledged or committed.
 
-        Raises GroupNotExistError, MessageIllegalError. After an error the message may have been sent back.
+        Raises GroupNotExistError if the group does not exist, and MessageIllegalError if the message's properties
+        become too long, because a send-back adds some. After an error the message may have been sent back.
         """
         self._engine.send_back(message, delay_level, max_reconsume_times)
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """Return the group's committed offset of a queue, which this consumer need not hold. Returns None if the group
-        has committed no offset."""
+        """Return the group's committed offset of a queue. This consumer need not hold the queue. Returns None if the
+        group has committed no offset."""
         return self._engine.committed(queue)
 
-    # Methods that read and move positions
+    # Methods that read and change positions in queues
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue at `offset`, and commit this offset as if polls had reached it. Raises OffsetOutOfRangeError if
-        `offset` is outside the queue's offsets."""
+        """Continue reading a queue at `offset`, and commit this offset as if polls had reached it. Raises
+        OffsetOutOfRangeError if the queue does not hold `offset`."""
         self._engine.seek(queue, offset)
 
     def seek_to_begin(self, queue: MessageQueue) -> None:
-        """Continue at the first message that the queue still holds."""
+        """Continue reading a queue at the first message that the queue still holds."""
         self._engine.seek_to_begin(queue)
 
     def seek_to_end(self, queue: MessageQueue) -> None:
-        """Continue after the last message of the queue."""
+        """Continue reading a queue after its last message."""
         self._engine.seek_to_end(queue)
 
     def lag(self) -> dict[MessageQueue, int]:
         """Return the number of messages after this consumer's position, for each held queue."""
         return self._engine.lag()
 
-    # Methods about any queue, held or not
+    # Methods about any queue, whether this consumer holds it or not
 
     def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
-        """Return the currently readable queues of a topic, sorted. Raises TopicNotExistError, IllegalNameError."""
+        """Return the currently readable queues of a topic, sorted. Raises TopicNotExistError if the topic does not
+        exist, and IllegalNameError if the topic's name is illegal."""
         return self._engine.lookup.queues(topic)
 
     def begin_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
@@ -301,12 +304,13 @@ class PullConsumer(PullConsumerBase):
         return self._engine.lookup.end_offsets(queues)
 
     def offset_for_timestamp(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Return the offset of the first message stored at or after a time in ms since 1970, limited to the queue's
-        offsets."""
+        """Return the offset of the first message stored at or after a time in ms since 1970. The result is within the
+        queue's offsets."""
         return self._engine.lookup.offsets_for_times({queue: timestamp_ms})[queue]
 
     def offsets_for_times(self, times_ms: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """Return the offsets of several queues, each for its own timestamp, as `offset_for_timestamp` does."""
+        """Return the offsets of several queues for timestamps, as `offset_for_timestamp` does. `times_ms`: the
+        timestamp of each queue."""
         return self._engine.lookup.offsets_for_times(times_ms)
 
     def register_queue_change_listener(self, topic: str, callback: QueueChangeListener) -> None:

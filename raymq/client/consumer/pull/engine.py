@@ -1,12 +1,12 @@
 """PullEngine is the pull consumer that PullConsumer (blocking) and AsyncPullConsumer (asyncio) share.
 
-    GroupMember, OffsetCommitter    the group and the brokers: queues come and go, offsets are committed
+    GroupMember, OffsetCommitter    the group and the brokers: queues are granted and revoked, offsets are committed
     QueueReader                     records from mapped files on this node, or by fetches
     Polls                           a poll: peek → decode → take
 
 SubscriptionState makes all decisions and has all state about queues, under one lock that is never held during a call.
-Brokers keep the committed offsets. All other state ends with the process, so messages that polls returned but that were
-not committed are delivered again.
+Brokers keep the committed offsets. All other state is lost when the process ends. Messages that polls returned but that
+were not committed are then delivered again.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class PullEngine:
     """One pull consumer. Thread-safe. After `close`, every method but `close` raises ClientStateError.
 
     `names` adds the namespace to the names of topics and groups in arguments, and removes it from returned names.
-    Internally, all names are stored names, such as `settings.group`. `node_id` is the Ray node that this process runs
-    on, for allocation by machine. `announce` is called with the consumer's description for administrators when its
-    subscriptions change, `on_close` at the end of `close`.
+    Internally, all names are stored names, such as `settings.group`. `node_id` is the Ray node on which this process
+    runs; it is used to allocate queues by machine. `announce` is called with the consumer's description for
+    administrators when its subscriptions change. `on_close` is called at the end of `close`.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class PullEngine:
     ) -> None:
         self.settings = settings
         self.on_wakeup: Callable[[], None] = lambda: None
-        """Called from any thread when a waiting poll should check for records again."""
+        """Function that is called, from any thread, when a waiting poll should check for records again."""
         self._announce = announce
         self._spans = spans
         self._on_close = on_close
@@ -99,13 +99,14 @@ class PullEngine:
         self._lookup = QueueLookup(routes, storages, names)
         self._watch = QueueWatch(self._lookup.queues, settings.queue_check_interval_s, f"queues-{settings.group}")
         self._lock = threading.Lock()
-        """Guards `_core` and `_lost`; never held during a call."""
+        """Guards `_core` and `_lost`; never held during a remote call."""
         self._core = SubscriptionState(settings, time.monotonic())
         self._change_lock = threading.Lock()
-        """Held by `subscribe` and `assign` during their calls, so that these methods run one after another."""
+        """Lock that `subscribe` and `assign` hold during their remote calls, so that they run one after
+        another."""
         self._mode = ""
-        """Either "subscribe" or "assign", whichever was called first: they exclude each other. Empty before the first
-        call."""
+        """Either "subscribe" or "assign", whichever method was called first: a consumer can use only one of them. Empty
+        before the first call."""
         self._closing = threading.Event()
         self._lost = LostMessages()
         self._reader = QueueReader(
@@ -167,20 +168,20 @@ class PullEngine:
 
     @property
     def lookup(self) -> QueueLookup:
-        """Return the lookup of the bounds and offsets of any queue."""
+        """Return the object that looks up the bounds and offsets of any queue."""
         self.check_open()
         return self._lookup
 
     @property
     def watch(self) -> QueueWatch:
-        """The watch that calls queue-change listeners."""
+        """The object that checks topics for changed queues and calls the program's listeners."""
         self.check_open()
         return self._watch
 
-    # Methods that choose what is consumed
+    # Methods that choose the topics or queues to consume
 
     def subscribe(self, topic: str, expression: Expression | None) -> None:
-        """Subscribe to the topic, and share its queues with the group. Blocks for calls; raises the errors of
+        """Subscribe to the topic, and share its queues with the group. Blocks for remote calls; raises the errors of
         PullConsumer.subscribe."""
         topic = self.names.wrap(topic)
         subscription = Subscription.parse(topic, expression)
@@ -197,7 +198,7 @@ class PullEngine:
             self._announce_subscriptions()
 
     def unsubscribe(self, topic: str) -> None:
-        """Stop returning messages of the topic, and release its queues when the program polls again."""
+        """Stop returning messages of a topic. The topic's queues are released when the program polls again."""
         self.check_open()
         stored = self.names.wrap(topic)
         with self._lock:
@@ -207,7 +208,7 @@ class PullEngine:
         self._announce_subscriptions()
 
     def assign(self, queues: Iterable[MessageQueue], expression: Expressions | None) -> None:
-        """Hold exactly these queues, without a group. Blocks for calls; raises the errors of
+        """Consume exactly these queues, without a group. Blocks for remote calls; raises the errors of
         PullConsumer.assign."""
         wanted = sorted({self.lookup.check(queue) for queue in queues})
         texts: Mapping[str, Any] = dict.fromkeys({q.topic for q in wanted}, expression)
@@ -248,7 +249,7 @@ class PullEngine:
         return replace(info, trouble=trouble, stacks=thread_stacks() if stacks else ())
 
     def consume_directly(self, client_id: str, record: bytes, broker_name: str) -> DirectConsumption:
-        """Raises InvalidArgumentError, because a pull consumer has no listener."""
+        """Raise InvalidArgumentError, because a pull consumer has no listener."""
         raise InvalidArgumentError(
             f"member {self._name} of {self.settings.group!r} is a pull consumer, whose program polls: it has no "
             "listener to call; `raymq replay` delivers the message to the group again"
@@ -261,7 +262,7 @@ class PullEngine:
                 f"this consumer uses {self._mode}, which excludes {mode}; make another consumer for that"
             )
 
-    # Methods that read and move positions
+    # Methods that read and change positions in queues
 
     def position(self, queue: MessageQueue) -> int:
         return self._with_core(lambda core: core.get(self.names.queue(queue)).position)
@@ -277,9 +278,9 @@ class PullEngine:
         return self.names.shown_queues(self._with_core(lambda core: core.paused))
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue at `offset`. Blocks for a call. Raises OffsetOutOfRangeError if `offset` is outside the queue's
-        bounds."""
-        self.position(queue)  # raises before any call if the queue is not assigned
+        """Continue reading a queue at `offset`. Blocks for a remote call. Raises OffsetOutOfRangeError if the queue
+        does not hold `offset`."""
+        self.position(queue)  # raises, before any remote call, if the queue is not assigned
         bounds = self._lookup.bounds(queue)
         if not bounds.min_offset <= offset <= bounds.max_offset:
             raise OffsetOutOfRangeError(str(queue), offset, bounds.min_offset, bounds.max_offset)
@@ -294,8 +295,8 @@ class PullEngine:
         self._seek(queue, self._lookup.bounds(queue).max_offset)
 
     def lag(self) -> dict[MessageQueue, int]:
-        """Return the number of messages after the position, for each assigned queue. Blocks for a call per
-        queue."""
+        """Return the number of messages after this consumer's position, for each assigned queue. Blocks for one remote
+        call per queue."""
         ends = self.lookup.end_offsets(self.assignment())
         with self._lock:
             assigned, stored = set(self._core.assigned_queues), self.names.queue
@@ -312,7 +313,8 @@ class PullEngine:
     # Methods that commit offsets
 
     def commit(self, offsets: Mapping[MessageQueue, int] | None) -> dict[MessageQueue, int]:
-        """Commit all messages that polls returned, or the given offsets. Blocks for calls; durable on return."""
+        """Commit all messages that polls returned, or the given offsets. Blocks for remote calls; durable on
+        return."""
         self.check_open()
         if offsets is not None:
             if self.settings.acknowledge_each:
@@ -326,7 +328,7 @@ class PullEngine:
         return {self.names.shown_queue(queue): offset for queue, offset in committed.items()}
 
     def acknowledge(self, messages: Iterable[MessageExt]) -> None:
-        """Mark messages as finished; a later automatic commit commits them. Does not block."""
+        """Mark messages as finished. A later automatic commit commits their offsets. Does not block."""
         if not self.settings.acknowledge_each:
             raise ClientStateError(
                 "acknowledge needs a consumer that acknowledges each message: pass acknowledge_each=True"
@@ -344,7 +346,7 @@ class PullEngine:
             self._member.release()
 
     def send_back(self, message: MessageExt, delay_level: int, max_reconsume_times: int) -> None:
-        """Redeliver a message to the group, or move it to the dead letters. Blocks for calls."""
+        """Redeliver a message to the group, or move it to the dead letters. Blocks for remote calls."""
         self.check_open()
         record = call_master(
             self._routes,
@@ -363,8 +365,8 @@ class PullEngine:
         )
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """Return the group's committed offset of a queue; None if the group has committed no offset. Blocks for
-        a call."""
+        """Return the group's committed offset of a queue; None if the group has committed no offset. Blocks for a
+        remote call."""
         return self._offsets.committed_offset(self.lookup.check(queue), GROUP_CALL_TIMEOUT_S)
 
     def _commit(self, *, finished: bool) -> dict[MessageQueue, int]:
@@ -386,7 +388,7 @@ class PullEngine:
         """Return the start offsets of queues that are assigned without a group."""
         generations = dict.fromkeys(queues, 0)
         starts = self._offsets.start_offsets(generations, self.settings.start, GROUP_CALL_TIMEOUT_S)
-        # the call for a single queue raises the reason why the queue was omitted
+        # A call for a single queue raises the reason why the common call omitted the queue.
         for queue in generations.keys() - starts.keys():
             starts[queue] = self._offsets.start_offset(queue, self.settings.start, 0, GROUP_CALL_TIMEOUT_S)
         return starts
@@ -409,7 +411,7 @@ class PullEngine:
             )
         with self._lock:
             if not self._core.reads(queue, offset):
-                return  # the position has changed since the fetch was sent
+                return  # the queue's position has changed after the fetch was sent
             self._lost.add(queue, offset, error)
         self._wake()
 
@@ -422,8 +424,9 @@ class PullEngine:
     # Methods that close the consumer
 
     def close(self, *, finished: bool = True) -> None:
-        """Commit with auto-commit, leave the group and stop the threads. `finished`: True if the program has finished
-        with the messages of the last poll. Idempotent. An error of the commit is raised after everything is closed."""
+        """Close the consumer: commit if auto-commit is on, leave the group and stop the threads. `finished`: True if
+        the program has finished with the messages of the last poll. Idempotent. An error of the commit is raised after
+        everything is closed."""
         with self._lock:
             if self._closing.is_set():
                 return
@@ -436,7 +439,7 @@ class PullEngine:
                 self._commit(finished=finished)
         finally:
             self._reader.stop()
-            if not polling:  # otherwise the running poll closes the files when it ends
+            if not polling:  # if a poll is running, the poll closes the files when it ends
                 self._reader.close_files()
             self._watch.stop()
             self._member.leave()
@@ -444,7 +447,7 @@ class PullEngine:
             self._on_close(self)
 
     def check_open(self) -> None:
-        """Raises ClientStateError after `close`."""
+        """Raise ClientStateError if the consumer was closed."""
         if self._closing.is_set():
             raise ClientStateError("this consumer is closed; make a new one with client.pull_consumer(...)")
 

@@ -1,8 +1,8 @@
 """FetchedRecords and PolledRecords hold encoded records of a queue; the functions of this module decode them for a
 poll.
 
-Records stay bytes until a poll takes them. On the storage actor's node the bytes stay in the actor's mapped files;
-elsewhere the limit of buffered bytes bounds the memory. A table is created without an object per message.
+Records stay encoded until a poll takes them. On the storage actor's node their bytes stay in the actor's mapped files.
+On other nodes, the limit of buffered bytes bounds the memory. A table is created without an object per message.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class FetchedRecords:
-    """The records that one fetch, or one read of the mapped files, has found. Polls take records from the
-    front."""
+    """The records that one fetch, or one read of the mapped files, has found. Polls take records from the first
+    on."""
 
     records: LocatedRecords
     next_offset: int
-    """The queue offset after all records. It may be past messages that the tags excluded."""
+    """The queue offset after all of these records. It may also be after messages that the tags excluded."""
     first: int = 0
-    """The number of records that polls have taken."""
+    """The number of these records that polls have taken."""
 
     @property
     def count(self) -> int:
-        """The number of records that no poll has taken yet."""
+        """The number of these records that no poll has taken yet."""
         return len(self.records.starts) - self.first
 
     @property
     def size_bytes(self) -> int:
-        """Total length of all records, including the records that polls have taken."""
+        """Total size in bytes of all these records, including the records that polls have taken."""
         return int(self.records.sizes.sum())
 
 
@@ -64,12 +64,12 @@ class PolledRecords:
 
     @property
     def data(self) -> memoryview | bytes:
-        """The bytes that hold the records."""
+        """Bytes that contain the records of this slice."""
         return self.fetched.records.data
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """The position of each record in `data`, shape (count,)."""
+        """Byte position of each record in `data`, shape (count,)."""
         return self.fetched.records.starts[self.fetched.first : self.fetched.first + self.count]
 
     @property
@@ -85,7 +85,7 @@ class PolledRecords:
 
     @property
     def size_bytes(self) -> int:
-        """Total length of the records in bytes."""
+        """Total size in bytes of these records."""
         return int(self.fetched.records.sizes[self.fetched.first : self.fetched.first + self.count].sum())
 
     @property
@@ -101,7 +101,7 @@ Found = TypeVar("Found", bound=Sized)
 Decode = Callable[[Sequence[PolledRecords]], list[tuple[PolledRecords, Found]]]
 Decoded = list[tuple[PolledRecords, list[MessageExt]]]
 Columns = list[tuple[PolledRecords, "pa.RecordBatch"]]
-"""Slices of polled records, each with a batch of its wanted messages, which may be empty."""
+"""Slices of polled records. Each slice has a batch of its wanted messages, which may be empty."""
 
 
 def decode_messages(slices: Sequence[PolledRecords], on_unreadable: OnUnreadable = ignore) -> Decoded:
@@ -129,8 +129,8 @@ def decode_tables(
 ) -> Columns:
     """Decode the wanted messages of each slice to a batch of columns (see `decode_columns`).
 
-    The result may have fewer slices, and a shorter last slice, because decompressed bodies take at most
-    DECOMPRESSED_MAX_BYTES. With `unreadable` "raise" the result also ends before an unreadable message. Raises
+    Decompressed bodies may take at most DECOMPRESSED_MAX_BYTES. So the result may have fewer slices, and its last slice
+    may be shorter. With `unreadable` "raise" the result also ends before an unreadable message. Raises
     BodyUnreadableError if the first message is unreadable.
     """
     from raymq.records.kernels.byte_column import sizes_of
@@ -163,7 +163,8 @@ def decode_tables(
 
 
 def check_table(body_type: BodyType, columns: Sequence[str] | None, unreadable: Unreadable) -> None:
-    """Check the options of a table. Raises InvalidArgumentError if no table can be created with them."""
+    """Check the options of a table that a poll returns. Raises InvalidArgumentError if no table can be created with
+    them."""
     from raymq.records.kernels.columns import check_unreadable, schema_with
 
     schema_with(body_type, columns)
@@ -171,7 +172,8 @@ def check_table(body_type: BodyType, columns: Sequence[str] | None, unreadable: 
 
 
 def shown_records(found: Any, names: Namespace) -> Any:
-    """Remove the namespace from the topic names of a poll's messages, which are a list or a batch of columns."""
+    """Remove the namespace from the topic names in the result of a poll. `found`: a list of messages, or a batch of
+    columns."""
     if isinstance(found, list):
         return names.shown_messages(found)
     from raymq.records.kernels.columns import shown_batch
@@ -180,7 +182,7 @@ def shown_records(found: Any, names: Namespace) -> Any:
 
 
 def found(parts: list[tuple[PolledRecords, Found]]) -> bool:
-    """Return True if the slices have any wanted message."""
+    """Return True if any of the slices has a wanted message."""
     return any(len(wanted) for _, wanted in parts)
 
 
@@ -217,8 +219,8 @@ def _decode_part(
     max_decompressed_bytes: int,
     on_unreadable: OnUnreadable,
 ) -> tuple[PolledRecords, pa.RecordBatch]:
-    """Decode the wanted messages of a slice to a batch. Also returns the slice, which is shortened if the budget of
-    decompressed bytes does not cover the whole slice."""
+    """Decode the wanted messages of a slice to a batch, and return the slice and the batch. The slice is shortened if
+    the limit of decompressed bytes does not allow the whole slice."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -245,7 +247,7 @@ def _decode_part(
         # A damaged record has no born timestamp, and its tags are unknown, so it counts as wanted.
         chosen = pc.is_in(batch.column("tags"), value_set=text_array(sorted(tags)))
         wanted = mask_of(pc.or_(chosen, batch.column("born_timestamp").is_null()))
-        if not wanted.all():  # rare, because the hash codes of the tags were compared earlier
+        if not wanted.all():  # rare, because the tags' hash codes were compared before
             # Arrow cannot filter view columns, so choose the rows before decoding them.
             batch = decode(starts[wanted], places=places.pick(np.flatnonzero(wanted)))
     if batch.column("error").null_count < batch.num_rows:

@@ -2,10 +2,10 @@
 
     ask (queues and offsets) → the store's answer: their visible ends → units → records in the map
 
-No thread and no copy is between the store and the poll. The store answers as soon as one of the queues has new
+Records reach the poll without another thread and without a copy. The store answers as soon as one of the queues has new
 messages, so a poll waits for the file descriptors of the watches. If the mapped files do not show a queue's next
-record, fetches (raymq.client.consumer.fetcher) read the queue. The record may be deleted or lost, or the queue's
-records may hold several messages each. Fetches read the queue until a fetch has returned a result.
+record, fetches (raymq.client.consumer.fetcher) read the queue until a fetch has returned a result. Reasons are: the
+record is deleted or lost, or the queue's records hold several messages each.
 
 A thread of the fetcher finds the storage actor of a queue and opens its watch. The thread or task that polls does
 everything else.
@@ -35,27 +35,29 @@ from raymq.records.format.memory_records import LocatedRecords
 from raymq.records.logfiles.log_reader import LogReader
 
 WATCH_WAIT_S: Final = 30.0
-"""Maximum time in s that a store without new messages leaves a watch request unanswered."""
+"""Maximum time in s that a store may delay its answer to a watch request while there are no new messages."""
 WATCH_GRACE_S: Final = 10.0
-"""Time in s by which the answer may exceed WATCH_WAIT_S; after that the watch counts as broken."""
+"""Extra time in s after WATCH_WAIT_S in which the store's answer to a watch request may arrive. After that the watch
+counts as broken."""
 WATCH_AGAIN_AFTER_S: Final = 0.005
 """Maximum time in s for which new messages may go unnoticed while other queues have enough records to read. A watch
-request names every queue, so it is too expensive for each poll."""
+request names every queue, so sending one in each poll would be too expensive."""
 READ_AHEAD: Final = 64
-"""Minimum number of records that one read locates, even if the poll wants fewer. Located records stay in the mapped
-file."""
+"""Minimum number of records that one read of the mapped files locates, even if the poll wants fewer. Located records
+stay in the mapped file."""
 READ_MAX_BYTES: Final = 64 << 20
 """Maximum bytes of records that one poll locates in the mapped files."""
 READ_MAX_S: Final = 0.02
-"""Maximum time in s that one read skips messages that the tags exclude, before the poll checks its deadline
+"""Maximum time in s for which one read skips messages that the tags exclude. After that, the poll checks its deadline
 again."""
 LOOK_AT_MAX: Final = 1024
-"""Maximum number of records passed to a predicate before the reader checks again how many records were kept."""
+"""Maximum number of records that are passed to a predicate at once. After them, the reader checks how many records the
+predicate accepted."""
 LOOK_AT_MAX_BYTES: Final = 64 << 20
 OPEN_AGAIN_AFTER_S: Final = 1.0
 """Time in s for which a storage actor is read by fetches after its watch has ended or could not be opened."""
 STAY_CHECK_S: Final = 1.0
-"""Interval in s at which a queue that is read from a slave is checked for a return to the master."""
+"""Interval in s between checks whether a queue that is read from a slave can be read from its master again."""
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +66,11 @@ class WatchConnection(Protocol):
     """Connection to a store that reports new messages in queues; StorageClient.open_watch opens the connection."""
 
     def fileno(self) -> int:
-        """Return the file descriptor, which is readable when an answer has arrived."""
+        """Return the connection's file descriptor, which is readable when an answer has arrived."""
 
     def ask(self, requests: Sequence[FetchRequest], wait_s: float) -> None:
-        """Request the ends of these queues; the request replaces the previous one. The store answers if a queue has a
-        message at its requested offset or does not hold that offset, and at the latest after `wait_s`."""
+        """Request the end offsets of these queues. The request replaces the previous request. The store answers if a
+        queue has a message at its requested offset or does not hold that offset, and at the latest after `wait_s`."""
 
     def receive(self) -> list[QueueEnds]:
         """Return the answer to the last request, in the order of its queues. Returns an empty list if the answer
@@ -78,42 +80,42 @@ class WatchConnection(Protocol):
         """Report the number of messages that a read has found, for the store's statistics."""
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the store."""
 
 
 class WatchableStorage(Protocol):
     """A client of a storage actor that may be on this node."""
 
     def reader(self) -> LogReader | None:
-        """Return the reader of the actor's mapped files; None if this process cannot read the files."""
+        """Return the reader of the storage actor's mapped files; None if this process cannot read the files."""
 
     def open_watch(self) -> WatchConnection | None:
-        """Open a new watch; returns None if the actor is not on this node."""
+        """Open a new watch of the storage actor's queues. Returns None if the actor is not on this node."""
 
 
 class _MappedStore:
-    """One storage actor on this node, with its mapped files and its watch."""
+    """One storage actor on this node, with its mapped files and the watch that reports new messages."""
 
     def __init__(self, name: str, reader: LogReader, watch: WatchConnection) -> None:
         self.name, self.reader, self.watch = name, reader, watch
         self._poll = select.poll()
         self._poll.register(watch.fileno(), select.POLLIN)
         self.asked: list[tuple[MessageQueue, FetchRequest]] = []
-        """The queues of the watch request in flight; empty if no request is in flight."""
+        """The queues that the watch request in flight names; empty if no request is in flight."""
         self.asked_s = 0.0
         self.answered_s = -math.inf
         self.version = -1
-        """The core's version at the time of the last watch request."""
+        """The SubscriptionState's version at the time of the last watch request; -1 before the first request."""
         self.stay_checked_s = 0.0
 
     @property
     def answered(self) -> bool:
-        """True if the descriptor is readable: an answer has arrived, or the connection has ended."""
+        """True if the watch's descriptor is readable: an answer has arrived, or the connection has ended."""
         return bool(self.asked) and bool(self._poll.poll(0))
 
     @property
     def deadline_s(self) -> float:
-        """The time by which the watch request in flight must be answered."""
+        """Time by which the store must answer the watch request in flight."""
         return self.asked_s + WATCH_WAIT_S + WATCH_GRACE_S
 
 
@@ -121,9 +123,10 @@ class InPlaceReader:
     """Finds the records of the queues that `core`, guarded by `lock`, reads in place (from mapped files).
 
     `storage(name)` returns the client of a storage actor. `replaced(queue, name, pull_from)` is called after `name` has
-    answered for a queue. A non-empty `pull_from` names another storage actor to read. The function returns True if the
-    storage actor will be found again; `found` is then called. `lost(name, queues)` is called when a storage actor does
-    not answer, `by_fetches()` when fetches must read queues, `came` with records that were found and their bytes.
+    answered for a queue. If `pull_from` is not empty, it names another storage actor to read. `replaced` returns True
+    if a new search for the storage actor starts; `found` is then called with the result. `lost(name, queues)` is called
+    when a storage actor does not answer. `by_fetches()` is called when fetches must read queues. `came` is called with
+    records that were found and their size in bytes.
     """
 
     def __init__(
@@ -141,14 +144,14 @@ class InPlaceReader:
         self._storage = storage
         self._replaced, self._lost, self._by_fetches, self._came = replaced, lost, by_fetches, came
         self._open_lock = threading.Lock()
-        """Guards `_stores`, `_not_before_s` and `_closed`; never held during a call."""
+        """Guards `_stores`, `_not_before_s` and `_closed`; never held during a remote call."""
         self._stores: dict[str, _MappedStore] = {}
         self._not_before_s: dict[str, float] = {}
-        """For each storage actor on this node, the time before which no watch is opened."""
+        """For each storage actor on this node, the time before which no new watch is opened."""
         self._closed = False
         self._store_of: dict[MessageQueue, _MappedStore] = {}
         self._finds: Counter[MessageQueue] = Counter()
-        """Number of calls of `found` for each queue."""
+        """Number of calls of `InPlaceReader.found` for each queue."""
         self._retried_s: dict[MessageQueue, float] = {}
         """For each queue that could not be watched, the time of the next attempt to read it in place."""
         self._functions: dict[str, FunctionHere] = {}
@@ -160,14 +163,15 @@ class InPlaceReader:
     # Methods that any thread may call
 
     def found(self, queue: MessageQueue, name: str) -> bool:
-        """Read a queue in place if its storage actor `name` is on this node, otherwise by fetches. Blocks for calls to
-        the actor. Returns True if the queue is read in place."""
+        """Read a queue in place if its storage actor `name` is on this node, otherwise by fetches. Blocks for remote
+        calls to the actor. Returns True if the queue is read in place."""
         store = self._open(name)
         with self._open_lock:
             again_s = self._not_before_s.get(name)
         with self._lock:
             self._finds[queue] += 1
-            if store is None or self._stores.get(name) is not store:  # the store's watch may have ended since
+            # the store's watch may have ended after the store was found
+            if store is None or self._stores.get(name) is not store:
                 self._store_of.pop(queue, None)
                 if again_s is not None or store is not None:
                     self._retried_s[queue] = again_s or time.monotonic()
@@ -180,8 +184,8 @@ class InPlaceReader:
             return True
 
     def is_to_be_found_again(self, queue: MessageQueue) -> bool:
-        """Return True, once, if `found` must be called again for a queue whose storage actor could not be watched
-        before."""
+        """Return True if it is time to call `found` again for a queue whose storage actor could not be watched before.
+        Returns True only once."""
         with self._lock:
             due = self._retried_s.get(queue, math.inf) <= time.monotonic()
             if due:
@@ -189,8 +193,8 @@ class InPlaceReader:
             return due
 
     def take_up(self, queues: Sequence[MessageQueue]) -> bool:
-        """Read queues in place if their storage actor is known to be on this node. Returns True if any such queue
-        exists."""
+        """Read queues in place (from mapped files) if their storage actor is on this node. Returns True if there is any
+        such queue."""
         with self._lock:
             known = [queue for queue in queues if queue in self._store_of and queue not in self._made]
             for queue in known:
@@ -232,7 +236,8 @@ class InPlaceReader:
         return [store.watch.fileno() for store in self._all() if store.asked]
 
     def wait_max_s(self) -> float:
-        """Return the longest time in s to wait for the descriptors; 0 if more records can be read at once."""
+        """Return the longest time in s to wait for the watches' file descriptors; 0 if more records can be read at
+        once."""
         with self._lock:
             if self._core.has_unread:
                 return 0.0
@@ -240,8 +245,8 @@ class InPlaceReader:
         return max(0.0, min((store.deadline_s - now_s for store in self._all() if store.asked), default=WATCH_WAIT_S))
 
     def look(self) -> None:
-        """Process the stores' answers that have arrived, and request messages after the known ends of the
-        queues."""
+        """Process the stores' answers that have arrived, and send new watch requests for messages after the known end
+        of each queue."""
         now_s = time.monotonic()
         for store in self._all():
             try:
@@ -270,7 +275,7 @@ class InPlaceReader:
             try:
                 records, next_offset = self._find(store, queue, request, end, left_bytes, until_s)
             except PredicateFailedError:
-                self._read_by_fetches([queue])  # fetches report the failure, and retry the queue after a pause
+                self._read_by_fetches([queue])  # fetches then report the failure, and retry the queue after a pause
                 continue
             except DataLossError as error:
                 logger.info("%s is read by fetches for once: %s", queue, error)
@@ -303,9 +308,9 @@ class InPlaceReader:
         max_bytes: int,
         until_s: float,
     ) -> tuple[list[LocatedRecords], int]:
-        """Find the records that answer a request and match the topic's predicate. Also returns the next offset; if the
-        predicate fails on a record, this is the record's offset. Raises PredicateFailedError if the predicate fails on
-        the first record."""
+        """Find the records that answer a request and match the topic's predicate. Also returns the offset after these
+        records, or the offset of the first record on which the predicate failed. Raises PredicateFailedError if the
+        predicate fails on the first record."""
         with self._lock:
             predicate = self._core.predicate(request.topic)
         if predicate is None:
@@ -327,7 +332,7 @@ class InPlaceReader:
         return kept.records, kept.next_offset
 
     def close(self) -> None:
-        """Close the watches. Called after the last poll."""
+        """Close the watches of all storage actors. Called after the last poll."""
         with self._open_lock:
             self._closed = True
             stores = list(self._stores.values())
@@ -349,7 +354,7 @@ class InPlaceReader:
         check_all = now_s - store.stay_checked_s > STAY_CHECK_S
         if check_all:
             store.stay_checked_s = now_s
-        # Skip queues without new messages at once: most queues have none.
+        # Skip queues without new messages at once, because most queues have no new messages.
         told = [
             (queue, request.queue_offset, known)
             for (queue, request), known in zip(asked, ends, strict=True)
@@ -373,25 +378,26 @@ class InPlaceReader:
             finds = self._finds[queue]
         if self._replaced(queue, store.name, pull_from):
             with self._lock:
-                if self._finds[queue] == finds:  # otherwise the new storage actor was found in between
+                if self._finds[queue] == finds:  # if the counts differ, the new storage actor was found in between
                     self._store_of.pop(queue, None)
                     self._core.read_by_fetches(queue)
 
     def _ask(self, store: _MappedStore, now_s: float) -> None:
-        """Send a watch request, unless the request in flight is up to date."""
+        """Send a watch request to a store, unless the request in flight still names the right queues and
+        offsets."""
         with self._lock:
             version = self._core.version
             if store.asked and store.version == version:
                 return
             if store.version == version and self._core.has_unread and now_s - store.answered_s < WATCH_AGAIN_AFTER_S:
-                return  # the poll returns the known records first; the next poll sends the request
+                return  # the poll returns the known records first; the next poll sends the watch request
             waits = self._core.waits()
             if len(self._stores) > 1:
                 waits = [wait for wait in waits if self._store_of.get(wait[0]) is store]
         if waits:
             store.watch.ask([request for _, request in waits], WATCH_WAIT_S)
             store.asked_s = now_s
-        # If no queue waits, keep the request in flight; its answer is not read.
+        # If no queue waits for messages, the previous request stays in flight, but its answer is not read.
         store.asked, store.version = waits, version
 
     def _read_by_fetches(self, queues: Sequence[MessageQueue]) -> None:
@@ -401,8 +407,8 @@ class InPlaceReader:
         self._by_fetches()
 
     def _break(self, store: _MappedStore, error: Exception) -> None:
-        """Close a broken watch, and read the actor's queues by fetches until the actor is found again. The actor has
-        ended or hangs."""
+        """Close the watch of a storage actor that has ended or hangs. The actor's queues are read by fetches until the
+        actor is found again."""
         logger.info("the watch of %s has ended: %s", store.name, error)
         with self._open_lock:
             self._stores.pop(store.name, None)

@@ -1,8 +1,8 @@
 """PollTurn is one poll, from its call until the program has the messages; Wakeup wakes a poll that waits.
 
 A signal handler may raise in the polling thread at any moment. The program then never receives the messages that the
-poll took, so they must not count as returned. The poll is abandoned, and the next call returns the messages to their
-queues.
+poll took, so these messages must not count as returned. The poll is abandoned, and the next call puts the messages back
+into their queues.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from raymq.common.errors import ClientStateError
 from raymq.common.message import MessageQueue
 
 ABANDONED_MAX_S: Final = 10.0
-"""Maximum time in s to wait for the end of an abandoned poll. The poll waits for nothing after it sees that it is
-abandoned, so it normally ends at once."""
+"""Maximum time in s to wait for the end of an abandoned poll. An abandoned poll does not wait for messages, so it
+normally ends at once."""
 
 
 Result = TypeVar("Result")
 
 
 class TakenRange(NamedTuple):
-    """Messages that a poll took from a queue: the queue's position before and after the poll, and the offsets to
-    acknowledge."""
+    """Messages that a poll took from a queue. Contains the queue's position before and after the poll, and the offsets
+    that the program must acknowledge."""
 
     queue: MessageQueue
     start: int
@@ -35,10 +35,10 @@ class TakenRange(NamedTuple):
 
 
 class PollTurn:
-    """One poll. The thread that called the poll sets `abandoned` by a single store, which no signal handler can
+    """One poll. If it is interrupted, its thread sets `abandoned` with a single assignment, which no signal handler can
     interrupt.
 
-    A poll of an event loop consists of steps, and nothing interrupts a step. Between two steps the loop may drop the
+    A poll on an event loop consists of steps, and nothing interrupts a step. Between two steps the loop may drop the
     poll; the next caller then ends the dropped poll (`end_dropped`).
     """
 
@@ -50,7 +50,7 @@ class PollTurn:
         """True if the poll has ended and takes no more messages."""
         self.taken: list[TakenRange] = []
         self._step = allocate_lock()
-        """Held while a step of this poll runs."""
+        """Lock that is held while a step of this poll runs."""
 
     def step(self, call: Callable[..., Result], *arguments: Any) -> Result:
         """Run a step of this poll, or a whole poll. Raises ClientStateError if the poll was abandoned."""
@@ -81,23 +81,23 @@ class Wakeup:
         self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._set = False
         self._waited_for: tuple[int, ...] = ()
-        """The file descriptors of the last wait."""
+        """The file descriptors for which `wait` last waited."""
         self._poll = self._registered(())
 
     def __del__(self) -> None:
-        # Close the descriptor only on deletion: otherwise `set` in another thread could write to a descriptor that has
-        # been reused for another file.
+        # Close the eventfd only on deletion. Otherwise `set` in another thread could write to a descriptor number that
+        # was reused for another file.
         os.close(self._descriptor)
 
     def set(self) -> None:
-        """End the running wait, or the next wait. May be called from any thread, and by signal handlers."""
+        """End the running wait, or the next wait. May be called from any thread, and from a signal handler."""
         if not self._set:
             self._set = True
             os.eventfd_write(self._descriptor, 1)
 
     def clear(self) -> None:
-        """Make the next wait last until the next `set`. Call `clear` before checking the state that `set`
-        announces."""
+        """Reset the event, so that the next wait lasts until the next `set`. Call `clear` first, and then check the
+        state whose changes `set` announces."""
         if self._set:
             try:
                 os.eventfd_read(self._descriptor)

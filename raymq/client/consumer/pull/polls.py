@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 
 class LostMessages:
-    """Messages that could not be read, each with the error to raise. Guarded by the consumer's lock."""
+    """Messages of a consumer that could not be read, each with the error to raise. Guarded by the consumer's
+    lock."""
 
     def __init__(self) -> None:
         self._errors: dict[MessageQueue, tuple[int, DataLossError | PredicateFailedError]] = {}
@@ -51,23 +52,23 @@ class LostMessages:
         """Queues whose error was not raised to the program yet."""
 
     def add(self, queue: MessageQueue, offset: int, error: DataLossError | PredicateFailedError) -> None:
-        """Record that the message at an offset could not be read. The error will be raised again, even if it was raised
-        before."""
+        """Record that the message at an offset could not be read. Its error will be raised, even if the same error was
+        raised before."""
         self._errors[queue] = (offset, error)
         self._unraised.add(queue)
 
     def forget(self, queue: MessageQueue) -> None:
-        """Forget the lost message of a queue, because the queue could be read again."""
+        """Forget the error of a queue's lost message, because the queue could be read again."""
         self._errors.pop(queue, None)
         self._unraised.discard(queue)
 
     def raise_again(self) -> None:
-        """Make `raise_one` raise all errors again, including errors that were raised before."""
+        """Make `raise_one` raise all recorded errors again, including errors that were raised before."""
         self._unraised.update(self._errors)
 
     def raise_one(self, core: SubscriptionState) -> None:
-        """Raise the error of a queue whose position in `core` is still at the lost message, unless the error was raised
-        before. A queue with buffered records before the lost message returns these records first."""
+        """Raise the error of a queue whose position in `core` is at the lost message, unless the error was raised
+        before. If records before the lost message are buffered, polls return these records first."""
         for queue in sorted(self._unraised):
             offset, error = self._errors[queue]
             if not core.reads(queue, offset):
@@ -82,8 +83,8 @@ class LostMessages:
 class Polls:
     """Runs the polls of one consumer, one at a time. `core`, guarded by `lock`, holds the consumer's queues.
 
-    `check_open` raises ClientStateError after `close`. `assigns()` returns True if the program has called `assign`.
-    `wake` wakes a poll that waits.
+    `check_open` raises ClientStateError after the consumer was closed. `assigns()` returns True if the program has
+    called `assign`. `wake` wakes a poll that waits.
     """
 
     def __init__(
@@ -110,14 +111,15 @@ class Polls:
         self._trace, self._spans = trace, spans
         self._began_ns = 0
         self._turn: PollTurn | None = None
-        """The last poll."""
+        """The consumer's last poll, which may still be running; None before the first poll, and after an abandoned poll
+        was ended."""
         self.unreadable = UnreadableLog(settings.group)
         """Log of the unreadable messages that polls have skipped."""
         self.descriptors, self.wait_max_s = reader.descriptors, reader.wait_max_s
 
     def begin(self, turn: PollTurn, max_messages: int, timeout_s: float) -> None:
         """Begin a poll. With auto-commit, all messages that earlier polls returned count as finished. Raises the errors
-        of PullConsumer.poll that make a poll useless."""
+        of PullConsumer.poll that can be detected before the poll begins."""
         self._check_open()
         self.settle_abandoned()
         self._committer.raise_refusal()
@@ -128,7 +130,8 @@ class Polls:
             self._began_ns = time.time_ns()
         now_s = time.monotonic()
         with self._lock:
-            self._check_open()  # under the lock, so that no poll begins after `close` has checked for running polls
+            # checked under the lock, so that no poll begins after `close` has looked for running polls
+            self._check_open()
             if turn.abandoned:
                 raise ClientStateError("this poll was interrupted before it began")
             self._core.poll_begins(now_s)
@@ -148,8 +151,8 @@ class Polls:
             )
 
     def settle_abandoned(self) -> None:
-        """Return the messages of the last poll to their queues, if its caller was interrupted before it
-        received them."""
+        """Put the messages of the last poll back into their queues if its caller was interrupted before it received the
+        messages."""
         turn = self._turn
         if turn is None or not turn.abandoned:
             return
@@ -173,8 +176,8 @@ class Polls:
             self._reader.close_files()
 
     def raise_failure(self) -> None:
-        """Raise the error of a poll that found nothing, if an error exists: the group could never be joined, the group
-        may not read a queue now, or a queue's next message is lost."""
+        """Raise the error that explains why a poll found nothing, if there is one: the group could never be joined, the
+        group may not read a queue now, or a queue's next message is lost."""
         self._member.raise_failure()
         with self._lock:
             self._lost.raise_again()
@@ -184,31 +187,32 @@ class Polls:
             raise forbidden.with_traceback(None)
 
     def raise_loss(self) -> None:
-        """Raise the errors for which an empty poll does not wait: NoPermissionError if the group may read none of this
-        consumer's queues, and the error of a lost message."""
+        """Raise an error that ends an empty poll at once: NoPermissionError if the group may read none of this
+        consumer's queues, or the error of a lost message."""
         with self._lock:
             if self._core.all_forbidden:
                 raise next(iter(self._core.forbidden.values())).with_traceback(None)
             self._lost.raise_one(self._core)
 
     def peek(self, max_messages: int) -> list[PolledRecords]:
-        """Return the next records, which stay buffered until they are taken. On the storage actor's node this call also
-        finds records in the actor's mapped files."""
+        """Return the next records of the consumer's queues. The records stay buffered until they are taken. On the
+        storage actor's node this call also finds records in the actor's mapped files."""
         self._member.fence()  # the process may have been suspended since the last call, so the lease may have expired
         self._reader.look(max_messages)
         with self._lock:
             return self._core.peek(max_messages)
 
     def decode(self, decode: Decode[Found], slices: list[PolledRecords]) -> list[tuple[PolledRecords, Found]]:
-        """Return `decode(slices)` with the namespace removed from the topic names. Uses CPU time, but never
-        blocks."""
+        """Decode slices of records with the given function, and remove the namespace from the topic names. Uses CPU
+        time, but never blocks."""
         decoded = decode(slices)
         if not self._names:
             return decoded
         return [(part, cast("Found", shown_records(found, self._names))) for part, found in decoded]
 
     def take(self, turn: PollTurn, decoded: Iterable[tuple[PolledRecords, Found]]) -> list[tuple[PolledRecords, Found]]:
-        """Take the slices that are still current, and return them. These slices count as returned by the poll."""
+        """Take the decoded slices that are still current (not outdated by a seek, reset, pause or revocation), and
+        return them. Their messages count as returned by the poll."""
         self._member.fence()
         taken = []
         with self._lock:
@@ -232,10 +236,10 @@ class Polls:
         return taken
 
     def _expected(self, found: Sized) -> list[int]:
-        """Return the offsets of the messages that the program must acknowledge."""
+        """Return the offsets of the found messages that the program must acknowledge."""
         if not self._settings.acknowledge_each:
             return []
-        # always a list of messages: `table_decoder` refuses tables with acknowledge_each
+        # With acknowledge_each, the result is always a list of messages, because `table_decoder` refuses tables.
         return [message.queue_offset for message in cast("list[MessageExt]", found)]
 
     def end_abandoned(self) -> bool:
@@ -249,8 +253,8 @@ class Polls:
     def table_decoder(
         self, body_type: BodyType, columns: Sequence[str] | None, unreadable: Unreadable
     ) -> Decode[pa.RecordBatch]:
-        """Return the function that decodes polled records for a table. Raises ClientStateError with acknowledge_each,
-        and InvalidArgumentError if no table can be created with these options."""
+        """Return the function that decodes polled records for a table. Raises ClientStateError if the consumer was made
+        with acknowledge_each, and InvalidArgumentError if no table can be created with these options."""
         if self._settings.acknowledge_each:
             raise ClientStateError("this consumer acknowledges each message: use poll, not poll_table")
         check_table(body_type, columns, unreadable)

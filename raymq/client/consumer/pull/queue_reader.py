@@ -31,8 +31,8 @@ class QueueReader:
 
     `wake()` makes a thread that waits for records check again. `lost` is called when a queue's next message cannot be
     read. `fetched()` is called after a fetch has buffered records (default: `wake`). `read_on(queue)` is called with
-    the lock held when a fetch has read a queue. `count` is called with found records and their size in bytes.
-    `predicate(queue)` returns the predicate of a queue. While `rests()` returns True, nothing is fetched.
+    the lock held when a fetch has read a queue. `count` is called with the records that a read has found and their size
+    in bytes. `predicate(queue)` returns the predicate of a queue. While `rests()` returns True, nothing is fetched.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class QueueReader:
         )
 
     def look(self, max_messages: int) -> None:
-        """Find records in mapped files if fewer than `max_messages` are buffered."""
+        """Find records in the stores' mapped files, if fewer than `max_messages` records are buffered."""
         self._in_place.look()
         with self._lock:
             missing = max_messages - self._core.buffered_count
@@ -92,7 +92,7 @@ class QueueReader:
         return self._in_place.wait_max_s()
 
     def read_more(self) -> None:
-        """Wake the readers, because queues or offsets may have become wanted."""
+        """Wake the reader threads, because queues or offsets may have become wanted."""
         with self._lock:
             hungry = list(self._core.wanted())
         self._in_place.take_up(hungry)
@@ -100,11 +100,12 @@ class QueueReader:
         self._wake()
 
     def stop(self) -> None:
-        """Stop the threads. A long poll in flight ends within its maximum wait."""
+        """Stop the threads that read queues. A long poll in flight ends within its maximum wait."""
         self._fetcher.stop()
 
     def close_files(self) -> None:
-        """Close the connections to the storage actors on this node. Call it after the last `look`."""
+        """Close the connections to the storage actors on this node, whose mapped files were read. Call it after the
+        last `look`."""
         self._in_place.close()
 
     # Functions that the fetcher's threads call
@@ -145,7 +146,7 @@ class QueueReader:
             self._wake()
 
     def _jump(self, queue: MessageQueue, offset: int, next_offset: int) -> None:
-        """Continue to read a queue at `next_offset`, because the queue does not hold `offset`."""
+        """Continue reading a queue at `next_offset`, because the queue does not hold `offset`."""
         with self._lock:
             jumps = self._core.out_of_range(queue, offset, next_offset)
         if jumps:

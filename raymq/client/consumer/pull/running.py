@@ -1,4 +1,5 @@
-"""State of a pull consumer: held queues and their offsets for administrators, and values for metrics."""
+"""Describes the state of a pull consumer: its queues and their offsets for administrators, and values for
+metrics."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, ConsumerFigur
 
 
 def running_info(core: SubscriptionState, group: str, client_id: str, host: str, member: str) -> RunningInfo:
-    """Describe the consumer with the state `core`, which is the member `member` of the group `group`, for
-    administrators."""
+    """Return a description of a pull consumer for administrators. `core`: the consumer's state. `member`: its name as a
+    member of the group `group`."""
     return RunningInfo(
         *(client_id, host, os.getpid(), member, group, "PULL", MessageModel.CLUSTERING.value, core.expressions),
         queues=tuple(_running_queue(assigned, core.forbidden.get(assigned.queue)) for assigned in core.held_queues),
@@ -25,8 +26,8 @@ def running_info(core: SubscriptionState, group: str, client_id: str, host: str,
 
 
 def _running_queue(assigned: AssignedMessageQueue, forbidden: NoPermissionError | None) -> RunningQueue:
-    """Describe a held queue. Messages that polls returned and the program has not finished count as in flight.
-    `forbidden`: the reason why the group may not read the queue now."""
+    """Return a description of a queue that a pull consumer holds. Messages that polls returned and the program has not
+    finished count as in flight. `forbidden`: the reason why the group may not read the queue now."""
     state = "paused" if assigned.paused else assigned.state.value
     return RunningQueue(
         assigned.queue,
@@ -42,7 +43,8 @@ def _running_queue(assigned: AssignedMessageQueue, forbidden: NoPermissionError 
 
 
 def count_fetched(group: str, queue: MessageQueue, fetched: FetchedRecords, size_bytes: int) -> None:
-    """Count the records, of `size_bytes` in total, that a fetch or a read of the mapped files has found."""
+    """Add the records that a fetch or a read of the mapped files has found to the metrics. `size_bytes`: their total
+    size."""
     records = fetched.records
     if not CLIENT_FIGURES.enabled or not len(records.starts):
         return
@@ -54,7 +56,7 @@ def count_fetched(group: str, queue: MessageQueue, fetched: FetchedRecords, size
 
 
 def queue_state(group: str, assigned: AssignedMessageQueue) -> QueueState:
-    """Return the metrics state of a queue that the consumer holds."""
+    """Return the state of a queue that the consumer holds, for metrics."""
     pulled, committed = assigned.fetch_offset, assigned.committed
     figures = ConsumerFigures(
         assigned.queue.topic,

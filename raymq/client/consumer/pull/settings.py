@@ -28,7 +28,7 @@ RANGES: Final = {
     "threshold_all_bytes": NumberRange(1 << 20, 1 << 40),
     "span_max": NumberRange(1, 65_535),
 }
-"""Allowed range of each numeric setting."""
+"""Allowed range of each numeric setting of a pull consumer."""
 
 DELAY_LEVEL: Final = NumberRange(-1, DELAY_LEVELS_MAX)
 RECONSUME_TIMES: Final = NumberRange(0, INT32_MAX, otherwise=-1)
@@ -57,13 +57,13 @@ class PullOptions(TypedDict, total=False):
 class PullSettings:
     """The settings of one pull consumer.
 
-    `start`: the start offset in a queue in which the group has committed nothing. `auto_commit`: after the program
-    polls again, the messages that earlier polls returned are committed, every `auto_commit_interval_s`.
+    `start`: the start offset in a queue in which the group has committed nothing. `auto_commit`: when the program polls
+    again, the messages that earlier polls returned count as done, and are committed every `auto_commit_interval_s`.
     `acknowledge_each`: a message counts as done when the program acknowledges it, in any order, and not when the
-    program polls again; requires auto_commit. A queue that moves to another member is then kept until all messages that
-    polls returned are acknowledged and committed. `allocation`: how the group shares its queues. `poll_interval_max_s`:
-    a program that does not poll for longer than this leaves its group until it polls again. `queue_check_interval_s`:
-    the time between two checks of the topics that have a queue-change listener.
+    program polls again; requires auto_commit. If such a queue moves to another member, this consumer first keeps it
+    until all messages that polls returned are acknowledged and committed. `allocation`: how the group shares its
+    queues. `poll_interval_max_s`: a program that does not poll for longer than this leaves its group until it polls
+    again. `queue_check_interval_s`: the time between two checks of the topics that have a queue-change listener.
 
     The thresholds limit the records that are buffered for polls, which come from storage actors on other nodes. Each
     queue may buffer `threshold_count` messages, `threshold_bytes` of records, and `span_max` between the first and the
@@ -100,8 +100,8 @@ class PullSettings:
 
     @classmethod
     def of(cls, group: str, **options: Unpack[PullOptions]) -> PullSettings:
-        """Create settings from keyword arguments. Raises IllegalNameError for an illegal group name,
-        InvalidArgumentError for a value out of bounds."""
+        """Create settings from keyword arguments. Raises IllegalNameError if the group name is illegal, and
+        InvalidArgumentError if a value is out of bounds."""
         values: dict[str, Any] = dict(options)
         where = values.pop("consume_from", ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET)
         start = StartOffsetQuery(where, values.pop("consume_timestamp_ms", 0))

@@ -4,12 +4,12 @@
     stores, polls     fetched → buffered → peek → taken → finished → committed
 
 The program has finished with the messages of a poll when it polls again (with auto-commit), when it commits, or when it
-has acknowledged each message (acknowledge_each). Until then their queue is *unsettled*, and is not released if it is
-revoked.
+has acknowledged each message (acknowledge_each). Until then their queue is *unsettled*: if it is revoked, it is not
+released yet.
 
-This module uses no threads, no clock and no calls. The owner (raymq.client.consumer.pull.engine) passes every event,
-with the time in seconds, and changes the state only through the methods of this class. The state ends with the process;
-committed offsets survive at the brokers.
+This module uses no threads, no clock and no remote calls. The owner (raymq.client.consumer.pull.engine) passes every
+event, with the time in seconds, and changes the state only through the methods of this class. The state is lost when
+the process ends; the brokers keep the committed offsets.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         super().__init__()
         self._settings = settings
         self._subscriptions: dict[str, Subscription] = {}
-        """The subscription of each topic."""
+        """The subscription of each subscribed topic."""
         self._buffered: dict[MessageQueue, None] = {}
         """Queues with buffered records, in the order in which polls return them. After a poll has taken records from a
-        queue, the queue moves to the end. `_note` updates this table and the tables below, so that no step per message
-        or per fetch visits every queue."""
+        queue, the queue moves to the end. `_note` updates this table and the tables below for one queue. So a step for
+        one message or one fetch need not visit every queue."""
         self._buffered_count = 0
         self._buffered_bytes = 0
         self._hungry: dict[MessageQueue, int] = {}
-        """Next offset to fetch, for each queue that has few enough buffered records to be fetched again."""
+        """Next offset to fetch of each queue that has so few buffered records that it may be fetched again."""
         self._waits: dict[MessageQueue, FetchRequest] = {}
-        """For each queue that is read in place and not silent, a request from the end of the queue's known part, where
-        new messages will appear."""
+        """For each queue that is read in place (from mapped files) and is not silent, a request for new messages. The
+        request begins at the end of the queue's known messages."""
         self._unread: dict[MessageQueue, None] = {}
         """Queues whose mapped files have unread records, in the order in which they are read."""
         self._unsettled: dict[MessageQueue, None] = {}
@@ -67,7 +67,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     @property
     def expressions(self) -> dict[str, str]:
-        """Subscription expression of each topic, as administrators see it."""
+        """Subscription expression of each topic, for administrators."""
         return {topic: subscription.description for topic, subscription in self._subscriptions.items()}
 
     @property
@@ -83,7 +83,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     @property
     def version(self) -> int:
-        """Number that changes when the set of queues or offsets to wait for changes, except by normal reading."""
+        """Number that changes when the queues or offsets to wait for change by another cause than normal
+        reading."""
         return self._version
 
     @property
@@ -93,7 +94,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     @property
     def hungry_count(self) -> int:
-        """Number of queues in `wanted`."""
+        """Number of queues that `wanted` returns."""
         return len(self._hungry) if self._has_capacity else 0
 
     @property
@@ -103,12 +104,13 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     @property
     def assigned_queues(self) -> list[MessageQueue]:
-        """The started queues, which are fetched from and returned, sorted; revoked queues are not included."""
+        """The started queues, sorted. Their messages are fetched and returned. Revoked queues are not included."""
         return sorted(queue for queue, assigned in self._queues.items() if assigned.state is AssignmentState.STARTED)
 
     @property
     def held_queues(self) -> list[AssignedMessageQueue]:
-        """The queues that the group must not grant to other members, sorted. Do not change them."""
+        """This consumer's queues, in any state, sorted. The group must not grant them to other members. Callers must
+        not change them."""
         return [self._queues[queue] for queue in sorted(self._queues)]
 
     @property
@@ -139,7 +141,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
     def assign(
         self, subscriptions: Mapping[str, Subscription], starts: Mapping[MessageQueue, QueueOffset], now_s: float
     ) -> None:
-        """Hold exactly the queues of `starts`, without a group. Queues that are already assigned keep their
+        """Assign exactly the queues of `starts`, without a group. Queues that are already assigned keep their
         positions."""
         for subscription in subscriptions.values():
             self.subscribe(subscription)
@@ -150,8 +152,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self.lose([queue for queue in self._queues if queue not in starts])
 
     def unsubscribe(self, topic: str, now_s: float) -> None:
-        """Stop returning messages of a topic. Its queues are released after the program has finished with the returned
-        messages."""
+        """Stop returning messages of a topic. The topic's queues are released after the program has finished with the
+        messages that polls returned."""
         self._subscriptions.pop(topic, None)
         self.revoke([queue for queue in self._queues if queue.topic == topic], now_s)
 
@@ -174,8 +176,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
     # Methods that a poll calls
 
     def poll_begins(self, now_s: float) -> None:
-        """Begin a poll of the program. With auto-commit, all messages that earlier polls returned count as finished.
-        Raises ClientStateError if another thread or task is inside a poll."""
+        """Begin a poll. With auto-commit, all messages that earlier polls returned count as finished. Raises
+        ClientStateError if another thread or task is inside a poll."""
         if self._polling:
             raise ClientStateError("another thread or task polls this consumer now; one may at a time")
         self._polling = True
@@ -210,13 +212,15 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         return slices
 
     def is_current(self, part: PolledRecords) -> bool:
-        """True if a slice may still be returned: no seek, reset, pause or revocation has happened since `peek`."""
+        """True if a slice of records may still be returned: no seek, reset, pause or revocation has happened since
+        `peek` returned it."""
         assigned = self._queues.get(part.queue)
         return assigned is not None and bool(assigned.buffered) and assigned.buffered[0] is part.fetched
 
     def taken(self, part: PolledRecords, expected: Sequence[int] = ()) -> None:
-        """Remove a current slice from its buffer, because the poll returns it. `expected`: offsets of the messages that
-        the program must acknowledge, if it acknowledges each message. The queue moves to the end of the order."""
+        """Remove a current slice of records from its queue's buffer, because the poll returns it. `expected`: offsets
+        of the messages that the program must acknowledge, if it acknowledges each message. Later polls read other
+        queues before this queue."""
         assigned = self._queues[part.queue]
         assigned.returned(part)
         assigned.expect(expected)
@@ -226,8 +230,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self._note(assigned)
 
     def give_back(self, taken: Iterable[TakenRange]) -> None:
-        """Return these messages again in a later poll, because the program did not receive them. Queues whose position
-        has changed since are left unchanged."""
+        """Undo `taken`, because the program did not receive the messages: a later poll returns them again. A queue
+        whose position has changed after `taken` is left unchanged."""
         for queue, start, end, expected in reversed(list(taken)):
             assigned = self._queues.get(queue)
             if assigned is None or assigned.state is not AssignmentState.STARTED or assigned.position != end:
@@ -240,13 +244,13 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
     # Methods about fetches
 
     def wanted(self) -> dict[MessageQueue, int]:
-        """Return the next offset to fetch for each queue that has few enough buffered records to be fetched
+        """Return the next offset to fetch of each queue that has so few buffered records that it may be fetched
         again."""
         return self._hungry.copy() if self._has_capacity else {}
 
     @property
     def _has_capacity(self) -> bool:
-        """True if the records buffered for all queues are below the limits for all queues."""
+        """True if the buffered records of all queues together are below the limits of number and size."""
         settings = self._settings
         return (
             self._buffered_count < settings.threshold_all_count and self._buffered_bytes < settings.threshold_all_bytes
@@ -263,8 +267,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         )
 
     def request(self, queue: MessageQueue, offset: int) -> FetchRequest:
-        """Create the fetch of a queue from `offset`, for as many messages as may still be buffered. If `offset` is not
-        the queue's next offset, the fetch is for one message, and `fetched` ignores its result."""
+        """Create the fetch of a queue from `offset`, for as many messages as may still be buffered. If the queue's next
+        offset is no longer `offset`, the fetch is for one message only, and `fetched` ignores its result."""
         assigned = self._fetched_at(queue, offset)
         subscription = self._subscriptions.get(queue.topic)
         if assigned is None or subscription is None or assigned.silent:
@@ -275,13 +279,13 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         return FetchRequest(queue.topic, queue.queue_id, offset, max_messages, subscription.tag_codes, subscription.sql)
 
     def reads(self, queue: MessageQueue, offset: int) -> bool:
-        """True if the queue is assigned and not paused, and `offset` is its next offset to fetch."""
+        """True if the queue is assigned and not paused, and its next offset to fetch is `offset`."""
         assigned = self._fetched_at(queue, offset)
         return assigned is not None and not assigned.paused
 
     def fetched(self, queue: MessageQueue, offset: int, *found: FetchedRecords) -> bool:
-        """Buffer the records that a fetch from `offset`, or a read of the mapped files, has found. Returns False if the
-        records are no longer wanted after a seek, reset, pause or revocation."""
+        """Buffer the records that a fetch from `offset`, or a read of the mapped files, has found. Returns False if a
+        seek, reset, pause or revocation has made the records unwanted."""
         assigned = self._fetched_at(queue, offset)
         if assigned is None or not assigned.fetching:
             return False
@@ -291,8 +295,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         return True
 
     def out_of_range(self, queue: MessageQueue, offset: int, next_offset: int) -> bool:
-        """Continue at `next_offset`, because the queue does not hold `offset`. Polls first return the records that are
-        buffered from before the gap. Returns False if `offset` is no longer the next offset to fetch."""
+        """Continue reading a queue at `next_offset`, because the queue does not hold `offset`. Polls first return the
+        buffered records before `offset`. Returns False if `offset` is no longer the queue's next offset to fetch."""
         assigned = self._fetched_at(queue, offset)
         if assigned is None:
             return False
@@ -305,7 +309,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self._note(assigned, moved=True)
         return True
 
-    # Methods about queues that are read in place
+    # Methods about queues that are read in place (from mapped files)
 
     def read_in_place(self, queue: MessageQueue) -> None:
         """Switch an assigned queue to reads from mapped files, up to the end that `end_known` reports. Ignores a queue
@@ -323,20 +327,22 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             self._note(assigned, moved=True)
 
     def waits(self) -> list[tuple[MessageQueue, FetchRequest]]:
-        """Return the queues that are read in place, each with a request from the end of the queue's known part."""
+        """Return the queues that are read in place (from mapped files). Each queue has a request for new messages, from
+        the end of its known messages on."""
         return list(self._waits.items())
 
     @property
     def has_unread(self) -> bool:
-        """True if the mapped files are known to have unread records."""
+        """True if it is known that the mapped files have unread records."""
         return bool(self._unread)
 
     def end_known(self, queue: MessageQueue, offset: int, min_offset: int, max_offset: int) -> bool:
-        """Record the offset range [`min_offset`, `max_offset`) that a queue holds, from the store's answer to a wait at
-        `offset`. Returns False if the queue's next offset is outside this range: a fetch must then find the reason."""
+        """Record the offset range [`min_offset`, `max_offset`) that a queue holds. The store has returned it to a
+        request that waits at `offset`. Returns False if the queue's next offset is outside this range; a fetch must
+        then find the reason."""
         assigned = self._queues.get(queue)
         if assigned is None or not assigned.mapped or assigned.silent or offset < assigned.fetch_offset:
-            return True  # the wait is outdated, or the queue was moved to an offset that this answer does not cover
+            return True  # the request is outdated, or the queue was moved to an offset that this answer does not cover
         if not min_offset <= assigned.fetch_offset <= max_offset:
             return False
         assigned.known_end = max_offset
@@ -344,8 +350,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         return True
 
     def next_unread(self, max_messages: int) -> tuple[MessageQueue, FetchRequest, int] | None:
-        """Return a read of the next queue whose mapped files have unread records, with the queue's known end. Returns
-        None if no queue has unread records. The queue moves to the end of the order."""
+        """Return the next queue whose mapped files have unread records, with a request to read it and the queue's known
+        end. Returns None if no queue has unread records. The queue moves to the end of the order."""
         for queue in self._unread:
             assigned, wanted = self._queues[queue], self._subscriptions[queue.topic]
             assigned.fetching = True
@@ -357,25 +363,25 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             return queue, request, assigned.known_end
         return None
 
-    # Methods that move or pause positions
+    # Methods that change positions or pause queues
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue at `offset` in an assigned queue, and commit this offset with the next commit."""
+        """Continue reading an assigned queue at `offset`. The next commit commits this offset."""
         assigned = self.get(queue)
         assigned.backwards |= offset < max(assigned.done, assigned.committed or 0)
         assigned.seek(offset)
         self._note(assigned, moved=True)
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Stop fetching and returning assigned queues. Their buffered records are dropped, so that they take no
-        capacity from other queues."""
+        """Stop fetching and returning messages of assigned queues. Their buffered records are dropped, so that they
+        take no capacity from other queues."""
         for assigned in [self.get(queue) for queue in queues]:
             assigned.paused = True
             assigned.refetch_from(assigned.position)
             self._note(assigned, moved=True)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """Resume paused queues, which are then fetched and returned again."""
+        """Resume paused queues. Their messages are fetched and returned again."""
         for assigned in [self.get(queue) for queue in queues]:
             assigned.paused = False
             self._note(assigned, moved=True)
@@ -383,8 +389,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
     # Methods about finished messages and commits
 
     def acknowledge(self, offsets: Mapping[MessageQueue, Collection[int]]) -> None:
-        """Mark messages as finished by the program, in revoked queues too. Ignores messages of queues that are not
-        held, because another member may have these queues."""
+        """Mark messages as finished by the program, also in revoked queues. Ignores messages of queues that this
+        consumer does not hold, because another member may have these queues."""
         for queue, acknowledged in offsets.items():
             assigned = self._queues.get(queue)
             if assigned is not None:
@@ -400,9 +406,9 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             self._note(self._queues[queue])
 
     def finish(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Mark the messages before these offsets as finished by the program, in revoked queues too. All offsets are
-        checked before any is applied. Raises ClientStateError for a queue that is not held, InvalidArgumentError for an
-        offset that polls have not reached."""
+        """Mark the messages before these offsets as finished by the program, also in revoked queues. All offsets are
+        checked before any is applied. Raises ClientStateError if a queue is not held, and InvalidArgumentError if polls
+        have not reached an offset."""
         for queue, offset in offsets.items():
             position = (self._revoked.get(queue) or self.get(queue)).position
             if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= position:
@@ -415,7 +421,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             self._note(assigned)
 
     def commit_is_urgent(self) -> bool:
-        """True if, with auto-commit, the group waits for a queue whose messages are finished but not committed."""
+        """True if the group waits for a revoked queue whose messages are finished but not committed (with
+        auto-commit)."""
         return self._settings.auto_commit and any(
             assigned.settled and assigned.dirty for assigned in self._revoked.values()
         )
@@ -427,7 +434,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self._note(assigned)
 
     def _reset(self, assigned: AssignedMessageQueue, start: QueueOffset) -> None:
-        """Continue at the offset to which a queue was reset. Ignores a reset that is already known."""
+        """Move a queue to the offset to which the group's offset was reset. Ignores a reset that is already
+        known."""
         if start.reset_version > assigned.reset_version:
             assigned.reset(start)
             self._note(assigned, moved=True)
@@ -442,8 +450,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             self._note(assigned, moved=True)
 
     def _note(self, assigned: AssignedMessageQueue, *, moved: bool = False) -> None:
-        """Update the tables for one queue that has changed. `moved`: True if the change is more than normal
-        reading."""
+        """Update the tables for one queue that has changed. `moved`: True if the queue has changed by another cause
+        than normal reading."""
         assigned.follow_acknowledgements()
         queue, noted, silent = assigned.queue, assigned.noted, assigned.silent
         in_tables = (

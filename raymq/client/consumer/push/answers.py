@@ -1,13 +1,12 @@
-"""The return values of listeners, and which of them mean that a message was consumed.
+"""The return values of listeners, and the rules by which they mean that a message was consumed.
 
     None, ConsumeStatus.CONSUME_SUCCESS             consumed
     raymq.reply(…), or a list of replies and None   consumed, and answered
     ConsumeStatus.RECONSUME_LATER, ConsumeLater     not consumed: delivered again
     any other answer                                not consumed: the listener is wrong, and the reason says how
 
-The compiler checks the enum that RocketMQ's listeners return. Python has no such check. So a return value without a
-meaning (False, 1, "yes", the class ConsumeLater) must not count as consumed: the message would be lost without an
-error.
+In Java, the compiler checks the enum that RocketMQ's listeners return. Python has no such check. So an undefined return
+value (False, 1, "yes", the class ConsumeLater) must not count as consumed: the message would be lost without an error.
 """
 
 from __future__ import annotations
@@ -22,24 +21,26 @@ from raymq.common.protocol.request_reply import Reply, ReplyStatistics
 from raymq.common.shipping import deferred_kind
 
 ANSWER_SHOWN_MAX: Final = 200
-"""Maximum number of characters of an unknown return value in the failure's reason."""
+"""Maximum number of characters of an undefined return value that the failure's reason quotes."""
 
 
 class Replier(Protocol):
     """Sends the replies that listeners return (raymq.client.request.replier)."""
 
     def answer(self, messages: Sequence[MessageExt], answer: Reply | Sequence[object]) -> str:
-        """Send the replies that a listener returned for these messages. Returns why the return value is invalid, or an
-        empty string if it is valid. Never raises."""
+        """Send the replies that a listener returned for these messages. `answer`: the listener's return value. Returns
+        why it is invalid, or an empty string if it is valid. Never raises."""
 
     def statistics(self) -> ReplyStatistics:
-        """The number of replies sent."""
+        """The numbers of replies that were sent, and of replies that could not be sent."""
 
 
 def judge(answer: Any, messages: range, call: Any, replier: Replier | None) -> Failure | None:
-    """Return the failure that a listener's return value means; None if the messages were consumed. Sends replies.
+    """Return the failure that a listener's return value means; None if the messages were consumed. Sends the replies in
+    the return value.
 
-    `messages`: the indices of the call's messages in their task. `call`: the argument of the listener call.
+    `messages`: the indices, in their task, of the messages with which the listener was called. `call`: the argument of
+    the listener call.
     """
     if answer is None or answer is ConsumeStatus.CONSUME_SUCCESS:
         return None
@@ -67,7 +68,7 @@ def _later(answer: ConsumeLater, messages: range) -> Failure:
 
 
 def _unknown(answer: Any) -> str:
-    """Return the failure reason for a return value without a meaning."""
+    """Return the reason of the failure for an undefined return value of a listener."""
     try:
         shown = repr(answer)
     except Exception as error:  # the object's own __repr__ is user code and may raise
@@ -81,7 +82,7 @@ def _unknown(answer: Any) -> str:
 
 
 def check_listener(listener: Callable[[Any], Any], name: str) -> None:
-    """Raise ListenerError for a listener that cannot be called, or whose call would run none of its code (a generator
+    """Raise ListenerError if a listener cannot be called, or if calling it would run none of its code (a generator
     function or an async generator function). Coroutine functions are allowed."""
     if not callable(listener):
         raise ListenerError(f"a listener must be callable with one argument, {name} object is not")

@@ -1,8 +1,8 @@
 """AsyncCalls awaits what coroutine listeners return, on one event loop for each listener process.
 
 A thread of the ConsumePool calls the listener, as for a plain function. If the return value is awaitable, the thread
-has the loop await it, and waits for the result. So in both cases the number of threads bounds the number of messages in
-progress, and timeouts, retries, order and dead letters are the same.
+makes the event loop await it, and waits for the result. So in both cases the number of threads bounds the number of
+messages in progress, and timeouts, retries, order and dead letters are the same.
 
     thread of the pool     listener(message) → awaitable ──▶ AsyncCall ──▶ the thread waits for `result`
     thread "listener-loop"                                   awaits it; runs all coroutines of the process
@@ -32,16 +32,17 @@ class AsyncCall:
         self._ended: Future[Any] = Future()
         self._task: asyncio.Task[tuple[Any, BaseException | None]] | None = None
         """The task that runs the awaitable. Only the loop's thread uses this field."""
-        loop.call_soon_threadsafe(self._start)  # also passes the caller's context variables to the loop
+        # call_soon_threadsafe also passes the caller's context variables to the loop
+        loop.call_soon_threadsafe(self._start)
 
     @property
     def done(self) -> bool:
-        """True if the awaitable has ended."""
+        """True if the awaitable has ended with a result or an exception."""
         return self._ended.done()
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """Wait until the awaitable has ended, and return its result or raise its exception. Raises TimeoutError after
-        `timeout_s`; the awaitable then still runs."""
+        """Wait until the awaitable has ended, and return its result or raise its exception. If it has not ended after
+        `timeout_s`, raises TimeoutError; the awaitable continues to run."""
         return self._ended.result(timeout_s)
 
     def cancel(self) -> None:
@@ -57,15 +58,15 @@ class AsyncCall:
             self._task.cancel()
 
     async def _run(self) -> tuple[Any, BaseException | None]:
-        """Return the awaitable's result or its exception as a value. A raised SystemExit, for example, would end the
-        loop of all listener calls."""
+        """Return the awaitable's result or its exception as a value. If the task raised a SystemExit, for example, it
+        would end the loop of all listener calls."""
         try:
             return await self._awaitable, None
         except BaseException as error:
             return None, error
 
     def _end(self, task: asyncio.Task[tuple[Any, BaseException | None]]) -> None:
-        if task.cancelled():  # cancelled before its first step
+        if task.cancelled():  # the task was cancelled before its first step
             if inspect.iscoroutine(self._awaitable):
                 self._awaitable.close()
             self._ended.set_exception(asyncio.CancelledError())
@@ -78,7 +79,7 @@ class AsyncCall:
 
 
 class AsyncCalls:
-    """The event loop of one listener process, started for the first awaitable. Thread-safe."""
+    """The event loop of one listener process. The loop is started for the first awaitable. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -86,7 +87,7 @@ class AsyncCalls:
         """The event loop; None before the first awaitable."""
 
     def start(self, awaitable: Awaitable[Any]) -> AsyncCall:
-        """Await `awaitable` on the event loop; returns the running call."""
+        """Start to await `awaitable` on the event loop, and return the running call."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -99,5 +100,5 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     while True:
         try:
             loop.run_forever()
-        except BaseException:  # a callback of the user's code raised SystemExit; the other coroutines must continue
+        except BaseException:  # user code in a callback raised SystemExit; the other coroutines must continue
             logger.exception("a callback on the listener's event loop failed")

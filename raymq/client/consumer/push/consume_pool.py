@@ -2,17 +2,17 @@
 
 A `ConsumeRequest` (RocketMQ's word) holds the listener calls of one task. One thread makes the calls one after another,
 and further threads join after JOIN_AFTER_S. So a quick listener costs no thread switch per message, and a slow listener
-gets all threads. No second thread joins an orderly request, and the first failure ends an orderly request.
+gets all threads. An orderly request has one thread only, and ends at its first failure.
 
 A listener may be a coroutine function, or return an awaitable. The thread passes the awaitable to an event loop
 (raymq.client.consumer.push.async_calls) and waits for its result, so the awaitable counts as a running call.
 
 A call that takes longer than its timeout is given up: the pool reports the call as failed, and its thread no longer
-counts. Cancelling a coroutine frees its thread. At most as many threads may be given up as the pool has. If all
-replacement threads are stuck, too, nothing is consumed until one returns (`stuck` is the number of stuck threads).
+counts. Cancelling a coroutine frees its thread. The pool may replace as many stuck threads as it has threads. If all
+replacement threads are stuck too, nothing is consumed until one call returns (`stuck` is the number of stuck threads).
 
-A request is cancelled between two calls if its owner has not called for HANDLER_LEASE_S: the owner may be dead, and
-another consumer may have its queue. Nothing of this state survives the process.
+A request is cancelled between two calls if its owner, the Pull actor, has not called for HANDLER_LEASE_S: the owner may
+be dead, and another consumer may have its queue. This state is lost when the process ends.
 
 The pool has no thread that watches the other threads: the pool's owner calls `look` when a check is due.
 """
@@ -42,15 +42,16 @@ from raymq.telemetry.trace.deliveries import DeliveryTrace
 from raymq.telemetry.trace.records import ContextCode
 
 JOIN_AFTER_S: Final = 0.02
-"""Time in s after which an unfinished request gets further threads; the number of added threads grows each
+"""Time in s after which further threads join an unfinished request. The number of threads that join grows each
 time."""
 HANDLER_LEASE_S: Final = 5.0
-"""Time in s without a call from its owner after which a request is cancelled."""
+"""Time in s after which a request is cancelled if its owner has not called."""
 QUICK_CALL_S: Final = PROCESS_BOUNDS_MS[0] / 1000
-"""Upper bound, in s, of the metric's first bucket: calls up to this duration are counted together."""
+"""Upper bound, in s, of the first bucket of the metric of listener calls. Calls up to this duration are counted
+together."""
 SETTLE_AFTER_S: Final = 0.05
-"""Duration in s above which a finished call may have been given up. Only for longer calls the thread takes the lock to
-check this."""
+"""Duration in s of a listener call above which the pool may have given the call up. Only after such a call does the
+thread take the lock to check this."""
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +59,8 @@ Handler = Callable[[Any], Any]
 
 
 class _Worker:
-    """State of one thread: its request, the index of its current call, and the start time of this call (0: no call).
-    `awaited`: the awaitable for which the thread waits."""
+    """State of one listener thread: its request, the index of its current call, and the start time of this call (0: no
+    call). `awaited`: the awaitable for which the thread waits."""
 
     __slots__ = ("awaited", "given_up", "index", "request", "started_s")
 
@@ -72,9 +73,9 @@ class _Worker:
 
 
 class ConsumePool:
-    """Pool that makes up to `threads` calls of `handler` at a time. `timeout_s` applies to calls of requests that are
-    not orderly. `shown_group` is the group name that hooks see. `on_done` is called when a request is done, with the
-    pool's lock held: it must neither block nor call the pool."""
+    """Pool that makes up to `threads` calls of the listener `handler` at a time. `timeout_s` applies to calls of
+    requests that are not orderly. `shown_group` is the group name that hooks get. `on_done` is called when a request is
+    done, with the pool's lock held: it must neither block nor call the pool."""
 
     def __init__(
         self,
@@ -100,24 +101,25 @@ class ConsumePool:
         self._on_done = on_done
         self._async_calls = AsyncCalls()
         self._lock = threading.Lock()
-        """Guards all attributes below, and the fields of the requests except `ended` and `failures`."""
+        """Guards all attributes that are assigned below, and the fields of the requests except `ended` and
+        `failures`."""
         self._wanted = threading.Condition(self._lock)
         """Condition on which idle threads wait for a request."""
         self._queue: deque[ConsumeRequest] = deque()
-        """Requests that wait for threads to join; a request is listed once for each thread to join."""
+        """Requests for which a thread is wanted. A request is listed once for each thread that will join it."""
         self._running: dict[ConsumeRequest, None] = {}
         """Requests that are not done, in the order of their submission."""
         self._workers: set[_Worker] = set()
         self._idle = 0
-        """Number of threads without a request."""
+        """Number of threads that wait for a request."""
         self._stuck = 0
-        """Number of threads in calls that were given up."""
+        """Number of threads in listener calls that were given up."""
         self._in_order: dict[str, ConsumeRequest] = {}
         """The latest orderly request of each queue, by the request's `key`."""
 
     def submit(self, request: ConsumeRequest) -> None:
-        """Start a request. An orderly request cancels earlier requests of its queue, and waits until their running call
-        has ended."""
+        """Start a request. An orderly request first cancels earlier requests of its queue, and begins after their
+        running call has ended."""
         now_s = time.monotonic()
         request.lease_until_s, request.join_at_s = now_s + HANDLER_LEASE_S, now_s + JOIN_AFTER_S
         if self._trace is not None and request.calls:
@@ -147,25 +149,25 @@ class ConsumePool:
         return True
 
     def cancel(self, request: ConsumeRequest) -> None:
-        """Cancel a request: no further call of it begins."""
+        """Cancel a request: no further listener call of the request begins."""
         with self._lock:
             self._cancel(request)
 
     def report(self, request: ConsumeRequest) -> ConsumeReport:
-        """Return the calls of a request that have ended since the last report."""
+        """Return the listener calls of a request that have ended since the last report."""
         with self._lock:
             return request.report(self._stuck)
 
     def renew_leases(self) -> None:
-        """Renew the leases of all requests, because their owner has called."""
+        """Renew the leases of all requests. Called when their owner has called."""
         until_s = time.monotonic() + HANDLER_LEASE_S
         with self._lock:
             for request in self._running:
                 request.lease_until_s = until_s
 
     def look(self) -> float:
-        """Give up calls that exceed their timeout, and add threads to requests that take long. Returns the time in s
-        until the next check is due; infinity if nothing runs."""
+        """Give up listener calls that exceed their timeout, and add threads to requests that take long. Returns the
+        time in s until the next check is due; infinity if nothing runs."""
         now_s, next_s = time.monotonic(), float("inf")
         with self._lock:
             for request in list(self._running):
@@ -182,7 +184,7 @@ class ConsumePool:
         return max(next_s - now_s, 0.001)
 
     def _has_work_for_more(self, request: ConsumeRequest) -> bool:
-        """True if more threads could make calls of a request. The caller holds the lock."""
+        """True if further threads could make listener calls of a request. The caller holds the lock."""
         left = len(request.calls) - len(request.ended) - request.workers
         return request.key is None and not request.invited and left > 0 and request.workers < self._threads
 
@@ -196,8 +198,8 @@ class ConsumePool:
             self._start_thread()
 
     def _start_thread(self) -> None:
-        """Start a thread if fewer than `threads` can make calls. Stuck threads do not count, up to the number
-        `threads`."""
+        """Start a thread if fewer than `threads` threads can make calls. Up to `threads` stuck threads are not counted,
+        so that they are replaced."""
         if len(self._workers) - min(self._stuck, self._threads) < self._threads:
             worker = _Worker()
             self._workers.add(worker)
@@ -229,7 +231,7 @@ class ConsumePool:
                 self._end_if_through(request)
 
     def _run(self, worker: _Worker, request: ConsumeRequest) -> None:
-        """Make calls of a request until no call remains."""
+        """Make listener calls of a request until no call remains."""
         calls, ended, handler = request.calls, request.ended, self._handler
         plain = not self._hooks and not request.damaged
         begun_s = now_s = time.monotonic()
@@ -264,7 +266,7 @@ class ConsumePool:
             request.consume_s += now_s - begun_s
 
     def _count_apart(self, request: ConsumeRequest, took_s: float, *, ok: bool) -> None:
-        """Count one slow or failed call separately in the metrics."""
+        """Count one slow or failed listener call separately in the metrics."""
         with self._lock:
             self._count_apart_locked(request, took_s, ok=ok)
 
@@ -274,7 +276,8 @@ class ConsumePool:
         CLIENT_FIGURES.processed(request.topic, self._group, took_s * 1000, 1, ok=ok)
 
     def _count_quick(self, request: ConsumeRequest) -> None:
-        """Count the quick calls of a finished request together in the metrics. The caller holds the lock."""
+        """Count all quick listener calls of a finished request together in the metrics. The caller holds the
+        lock."""
         quick = len(request.ended) - request.counted
         if quick > 0:
             each_ms = max(0.0, request.consume_s - request.counted_s) * 1000 / quick
@@ -289,7 +292,8 @@ class ConsumePool:
 
     def call_directly(self, call: MessageExt | list[MessageExt]) -> tuple[str, str, float]:
         """Call the listener once in this thread, with its hooks, for an administrator. The call belongs to no task and
-        is not counted in metrics. A reply is sent. A coroutine is cancelled after the consume timeout.
+        is not counted in metrics. A reply that the listener returns is sent. A coroutine is cancelled after the consume
+        timeout.
 
         Returns the status (CONSUME_SUCCESS, RECONSUME_LATER, or EXCEPTION if the listener raised), the reason of a
         failure, and the duration in ms.
@@ -311,8 +315,8 @@ class ConsumePool:
         return "EXCEPTION" if raised else ConsumeStatus.RECONSUME_LATER.name, failure.error, took_ms
 
     def _call(self, request: ConsumeRequest, index: int, worker: _Worker) -> Failure | None:
-        """Make one call together with its hooks. A call that stands for a damaged message fails without calling the
-        listener."""
+        """Make one listener call together with its hooks. If the call stands for a damaged message, it fails without
+        calling the listener."""
         call = request.calls[index]
         if isinstance(call, Exception):
             if isinstance(call, BodyUnreadableError):
@@ -332,8 +336,8 @@ class ConsumePool:
     def _judged(
         self, request: ConsumeRequest, index: int, answer: Any, worker: _Worker | None = None
     ) -> Failure | None:
-        """Return the failure that the listener's return value means; None if the messages were consumed. An awaitable
-        return value is awaited first; its exceptions are raised."""
+        """Return the failure that the listener's return value means; None if the messages were consumed. If the return
+        value is awaitable, it is awaited first, and its exceptions are raised."""
         if not isinstance(answer, ConsumeStatus) and inspect.isawaitable(answer):
             answer = self._awaited(answer, worker)
         failure = judge(answer, request.messages_of(index), request.calls[index], self._replier)
@@ -342,20 +346,20 @@ class ConsumePool:
         return failure
 
     def _awaited(self, awaitable: Awaitable[Any], worker: _Worker | None) -> Any:
-        """Return the result of an awaitable; None if the awaitable was cancelled because its call was given up. If
-        `worker` is None, wait at most for the consume timeout."""
+        """Return the result of an awaitable that a listener returned. Returns None if the awaitable was cancelled
+        because its call was given up. If `worker` is None, waits at most for the consume timeout."""
         call = self._async_calls.start(awaitable)
         if worker is None:
             try:
                 return call.result(self._timeout_s)
             except TimeoutError:
-                if call.done:  # the listener itself raised this TimeoutError
+                if call.done:  # the awaitable itself raised this TimeoutError
                     raise
                 raise TimeoutError(f"the listener has not returned after {self._timeout_s:g} s") from None
             finally:
                 call.cancel()
         worker.awaited = call
-        if worker.given_up:  # the call was given up before `awaited` was set
+        if worker.given_up:  # the listener call was given up before `awaited` was set
             call.cancel()
         try:
             return call.result()
@@ -369,12 +373,12 @@ class ConsumePool:
     def _was_given_up(self, worker: _Worker) -> bool:
         with self._lock:
             if not worker.given_up:
-                worker.started_s = 0.0  # after this, the call cannot be given up any more
+                worker.started_s = 0.0  # after this assignment the call can no longer be given up
             return worker.given_up
 
     def _give_up_late(self, request: ConsumeRequest) -> float:
-        """Give up the calls of a request that exceed the timeout. Returns the time at which the next call will exceed
-        it."""
+        """Give up the listener calls of a request that exceed the timeout. Returns the time at which the next running
+        call will exceed the timeout."""
         if request.key is not None:
             return float("inf")
         now_s, earliest_s = time.monotonic(), float("inf")
@@ -431,7 +435,7 @@ def _raised(request: ConsumeRequest, index: int) -> Failure:
 
 
 def _context_code(failure: Failure) -> ContextCode:
-    """Return the trace's code for the way in which a call failed."""
+    """Return the code that a message trace uses for this kind of failed call."""
     if failure.timed_out:
         return ContextCode.TIME_OUT
     return ContextCode.EXCEPTION if failure.raised else ContextCode.FAILED

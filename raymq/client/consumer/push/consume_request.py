@@ -1,5 +1,4 @@
-"""ConsumeRequest holds the listener calls of one task: the ended calls, their failures, and the reports about
-them."""
+"""ConsumeRequest holds the listener calls of one task, their failures, and the reports about ended calls."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ class ConsumeRequest:
     """The listener calls of one task.
 
     `calls` are the arguments of the calls: each is a message, a list of messages, or an error. An error stands for a
-    message that cannot be decoded; this call fails without calling the listener, and `damaged` is True. The messages of
+    message that cannot be decoded. Its call fails without calling the listener, and `damaged` is True. The messages of
     call i begin at index `firsts[i]` of the task. `key` names the queue of an orderly request; None for other requests.
     """
 
@@ -29,7 +28,7 @@ class ConsumeRequest:
         topic: str = "",
         of_lists: bool = False,
     ) -> None:
-        """`of_lists`: True if a call may have several messages."""
+        """Create the request. `of_lists`: True if the listener is called with lists of messages."""
         self.calls = calls
         self.of_lists = of_lists
         self.firsts = firsts
@@ -38,61 +37,62 @@ class ConsumeRequest:
         self.topic = topic
         self.indices = iter(range(len(calls)))  # all threads share the iterator: each next() takes one call
         self.ended: list[int] = []
-        """Indices of the calls that have ended, with or without success. Threads append to the list without a
+        """Indices of the listener calls that have ended, with or without success. Threads append to the list without a
         lock."""
         self.failures: dict[int, Failure] = {}
-        """Failure of each failed call, stored before the call is added to `ended`."""
+        """Failure of each failed call, by the call's index. It is stored before the call is added to `ended`."""
         self.consume_s = 0.0
-        """Total time in s that all threads have spent in calls."""
+        """Total time in s that all threads have spent in listener calls of this request."""
         self.counted = 0
-        """Number of slow and failed calls, which the metrics count one by one. All other calls are in the metric's
+        """Number of slow and failed calls, which the metrics count one by one. All other calls belong to the metric's
         first bucket, and are counted together when the request is done."""
         self.counted_s = 0.0
-        """Total time in s of the calls in `counted`."""
+        """Total time in s of the slow and failed calls."""
         self.workers = 0
         """Number of threads that make calls of this request now."""
         self.invited = 0
         """Number of threads that will join this request as soon as they are free."""
         self.cancelled = False
-        """True if no further call may begin."""
+        """True if no further listener call of this request may begin."""
         self.lease_until_s = float("inf")
-        """Time after which the request is cancelled."""
+        """Time after which the request is cancelled, unless its lease is renewed."""
         self.join_at_s = 0.0
         """Time at which `joining` further threads join this request, unless all calls have ended."""
         self.joining = 1
         self.done = threading.Event()
-        """Set when no thread makes calls of this request, and no call will begin any more."""
+        """Event that is set when no thread makes calls of this request, and no further call will begin."""
         self.follower: ConsumeRequest | None = None
-        """The request of the same queue that begins after this request."""
+        """The request of the same queue that begins when this request has ended."""
         self.follows: ConsumeRequest | None = None
-        """The request that must end before this request begins."""
+        """The request of the same queue that must end before this request begins."""
         self.traced: TracedCalls | None = None
         """The record of these calls in the message trace; None without a trace."""
         self._reported = 0
-        """Number of entries of `ended` that were already reported."""
+        """Number of ended calls that were already reported."""
         self._left: set[int] | None = None
-        """Indices of the calls that were not yet reported as ended; None until a report has omitted some calls."""
+        """Indices of the calls that were not yet reported as ended. None until a report was made while some calls were
+        unfinished."""
 
     @property
     def message_count(self) -> int:
-        """Total number of messages in all calls."""
+        """Total number of messages in all listener calls of this request."""
         if self.of_lists:
             return sum(len(call) if isinstance(call, list) else 1 for call in self.calls)
         return len(self.calls)
 
     def messages_of(self, index: int) -> range:
-        """Return the task indices of the messages that a call covers."""
+        """Return the indices, in the task, of the messages that a call covers."""
         first, call = self.firsts[index], self.calls[index]
         return range(first, first + (len(call) if isinstance(call, list) else 1))
 
     def failure(self, index: int, error: str, **how: Any) -> Failure:
-        """Create the failure of a call, whose messages were not consumed."""
+        """Create the Failure of a call: its messages were not consumed."""
         messages = self.messages_of(index)
         return Failure(messages.start, len(messages), error, **how)
 
     def report(self, stuck: int) -> ConsumeReport:
-        """Report the calls that have ended since the last report. `stuck`: the number of threads in calls that were
-        given up."""
+        """Report the calls that have ended since the last report. `stuck`: the number of threads in listener calls that
+        were given up."""
         done = self.done.is_set()
         new = self.ended[self._reported :]
         self._reported += len(new)
@@ -100,7 +100,8 @@ class ConsumeRequest:
         return ConsumeReport(self._unfinished(new), failures, done, self.consume_s if done else 0.0, stuck)
 
     def _unfinished(self, new: Sequence[int]) -> tuple[int, ...]:
-        """Record that the calls `new` have ended, and return the message indices of all unfinished calls."""
+        """Record that the calls with the indices `new` have ended. Returns the message indices of all
+        unfinished calls."""
         if self._left is None:
             if len(new) == len(self.calls):
                 return ()

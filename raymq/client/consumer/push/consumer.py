@@ -1,8 +1,8 @@
 """PushConsumer runs a program's listener in the cluster, for as long as the program runs.
 
 `start` creates one Listener actor per instance, in the user's environment. The Pull actor of the Listener's node sends
-messages to the Listener. The instances share the group's queues with all other members of the group; in BROADCASTING
-each instance has all queues.
+messages to the Listener. The instances share the group's queues with all other members of the group. In BROADCASTING
+mode, each instance reads all queues.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ CALL_KEY_BYTES: Final = 32
 
 
 class PushOptions(TypedDict, total=False):
-    """The keyword arguments of `Client.push_consumer` that are settings (see
-    raymq.client.consumer.push.settings.PushSettings)."""
+    """The keyword arguments of `Client.push_consumer` that are settings of the consumer. The class
+    raymq.client.consumer.push.settings.PushSettings explains them."""
 
     orderly: bool
     message_model: MessageModel
@@ -101,10 +101,11 @@ class PushConsumer(OfProcess):
     def subscribe(self, topic: str, expression: Expression = "*") -> PushConsumer:
         """Consume messages of a topic. `expression` chooses messages by tag, for example ``"paid || refunded"``; by
         properties, ``raymq.sql("price > 5")``; or by a predicate (`raymq.predicate`). Messages that are delivered again
-        from the retry topic always pass. A second call for a topic replaces its expression.
+        from the retry topic pass every expression. A second call for a topic replaces its expression.
 
-        Raises TopicNotExistError, IllegalNameError or InvalidArgumentError. Raises ServiceNotAvailableError or
-        RequestTimeoutError if no NameServer answers within 10 s.
+        Raises TopicNotExistError if the topic does not exist, and IllegalNameError or InvalidArgumentError if an
+        argument is invalid. Raises ServiceNotAvailableError or RequestTimeoutError if no NameServer answers within 10
+        s.
         """
         stored = self._names.wrap(topic)
         subscription = Subscription.parse(stored, expression)
@@ -119,8 +120,8 @@ class PushConsumer(OfProcess):
         ConsumeStatus.RECONSUME_LATER, a `ConsumeLater` or an exception the message is delivered again from the group's
         retry topic, after 10 s, 30 s, 1 min … 2 h. After the last attempt the message moves to the dead letters. An
         orderly consumer's queue instead waits a second, and continues with the same message. ``return
-        raymq.reply(b"…")`` answers a message that was sent with `Producer.request`; the message counts as consumed,
-        even if it is no request. Any other return value (True, False, 1) is a failure, whose reason names the value.
+        raymq.reply(b"…")`` answers a message that was sent with `Producer.request`. The message counts as consumed,
+        even if it is no request. Any other return value (True, False, 1) is a failure; its reason names the value.
 
         `listener` may be a coroutine function: its calls are awaited on one event loop per instance, at most `threads`
         at a time. A call that takes longer than `consume_timeout_s` is cancelled. Raises ListenerError if the listener
@@ -134,8 +135,8 @@ class PushConsumer(OfProcess):
     def on_messages(self, listener: BatchHandler, *, batch_max: int = BATCH_MAX) -> PushConsumer:
         """Call `listener(messages)` as `on_message` does, with lists of up to `batch_max` (1 to 1024) messages of one
         queue. A return value or an exception counts for all messages of a list, unless a `ConsumeLater` names the first
-        failed message. To answer requests, return a list with a `raymq.reply(…)` or None for each message. A single
-        Reply for several messages is a failure of all of them."""
+        failed message. To answer requests, return a list that has a `raymq.reply(…)` or None for each message. If the
+        listener returns a single Reply for several messages, all of them fail."""
         self._listener = ship(listener, takes_batch=True)
         self._settings = replace(self._settings, consume_message_batch_max_size=batch_max)
         return self
@@ -150,14 +151,15 @@ class PushConsumer(OfProcess):
     def start(
         self, instances: int = 1, *, runtime_env: Mapping[str, Any] | None = None, num_cpus: float = 0
     ) -> PushSubscription:
-        """Start `instances` instances. Returns when their listeners are loaded and Pull actors serve them.
+        """Start `instances` instances. Returns when all instances have loaded the listener and Pull actors serve them.
 
-        On success the group and its retry topic exist at the brokers. `runtime_env` and `num_cpus` are Ray's options,
-        for the listeners' processes. After an error nothing runs, and the brokers have no new group.
+        On success the group and its retry topic exist at the brokers. `runtime_env` and `num_cpus` are Ray's options
+        for the listeners' processes. After an error nothing runs, and no group was created at the brokers.
 
-        Raises ClientStateError without a subscription or a listener. Raises ListenerError if an instance cannot load
-        the listener. Raises SubscriptionConflictError if members of the group subscribe to a topic with another
-        expression. Raises NoPermissionError if the group may not consume in BROADCASTING (consume_broadcast_enable).
+        Raises ClientStateError if the consumer has no subscription or no listener. Raises ListenerError if an instance
+        cannot load the listener. Raises SubscriptionConflictError if members of the group subscribe to a topic with
+        another expression. Raises NoPermissionError if the group may not consume in BROADCASTING mode
+        (consume_broadcast_enable).
         """
         if not self._subscriptions:
             raise ClientStateError("this push consumer has no subscription; call subscribe(topic) before start()")
@@ -178,7 +180,8 @@ class PushConsumer(OfProcess):
             subscription.wait_loaded(self._listener.name, CONSUMER_START_TIMEOUT_S)
             offsets = GroupOffsets(settings.group)
             for broker_name in brokers:
-                # create the group after the listeners, so that a listener that cannot be loaded leaves no group
+                # Create the group after the listeners were started. If a listener cannot be loaded, no group is then
+                # left at the brokers.
                 if settings.clustering:
                     offsets.ensure_group(broker_name)
                 else:
@@ -192,7 +195,7 @@ class PushConsumer(OfProcess):
     def _start_listener(
         self, settings: PushSettings, options: Mapping[str, Any], brokers: tuple[str, ...]
     ) -> RunningInstance:
-        """Start the Listener actor of an instance, under the first free name."""
+        """Start the Listener actor of an instance, under the first free actor name."""
         user = identity.present()
         call_key = b"" if user is None else secrets.token_bytes(CALL_KEY_BYTES)
         for index in itertools.count():
@@ -216,6 +219,7 @@ class PushConsumer(OfProcess):
 
 
 def _named(settings: PushSettings, index: int) -> PushSettings:
-    """Return the settings of one instance; if the instances have names, its own name is set."""
+    """Return the settings of one instance. If the instances have names, the settings contain the instance's own
+    name."""
     name = settings.instance_name
     return settings if name is None else replace(settings, instance_name=f"{name}-{index}")

@@ -1,7 +1,8 @@
 """FeedClient makes a Listener's calls to the Pull actor that sends tasks to the Listener, over lanes (direct socket
 connections).
 
-Both calls are safe to repeat: the Pull actor resends a task batch that was lost, and counts a report once.
+Both calls, `next_tasks` and `report`, are safe to repeat: the Pull actor resends a task batch that was lost, and counts
+each report once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from raymq.remoting.lane.frames import FrameKind
 from raymq.remoting.lane_pool import LanePool
 
 NEXT_WAIT_S: Final = 5.0
-"""Time in s for which a Pull actor without tasks holds a Listener's request for the next tasks (long poll)."""
+"""Maximum time in s that a Pull actor delays its answer to a Listener's request for tasks while there are none (long
+poll)."""
 FEED_CALL_TIMEOUT_S: Final = 5.0
 """Timeout in s of a call to the Pull actor, in addition to NEXT_WAIT_S."""
 
@@ -29,13 +31,14 @@ TaskReport = tuple[int, ConsumeReport]
 
 @dataclass(frozen=True, slots=True)
 class PullDescription:
-    """A Pull actor's answer to `describe`."""
+    """A Pull actor's answer to `describe`, with the address of its lane."""
 
     lane: LaneAddress
 
 
 class FeedClient:
-    """Calls of the instance `name` to the Pull actor `pull`. `life` identifies the calling process. Thread-safe.
+    """Makes the calls of the listener instance `name` to the Pull actor `pull`. `life` identifies the calling process.
+    Thread-safe.
 
     Each call raises the error that the Pull actor raised (ServiceNotAvailableError while it does not host the
     instance). If the Pull actor does not answer, a call raises ServiceNotAvailableError or RequestTimeoutError.
@@ -48,8 +51,8 @@ class FeedClient:
         )
 
     def next_tasks(self, epoch: int, got: int) -> HandOver:
-        """Return the task batch after number `got` of incarnation `epoch`. Returns a batch without tasks after
-        NEXT_WAIT_S."""
+        """Return the task batch that follows batch number `got` of epoch `epoch`. If there are no tasks, returns a
+        batch without tasks after NEXT_WAIT_S."""
         payload = encode_call("next_tasks", (self._name, self._life, epoch, got))
 
         def over_lane(lane: Lane, left_s: float) -> HandOver:
@@ -58,8 +61,8 @@ class FeedClient:
         return self._lanes.call("next_tasks", over_lane, NEXT_WAIT_S + FEED_CALL_TIMEOUT_S)
 
     def report(self, epoch: int, reports: Sequence[TaskReport]) -> None:
-        """Report the progress of tasks of incarnation `epoch`. The Pull actor has received the reports on
-        return."""
+        """Report the progress of tasks of epoch `epoch` to the Pull actor. When the call returns, the Pull actor has
+        received the reports."""
         payload = encode_call("report", (self._name, self._life, epoch, list(reports)))
         self._lanes.call(
             "report", lambda lane, left_s: lane.call(FrameKind.CALL, (payload,), left_s), FEED_CALL_TIMEOUT_S
@@ -67,7 +70,7 @@ class FeedClient:
 
 
 def read_hand_over(payload: bytes | memoryview) -> HandOver:
-    """Decode a task batch that `encode_result` has encoded. Raises ServiceNotAvailableError if the payload is no task
-    batch."""
+    """Decode a task batch that `encode_result` has encoded. Raises ServiceNotAvailableError if the payload is not a
+    task batch."""
     hand_over: HandOver = decode_result(payload, HandOver)
     return hand_over

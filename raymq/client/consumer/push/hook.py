@@ -1,4 +1,5 @@
-"""ConsumeHook is called before and after each listener call, for measuring and tracing (spec/messaging.md §3.5, §5)."""
+"""ConsumeHook is an object whose methods are called before and after each listener call, for measuring and tracing
+(spec/messaging.md §3.5, §5)."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ConsumeContext:
-    """One listener call, as a hook sees it. `success` and `error` are set before `after` is called. `properties` is for
-    the hook's own use."""
+    """One listener call, for use by a hook. `success` and `error` are set before `after` is called. The hook may store
+    its own values in `properties`."""
 
     group: str
     messages: Sequence[MessageExt]
@@ -25,21 +26,21 @@ class ConsumeContext:
 
 
 class ConsumeHook(Protocol):
-    """Interface of a consume hook, called in the listener's process and thread. An exception of a hook is logged and
-    ignored."""
+    """Interface of a consume hook. It is called in the listener's process and thread. An exception of a hook is logged
+    and ignored."""
 
     def before(self, context: ConsumeContext) -> None:
-        """Called just before the listener call."""
+        """Called just before the listener is called."""
 
     def after(self, context: ConsumeContext) -> None:
         """Called after the listener has returned or raised."""
 
 
 def call_hooks(hooks: Sequence[ConsumeHook], name: str, context: ConsumeContext) -> None:
-    """Call the method `name` ("before" or "after") of all hooks."""
+    """Call the method `name` ("before" or "after") of all consume hooks."""
     for hook in hooks:
         method: Callable[[ConsumeContext], None] = getattr(hook, name)
         try:
             method(context)
-        except Exception:  # a failure in the user's hook must not make the message fail
+        except Exception:  # an exception in the user's hook must not make the message fail
             logger.exception("consume hook %s.%s failed", type(hook).__name__, name)

@@ -2,7 +2,7 @@
 runs.
 
 A thread of the Listener's process calls the Pull actor (`pull-NODE`) about every HOST_INTERVAL_S, with everything that
-is needed to create the instance. So a restarted Pull actor has all its instances back within seconds, and notices a new
+is needed to create the instance. So a restarted Pull actor has all its instances back within seconds, and detects a new
 process of the Listener at once. If the Pull actor does not run, a broker starts it. If Ray has restarted a Listener on
 another node, the Listener calls the Pull actor of that node.
 
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Instance:
     """One push-consumer instance: its name, its unique key, and the brokers that can start a Pull actor. `call_key`:
-    the key with which the Pull actor signs its calls of the Listener; empty without a user."""
+    the key with which the Pull actor signs its calls to the Listener; empty without a user."""
 
     name: str
     key: str
@@ -46,7 +46,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Hosting:
-    """A Listener's request to be hosted by its Pull actor.
+    """A Listener's request to a Pull actor to host its instance.
 
     `listener` is the Listener's actor handle; `life` identifies the Listener's process. `broken` is the traceback if
     the process cannot load the listener. `kept` is the state that the process keeps for the instance.
@@ -63,8 +63,8 @@ class Hosting:
 @dataclass(frozen=True, slots=True)
 class HostAnswer:
     """The Pull actor's answer to a hosting request. `hosted`: False after the instance was stopped. `keep`: the new
-    state that the process must keep; None for no change. `metrics`: the cluster's metrics settings, once the Pull actor
-    has received them from a broker."""
+    state that the process must keep; None for no change. `metrics`: the cluster's metrics settings; None until the Pull
+    actor has received them from a broker."""
 
     hosted: bool
     keep: object = None
@@ -72,8 +72,8 @@ class HostAnswer:
 
 
 class Hosted:
-    """The thread of a Listener's process that keeps the instance hosted by a Pull actor. `call` creates the request's
-    content; `keep` is called with a state to keep."""
+    """The thread of a Listener's process that makes a Pull actor host the instance. `make_call` creates the hosting
+    request; `keep` is called with a state that the process must keep."""
 
     def __init__(
         self,
@@ -86,14 +86,14 @@ class Hosted:
         self._node_id = node_id
         self._make_call, self._keep = make_call, keep
         self.life = secrets.token_hex(8)
-        """Unique name of this process."""
+        """Unique name of this Listener process."""
         self._pull = ActorRef(str(PullName(node_id)))
         self._hosted = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread; later calls do nothing."""
+        """Start the hosting thread; later calls do nothing."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="hosting", daemon=True)
@@ -101,7 +101,7 @@ class Hosted:
 
     @property
     def pull_name(self) -> str:
-        """The name of the node's Pull actor."""
+        """The name of this node's Pull actor."""
         return self._pull.name
 
     def where(self, wait_s: float) -> str:
@@ -130,7 +130,7 @@ class Hosted:
             time.sleep(HOST_INTERVAL_S)
 
     def _start_pull(self) -> None:
-        """Ask a broker to start the node's Pull actor if the actor does not run."""
+        """Make a broker start the node's Pull actor if the actor does not run."""
         try:
             self._pull.handle()
             return

@@ -1,18 +1,18 @@
 """Listener is the actor that runs a user's listener.
 
-This module belongs to the client package, not to the servers, because the actor runs in the user's environment: the
-user's `runtime_env`, and the user's import path, which may hold packages with any name. The listener is sent as bytes
-of cloudpickle, pickled by value, so a function of the user's own module needs no installation on the workers.
+This module belongs to the client package, not to the servers, because the actor runs in the user's environment. It has
+the user's `runtime_env` and the user's import path, which may hold packages with any name. The listener is sent as
+bytes of cloudpickle, pickled by value, so a function of the user's own module needs no installation on the workers.
 
 The Pull actor of the Listener's node hosts the instance (raymq.client.consumer.push.hosting). The Listener requests
 tasks from the Pull actor, and reports finished messages (raymq.client.consumer.push.task_feed). Threads of a
 ConsumePool call the user's listener, so a call that blocks delays neither the reports nor other calls.
 
-If access control is on, the Listener serves the signed calls of its user's program and of its Pull actor
+If access control is on, the Listener accepts the signed calls of its user's program and of its Pull actor
 (raymq.remoting.access.stand_in).
 
-The Listener keeps no state over its death. Ray restarts the actor with the same listener, and the Pull actor delivers
-its unfinished messages again. So the listener is called at least once per message.
+All state of the Listener is lost when the actor dies. Ray restarts the actor with the same listener, and the Pull actor
+delivers its unfinished messages again. So the listener is called at least once per message.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ from raymq.telemetry.trace.deliveries import DeliveryTrace
 from raymq.telemetry.trace.spans import SpanHook, spans_if_set
 
 DIRECT_CALLS_MAX: Final = 2
-"""Maximum number of messages consumed at a time for administrators, in addition to the messages of the group."""
+"""Maximum number of concurrent listener calls for administrators, in addition to the calls with the group's
+messages."""
 
 Answer = ConsumeStatus | ConsumeLater | Reply | None
 BatchAnswer = ConsumeStatus | ConsumeLater | Sequence[Reply | None] | None
@@ -56,8 +57,8 @@ BatchHandler = Callable[[list[MessageExt]], BatchAnswer | Awaitable[BatchAnswer]
 
 @dataclass(frozen=True, slots=True)
 class ShippedListener:
-    """A pickled listener, to be sent to its actors. `payload`: the bytes of cloudpickle. `takes_batch`: True if the
-    listener is called with lists of messages, False if with single messages."""
+    """A pickled listener that is sent to Listener actors. `payload`: the bytes of cloudpickle. `takes_batch`: True if
+    the listener is called with lists of messages, False if it is called with single messages."""
 
     payload: bytes
     takes_batch: bool
@@ -107,8 +108,8 @@ class Listener:
         user: Identity | None = None,
         make_trace: Callable[[], DeliveryTrace] | None = None,
     ) -> None:
-        """`user`: the identity as which this process acts until it ends. `make_trace`: creates the trace of
-        deliveries."""
+        """Load the listener and start its threads. `user`: the identity as which this process acts until it ends.
+        `make_trace`: creates the trace of deliveries."""
         if user is not None:
             identity.take(user)
         self._instance = instance
@@ -118,17 +119,18 @@ class Listener:
         """Guards `_hosted`."""
         self._direct = threading.Semaphore(DIRECT_CALLS_MAX)
         self._state: object = None
-        """The state from the last `keep` call."""
+        """The state of the Pull actor that was passed to the last `keep` call."""
         self._failure = ""
         """Traceback if the listener could not be loaded; empty otherwise."""
         self._replier: Replier | None = None
         self._trace: DeliveryTrace | None = None
         self._tasks: TaskFeed | None = None
-        """The task feed; None if the listener could not be loaded."""
+        """The feed that receives tasks from the Pull actor; None if the listener could not be loaded."""
         try:
             handler = cloudpickle.loads(shipped.payload)
             made = [cloudpickle.loads(hook.payload) for hook in hooks]
-            # after loading, because the listener's own modules may have set an OpenTelemetry provider
+            # Look for the OpenTelemetry provider after loading the listener, because the listener's modules may have
+            # set it.
             spans = spans_if_set()
             if spans is not None:
                 made.insert(0, SpanHook(spans))
@@ -178,11 +180,11 @@ class Listener:
         return self._failure
 
     def reply_statistics(self) -> ReplyStatistics:
-        """The number of replies that the listener has returned since this process began."""
+        """Return the counts of the replies that the listener has returned since this process began."""
         return ReplyStatistics() if self._replier is None else self._replier.statistics()
 
     def close_trace(self) -> None:
-        """Send the buffered trace records, for a bounded time, and stop tracing."""
+        """Send the buffered trace records, waiting for a limited time, and stop tracing."""
         if self._trace is not None:
             self._trace.close()
 
@@ -192,7 +194,7 @@ class Listener:
 
     def consume_directly(self, message: MessageExt) -> tuple[str, str, float]:
         """Call the listener with a message, for an administrator (see ConsumePool.call_directly). Raises ListenerError
-        if the listener could not be loaded, SystemBusyError while DIRECT_CALLS_MAX such calls are running."""
+        if the listener could not be loaded, and SystemBusyError while DIRECT_CALLS_MAX such calls are running."""
         if self._tasks is None:
             raise ListenerError(f"the listener could not be loaded: {self._failure}")
         if not self._direct.acquire(blocking=False):
@@ -205,11 +207,11 @@ class Listener:
             self._direct.release()
 
     def keep(self, state: object) -> None:
-        """Store a state for the Pull actor, which reads it back after a restart."""
+        """Store a state for the Pull actor. The Pull actor reads the state back after it was restarted."""
         self._state = state
 
     def kept(self) -> object:
-        """Return the state from the last `keep` call; None before the first call."""
+        """Return the Pull actor's state from the last `keep` call; None before the first call."""
         return self._state
 
 

@@ -1,5 +1,5 @@
-"""PushSettings are the settings of a push consumer, which its Pull and Listener actors receive (spec/messaging.md
-§5.1)."""
+"""PushSettings are the settings of a push consumer. Its Pull and Listener actors receive them
+(spec/messaging.md §5.1)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RANGES: Final = {
     "max_reconsume_times": NumberRange(0, INT32_MAX, otherwise=_UNLIMITED),
     "suspend_current_queue_time_ms": NumberRange(-INT32_MAX, INT32_MAX),
 }
-"""Allowed range of each numeric setting."""
+"""Allowed range of each numeric setting of a push consumer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ class PushSettings:
 
     `orderly`: a queue's messages are consumed one after another. `threads`: maximum number of concurrent listener calls
     per instance. `consume_message_batch_max_size`: maximum number of messages per listener call. `pull_batch_size`:
-    number of messages per read of a queue; for an orderly consumer also the number of messages that may be delivered
-    again after a crash. RocketMQ reads 32 messages at a time.
+    number of messages per read of a queue. For an orderly consumer it is also the number of messages that may be
+    delivered again after a crash. RocketMQ reads 32 messages at a time.
 
-    Fetching from a queue pauses while the instance holds more than these thresholds: `pull_threshold_for_queue`
-    messages, `…_size_for_queue_mib`, and for a concurrent consumer `consume_concurrently_max_span` offsets. A topic's
-    thresholds, if set (not -1), replace them: each is divided by the number of the topic's queues at the instance.
-    `pull_interval_ms`: a pause after each read.
+    Fetching from a queue pauses while the instance holds more of its messages than these thresholds allow:
+    `pull_threshold_for_queue` messages, `…_size_for_queue_mib`, and for a concurrent consumer
+    `consume_concurrently_max_span` offsets. A topic's thresholds, if set (not -1), replace the queue's thresholds: each
+    is divided by the number of the topic's queues at the instance. `pull_interval_ms`: a pause after each read.
 
     `consume_timeout_s`: a concurrent listener call that takes longer is given up. `max_reconsume_times`: the number of
     deliveries after the first. -1 means the group's setting at the broker (16) for a concurrent consumer, and no limit
@@ -55,7 +55,7 @@ class PushSettings:
     BROADCASTING only: `offsets_dir` holds each instance's offsets in GROUP/INSTANCE (default `~/.raymq/offsets`).
     `instance_name` names the instances; without it, the names of their actors are used.
 
-    `namespace`: the namespace of the group and the topics; the listener sees names without it.
+    `namespace`: the namespace of the group and the topics; the listener gets names without the namespace.
     """
 
     group: str
@@ -95,7 +95,8 @@ class PushSettings:
 
     @property
     def clustering(self) -> bool:
-        """True if the instances share the queues; False in BROADCASTING, in which each instance has all queues."""
+        """True if the instances share the queues; False in BROADCASTING mode, in which each instance reads all
+        queues."""
         return self.message_model is MessageModel.CLUSTERING
 
     @property
@@ -106,11 +107,11 @@ class PushSettings:
 
     @property
     def expressions(self) -> dict[str, str]:
-        """Subscription expression of each topic, as administrators see it."""
+        """Subscription expression of each topic, for administrators."""
         return {subscription.topic: subscription.description for subscription in self.subscriptions}
 
     def subscription(self, topic: str) -> Subscription:
-        """Return the subscription of a topic. The retry topic's subscription is for all messages."""
+        """Return the subscription of a topic. The subscription of the retry topic selects all messages."""
         for subscription in self.subscriptions:
             if subscription.topic == topic:
                 return subscription

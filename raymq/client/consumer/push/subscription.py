@@ -23,7 +23,8 @@ from raymq.remoting.actor_ref import DEFAULT_TIMEOUT_S, ActorRef, HandleRef
 
 CONSUMER_STOP_TIMEOUT_S: Final = 40.0
 STOP_CALL_S: Final = 2.0
-"""Time in s that one call waits for an instance to stop; the call is repeated."""
+"""Maximum time in s for which one call waits for an instance to stop. The call is repeated until the instance has
+stopped."""
 STOP_THREADS: Final = 8
 LOOK_WAIT_S: Final = 2.0
 LISTENER_TIMEOUT_S: Final = 10.0
@@ -31,11 +32,11 @@ LISTENER_TIMEOUT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """Status of one queue at an instance. `state` is "pulling" if the queue is fetched from, otherwise the reason why
-    not: "suspended", "paused", "too many messages" or the like; "forbidden" while the group may not read the queue.
-    Messages before `commit_offset` are consumed, messages before `committed_offset` are committed. The instance holds
-    `buffered` messages; `in_flight` of them are at the listener. `trouble`: why the last failed message failed, or why
-    the group may not read the queue."""
+    """Status of one queue at an instance. `state` is "pulling" while messages of the queue are fetched. Otherwise it is
+    the reason why they are not fetched: "suspended", "paused", "too many messages" or similar, or "forbidden" while the
+    group may not read the queue. Messages before `commit_offset` are consumed; messages before `committed_offset` are
+    committed. The instance holds `buffered` messages; the listener is processing `in_flight` of them. `trouble`: why
+    the last failed message failed, or why the group may not read the queue."""
 
     queue: MessageQueue
     state: str
@@ -54,8 +55,8 @@ class InstanceStatus:
 
     `consumed` and `failures` count messages since the Pull actor's process began to host the instance. `last_error` is
     the traceback or reason of the last failure if no message has succeeded since, or the reason why the group may not
-    read a queue now. `skipped` messages of its queues were skipped because their records are damaged; `last_skipped` is
-    the error of one of them. `listener_away` is the reason why nothing is delivered now; otherwise empty.
+    read a queue now. `skipped`: number of messages of its queues that were skipped because their records are damaged;
+    `last_skipped` is the error of one of them. `listener_away` is the reason why nothing is delivered now, or empty.
     `listener_silent_s` is the time since the last report of the listener's process, which should be at most a second.
     `stuck_threads` counts listener calls that have exceeded `consume_timeout_s`. If this is twice `threads`, nothing is
     consumed until one call returns. `stats` has, per topic, over the last minute: PULL_TPS, CONSUME_OK_TPS,
@@ -80,7 +81,8 @@ class InstanceStatus:
 
 
 class RunningInstance:
-    """One running instance: its Listener's actor handle, and the Pull actor that hosts the instance."""
+    """One running instance of a push consumer: its Listener's actor handle, and the Pull actor that hosts the
+    instance."""
 
     def __init__(self, instance: Instance, listener: Any, *, traced: bool = False) -> None:
         self.listener = listener
@@ -95,7 +97,7 @@ class RunningInstance:
         return self._instance.name
 
     def wait_running(self, timeout_s: float) -> None:
-        """Wait until a Pull actor hosts the instance. Raises RequestTimeoutError if none does within
+        """Wait until a Pull actor hosts the instance. Raises RequestTimeoutError if no Pull actor hosts it within
         `timeout_s`."""
         self._begun = True
         deadline_s = time.monotonic() + timeout_s
@@ -105,8 +107,8 @@ class RunningInstance:
             self._look()
 
     def call(self, method: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-        """Call a method of the Pull actor about this instance. The Pull actor may be restarting, or another Pull actor
-        may host the instance now, so the call is retried for `timeout_s` and must be safe to repeat."""
+        """Call a method of the Pull actor for this instance. The Pull actor may be restarting, or another Pull actor
+        may host the instance now. So the call is retried for `timeout_s`, and must be safe to repeat."""
 
         def attempt(left_s: float) -> Any:
             pull = self._pull or self._look()
@@ -121,7 +123,8 @@ class RunningInstance:
         return persist_until(time.monotonic() + timeout_s, attempt)
 
     def ask_listener(self, method: str, *args: Any, timeout_s: float = LISTENER_TIMEOUT_S) -> Any:
-        """Call a method of the instance's Listener. Raises RequestTimeoutError, ServiceNotAvailableError."""
+        """Call a method of the instance's Listener. Raises RequestTimeoutError or ServiceNotAvailableError if the
+        Listener does not answer."""
         return self._calls.call(method, *args, what=f"the listener of {self.name}", timeout_s=timeout_s)
 
     def stop(self, timeout_s: float) -> str:
@@ -149,12 +152,14 @@ class RunningInstance:
 
 
 class PushSubscription(OfProcess):
-    """A running push consumer. `stop` ends it after the messages in flight are finished and committed."""
+    """A running push consumer. `stop` first finishes and commits the messages in flight, then ends the
+    consumer."""
 
     def __init__(
         self, group: str, on_close: Callable[[PushSubscription], None], names: Namespace = NO_NAMESPACE
     ) -> None:
-        """`group` is the stored name of the group (with its namespace), as in all calls to Pull actors."""
+        """Create the subscription. `group` is the stored name of the group (with its namespace), as in all calls to
+        Pull actors."""
         self.group = names.unwrap(group)
         self._names = names
         self._on_close = on_close
@@ -171,43 +176,47 @@ class PushSubscription(OfProcess):
                 raise ListenerError(f"listener {name} cannot be loaded in its actor:\n{failure}")
 
     def wait_running(self, timeout_s: float) -> None:
-        """Wait until Pull actors serve all instances. Raises RequestTimeoutError, ServiceNotAvailableError."""
+        """Wait until Pull actors serve all instances. Raises RequestTimeoutError or ServiceNotAvailableError if an
+        instance is not served in time."""
         deadline_s = time.monotonic() + timeout_s
         for instance in self.instances:
             instance.wait_running(max(0.1, deadline_s - time.monotonic()))
 
     def status(self) -> list[InstanceStatus]:
-        """The status of each instance."""
+        """Return the status of each instance."""
         return [_status_of(instance.call("instance_status"), self._names) for instance in self.instances]
 
     def reply_statistics(self) -> ReplyStatistics:
-        """The number of replies that the listeners of all instances have returned since their processes began."""
+        """Return the counts of the replies that the listeners of all instances have returned since their processes
+        began."""
         replies = [instance.ask_listener("reply_statistics") for instance in self.instances]
         return ReplyStatistics(*(sum(counts) for counts in zip(*map(astuple, replies), strict=True)))
 
     def queues(self) -> list[MessageQueue]:
-        """The queues that the instances hold."""
+        """Return the queues that the consumer's instances hold."""
         return sorted({entry.queue for status in self.status() for entry in status.queues})
 
     def suspend(self) -> None:
-        """Stop fetching and delivering until `resume`. The instances keep their queues, and the listeners finish their
-        messages. An instance whose Pull actor restarts stays suspended."""
+        """Stop fetching and delivering messages until `resume`. The instances keep their queues, and the listeners
+        finish their messages. An instance stays suspended if its Pull actor restarts."""
         self._call_all("suspend")
 
     def resume(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Continue after `suspend`. With `queues`, continue these queues after `pause`."""
+        """Continue fetching and delivering messages after `suspend`. With `queues`, continue these queues after
+        `pause`."""
         if queues is None:
             self._call_all("resume")
         else:
             self._call_all("resume_queues", [self._names.queue(queue) for queue in queues])
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Stop fetching and delivering these queues until they are resumed, whichever instance holds them."""
+        """Stop fetching and delivering messages of these queues until they are resumed, whichever instance
+        holds them."""
         self._call_all("pause_queues", [self._names.queue(queue) for queue in queues])
 
     def raise_listener_error(self) -> None:
-        """Raise ListenerError with the listener's traceback if a delivery failed and no delivery has succeeded
-        since."""
+        """Raise ListenerError with the listener's traceback if the last deliveries failed: a delivery failed, and no
+        later delivery succeeded."""
         for status in self.status():
             if status.last_error:
                 raise ListenerError(
@@ -246,7 +255,7 @@ class PushSubscription(OfProcess):
         self.stop()
 
     def _call_all(self, method: str, *args: Any) -> None:
-        """Call a method of all instances; afterwards raise the first failure, if any."""
+        """Call a method of all instances. After all calls, raises the error of the first call that failed."""
         failures = []
         for instance in self.instances:
             try:

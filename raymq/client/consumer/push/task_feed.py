@@ -4,8 +4,9 @@
     reporting thread   gives up late calls; reports ended tasks together, and a task that takes longer than
                        REPORT_S in parts
 
-The TaskFeed makes all calls, so the Pull actor waits for no Listener. Each start of the instance at a Pull actor has a
-higher epoch. A task of a later epoch cancels all tasks of earlier epochs, because no Pull actor needs them any more.
+The TaskFeed calls the Pull actor, never the reverse, so the Pull actor waits for no Listener. Each time that a Pull
+actor starts the instance, the epoch increases. A task of a later epoch cancels all tasks of earlier epochs, because no
+Pull actor needs them any more.
 """
 
 from __future__ import annotations
@@ -33,17 +34,18 @@ from raymq.common.protocol.consume_result import ConsumeReport, Failure, HandOve
 from raymq.telemetry.trace.deliveries import DeliveryTrace
 
 REPORT_S: Final = 0.5
-"""Interval in s at which an unfinished task is reported; each report has the messages finished since the last
+"""Interval in s at which an unfinished task is reported. Each report has the messages that were finished since the last
 report."""
 FEED_IDLE_S: Final = 0.5
 """Maximum time in s that the reporting thread sleeps."""
 AWAKE_S: Final = 0.2
-"""Time in s after a report for which the reporting thread checks for work by itself, so that a new task need not wake
-it."""
+"""Time in s after a report for which the reporting thread checks for work by itself. In this time a new task need not
+wake the thread."""
 FEED_RETRY_S: Final = 0.3
 """Pause in s after a failed call to the Pull actor."""
 FEED_PAUSE_MAX_S: Final = 5.0
-"""Maximum pause in s after a quota is used up. The quota's error names the time to wait."""
+"""Maximum pause in s after a request was refused because a quota is used up. The quota's error names the time
+to wait."""
 
 logger = logging.getLogger(__name__)
 
@@ -52,15 +54,16 @@ class Feed(Protocol):
     """Interface of the calls to the Pull actor (raymq.client.consumer.push.feed_client)."""
 
     def next_tasks(self, epoch: int, got: int) -> HandOver:
-        """Return the task batch after number `got` of incarnation `epoch`. Raises RaymqError."""
+        """Return the task batch that follows batch number `got` of epoch `epoch`. Raises RaymqError if the call
+        fails."""
 
     def report(self, epoch: int, reports: Sequence[TaskReport]) -> None:
-        """Report the progress of tasks of incarnation `epoch`. Raises RaymqError."""
+        """Report the progress of tasks of epoch `epoch` to the Pull actor. Raises RaymqError if the call fails."""
 
 
 class TaskFeed:
-    """The tasks of one listener process. `handler` is called with messages, or with lists of messages if
-    `takes_batch`."""
+    """The tasks of one listener process. The listener `handler` is called with single messages, or with lists of
+    messages if `takes_batch` is true."""
 
     def __init__(
         self,
@@ -75,10 +78,10 @@ class TaskFeed:
         self._settings, self._names = settings, Namespace(settings.namespace)
         self._takes_batch = takes_batch
         self._news = threading.Event()
-        """Set if there may be something to report."""
+        """Event that is set if the reporting thread may have something to report."""
         self._closed = threading.Event()
         self._asleep = False
-        """True while the reporting thread sleeps until it is woken, without checking for work."""
+        """True while the reporting thread sleeps for a longer time, so that a new task must wake it."""
         self._pool = ConsumePool(
             handler,
             threads=settings.threads,
@@ -92,21 +95,23 @@ class TaskFeed:
         )
         self._reader = TaskReader()
         self._lock = threading.Lock()
-        """Guards all attributes below."""
+        """Guards all attributes that are assigned below."""
         self.epoch = 0
-        """Latest epoch (start of the instance at a Pull actor) from which a task was received."""
+        """Latest epoch from which a task was received. Each start of the instance at a Pull actor has a new
+        epoch."""
         self.got = 0
-        """Number of the last task batch received in `epoch`."""
+        """Number of the last task batch that was received in the current epoch."""
         self._requests: dict[int, ConsumeRequest] = {}
-        """Tasks of `epoch` whose end is not reported yet, by task number."""
+        """Tasks of the current epoch, by task number, whose end is not reported yet."""
         self._reported_s: dict[int, float] = {}
-        """For each task, the time of its last report, or of its start."""
+        """For each task, the time of its last report. Before the first report, it is the time at which the task
+        started."""
         self._not_begun: list[TaskReport] = []
         """Reports about tasks that this process could not begin."""
 
     def start(self, feed: Feed, ready: Callable[[float], object]) -> None:
-        """Start to take tasks from `feed`. `ready(wait_s)` waits, up to `wait_s`, until a request makes sense, and then
-        returns a non-empty value."""
+        """Start to take tasks from `feed`. `ready(wait_s)` is called before each request. It waits up to `wait_s` until
+        a Pull actor can be asked, and then returns a non-empty value."""
         for name, run in (("tasks", lambda: self._receive(feed, ready)), ("reports", lambda: self._report(feed))):
             threading.Thread(target=run, name=name, daemon=True).start()
 
@@ -117,14 +122,14 @@ class TaskFeed:
         return self._pool.call_directly([wanted] if self._takes_batch else wanted)
 
     def close(self) -> None:
-        """Stop taking tasks and reporting. Running calls continue."""
+        """Stop taking tasks and reporting. Running listener calls continue."""
         self._closed.set()
         self._news.set()
 
     # Methods that begin tasks
 
     def begin(self, hand_over: HandOver) -> None:
-        """Begin the tasks of a task batch, unless the batch was already received."""
+        """Begin the tasks of a task batch. Does nothing if the batch was already received."""
         with self._lock:
             if hand_over.epoch > self.epoch:
                 left, self._requests, self._reported_s = self._requests, {}, {}
@@ -142,11 +147,11 @@ class TaskFeed:
 
     def _begin_task(self, task: ShippedTask) -> None:
         if task.number in self._requests:
-            return  # the Pull actor resent the task because the report that its records cannot be read was repeated
+            return  # the Pull actor resent the task: it got the report of unreadable records twice
         failure = ""
         try:
             request = self._consume_request(task)
-        except Exception as error:  # unreadable records, or a bug: the next tasks must not wait for this task
+        except Exception as error:  # unreadable records, or a bug: later tasks must not wait for this task
             logger.exception("a task of %s cannot be begun", task.queue)
             request, failure = None, f"the messages cannot be read: {error!r}"
         with self._lock:
@@ -163,8 +168,8 @@ class TaskFeed:
             self._news.set()
 
     def _consume_request(self, task: ShippedTask) -> ConsumeRequest | None:
-        """Create the listener calls of a task. A message whose tag only shares its hash code with a subscribed tag gets
-        no call. Returns None if this process cannot read the task's records."""
+        """Create the listener calls of a task. A message gets no call if its tag is not subscribed, but only has the
+        same hash code as a subscribed tag. Returns None if this process cannot read the task's records."""
         read = self._reader.messages(task)
         if read is None:
             return None
@@ -188,8 +193,8 @@ class TaskFeed:
     # Methods that report results
 
     def take_reports(self) -> tuple[int, list[TaskReport]]:
-        """Return the epoch of the tasks and the reports that are due: about each ended task, and about each running
-        task that was not reported for REPORT_S."""
+        """Return the epoch of the tasks, and the reports that are due. A report is due for each ended task, and for
+        each running task that was not reported for REPORT_S."""
         now_s = time.monotonic()
         with self._lock:
             reports, self._not_begun = self._not_begun, []
@@ -204,15 +209,15 @@ class TaskFeed:
             return self.epoch, reports
 
     def look(self) -> float:
-        """Check the running calls. Returns the time in s until the next check is due."""
+        """Check the running listener calls. Returns the time in s until the next check is due."""
         next_s = self._pool.look()
         return min(next_s, REPORT_S) if self._requests else next_s
 
     def heard(self) -> None:
-        """Record that the Pull actor has answered, so it still owns the tasks."""
+        """Record that the Pull actor has answered. It therefore still owns the tasks."""
         self._pool.renew_leases()
 
-    # Loops of the two threads
+    # The loops of the receiving thread and the reporting thread
 
     def _receive(self, feed: Feed, ready: Callable[[float], object]) -> None:
         while not self._closed.is_set():
@@ -223,7 +228,7 @@ class TaskFeed:
             except RaymqError as error:
                 logger.info("no tasks come now, asking again: %s", error)
                 self._closed.wait(max(FEED_RETRY_S, min(error.retry_after_s or 0.0, FEED_PAUSE_MAX_S)))
-            except Exception:  # a bug: without this thread the listener would never be called again
+            except Exception:  # a bug: if this thread ended, the listener would never be called again
                 logger.exception("tasks cannot be taken, asking again")
                 self._closed.wait(FEED_RETRY_S)
 
@@ -247,7 +252,7 @@ class TaskFeed:
                     reports, awake_until_s = [], time.monotonic() + AWAKE_S
             except RaymqError as error:
                 logger.info("what was consumed cannot be reported now, trying again: %s", error)
-            except Exception:  # a bug: without this thread no message would be committed
+            except Exception:  # a bug: if this thread ended, no message would be committed
                 logger.exception("what was consumed cannot be reported, trying again")
                 self._closed.wait(FEED_RETRY_S)
 
@@ -277,6 +282,6 @@ def _is_wanted(message: MessageExt | BodyUnreadableError, subscription: Subscrip
 
 
 def with_original_topic(message: MessageExt) -> MessageExt:
-    """Return a message from a retry topic with its original topic (spec/messaging.md §5.8)."""
+    """Return a message that was read from a retry topic with its original topic (spec/messaging.md §5.8)."""
     topic = message.system_properties.get(PROPERTY_RETRY_TOPIC)
     return message if topic is None else replace(message, topic=topic)

@@ -1,6 +1,6 @@
 """TaskReader decodes the messages of a task: in place from the store's mapped files, or from the bytes in the task.
 
-Messages that refer to a mapped file keep the map open, so they stay readable after the file is deleted.
+Messages that refer to a mapped file keep the file mapped, so they stay readable after the file is deleted.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class TaskReader:
 
     def messages(self, task: ShippedTask) -> tuple[list[Any], bool] | None:
         """Return the messages of a task, with an error in place of each damaged message, and True if any message is
-        damaged. Returns None if the mapped files do not show the records; the Pull actor, which holds its own maps,
-        then has the bytes."""
+        damaged. Returns None if the mapped files do not show the records; the Pull actor can then send their bytes from
+        its own mapped files."""
         admit_bodies_of(task.body_max_bytes)
         if task.log is None:
             return _decode(_located(task), task.queue)
@@ -51,10 +51,10 @@ class TaskReader:
         return messages, damaged
 
     def _find(self, log: StoreLog, places: LogPlaces) -> LocatedRecords:
-        """Return the records at the given places of a file. Raises DataLossError or OSError if the file does not hold
-        all of them."""
+        """Return the records at the given places of a log file. Raises DataLossError or OSError if the file does not
+        hold all of them."""
         positions, sizes = np.frombuffer(places.positions, np.int64), np.frombuffer(places.sizes, np.int64)
-        # Unknown offsets are -1.
+        # Queue offsets that are unknown are -1.
         offsets = np.frombuffer(places.offsets, np.int64) if places.offsets else np.full(len(positions), -1)
         found = self._reader(log).records_at(positions, sizes, offsets)
         if len(found.starts) < len(positions):

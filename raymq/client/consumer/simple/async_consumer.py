@@ -24,7 +24,7 @@ from raymq.common.parallel import aside
 from raymq.common.protocol.pop import INVISIBLE, INVISIBLE_AGAIN, RECEIVE_MESSAGES
 
 RECEIVE_THREADS: Final = 8
-"""Maximum number of concurrent calls, including receives that wait."""
+"""Maximum number of concurrent calls of an asyncio simple consumer, including receives that wait."""
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class AsyncSimpleConsumer(AsyncConsumer[SimpleConsumer]):
             if not self._engine.closed:
                 await self._call(self._engine.close)
         finally:
-            if self._engine.closed:  # otherwise the close was cancelled before it began
+            if self._engine.closed:  # if the engine is not closed, the close was cancelled before it began
                 self._calls.shutdown(wait=False)
 
     async def __aenter__(self) -> AsyncSimpleConsumer:

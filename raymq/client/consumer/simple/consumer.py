@@ -1,9 +1,9 @@
 """SimpleConsumer receives messages one by one or in batches, and acknowledges each message: RocketMQ's POP consumption.
 
-No member of the group owns a queue: the broker leases messages for a time to any member that requests some. So more
-consumers than queues share the work, and a slow message delays no other message. A message that is not acknowledged in
-time is delivered again, to any member, and its attempt counts. raymq.client.consumer.simple.engine makes the calls;
-raymq.client.consumer.simple.async_consumer is the asyncio variant.
+No member of the group owns a queue. The broker leases messages for a limited time to any member that requests some. So
+more consumers than queues share the work, and a slow message delays no other message. A message that is not
+acknowledged in time is delivered again, to any member, and its attempt counts. raymq.client.consumer.simple.engine
+makes the calls; raymq.client.consumer.simple.async_consumer is the asyncio variant.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from raymq.common.protocol.pop import INVISIBLE, INVISIBLE_AGAIN, RECEIVE_MESSAG
 from raymq.records.filters.sql import SqlFilter
 
 INVISIBLE_S: Final = 60.0
-"""Default invisible time in s of received messages; RocketMQ's default of popInvisibleTime."""
+"""Default invisible time in s of received messages. It is RocketMQ's default of popInvisibleTime."""
 MESSAGES: Final = 32
 WAIT_S: Final = 5.0
 
@@ -38,8 +38,8 @@ class SimpleConsumer(Closing):
         filter expression, `raymq.sql`.
 
         Excluded messages are acknowledged for the whole group when they are found, so all members must use the same
-        expression. A second call for a topic replaces its expression. Raises TopicNotExistError, IllegalNameError,
-        InvalidArgumentError.
+        expression. A second call for a topic replaces its expression. Raises TopicNotExistError if the topic does not
+        exist, and IllegalNameError or InvalidArgumentError if an argument is invalid.
         """
         self._engine.subscribe(topic, expression)
 
@@ -52,33 +52,33 @@ class SimpleConsumer(Closing):
         self, max_messages: int = MESSAGES, invisible_s: float = INVISIBLE_S, *, wait_s: float = WAIT_S
     ) -> list[ReceivedMessage]:
         """Return up to `max_messages` (1 to 4096) messages. Waits up to `wait_s` for the first message, and returns an
-        empty list after that.
+        empty list if none arrives.
 
         For `invisible_s` (0.1 s to 12 h) no other member receives the messages. Acknowledge them within that time;
         otherwise they are delivered again, as the next attempt. After the group's retry_max_times further attempts a
         message moves to the dead letters `%DLQ%group`. Messages that consumers of the group sent back (`%RETRY%group`)
         are received, too. The leases and attempts are durable: they survive a failover of the broker.
 
-        Raises ClientStateError without a subscription; InvalidArgumentError for numbers out of range; NoPermissionError
-        if the group may not consume, or the topic may not be read; StoreCorruptError if a message is damaged;
-        SystemBusyError, ServiceNotAvailableError or RequestTimeoutError if no broker answered in time. After an error
-        messages may be leased; they are delivered again.
+        Raises ClientStateError if the consumer has no subscription; InvalidArgumentError if a number is out of range;
+        NoPermissionError if the group may not consume, or the topic may not be read; StoreCorruptError if a message is
+        damaged; SystemBusyError, ServiceNotAvailableError or RequestTimeoutError if no broker answered in time. After
+        an error, messages may have been leased; they are delivered again.
         """
         return self._engine.receive(max_messages, invisible_s, wait_s)
 
     def ack(self, messages: ReceivedMessage | Iterable[ReceivedMessage]) -> int:
         """Acknowledge messages, so that the group does not receive them again. Durable on return.
 
-        Returns the number of messages that this call acknowledged. Messages that were acknowledged before, and late
-        messages that were delivered again, are ignored and not counted. A call that raised may be repeated. Raises
-        InvalidArgumentError for anything but received messages.
+        Returns the number of messages that this call acknowledged. Ignores messages that were acknowledged before, and
+        messages that were acknowledged too late and delivered again. A call that raised may be repeated. Raises
+        InvalidArgumentError if an argument is not a received message.
         """
         return self._engine.ack([messages] if isinstance(messages, ReceivedMessage) else messages)
 
     def ack_handles(self, topic: str, handles: Iterable[str]) -> int:
-        """Acknowledge messages by their `message.handle`, as `ack` does. A process of this group, which may be another
-        one, must have received the messages while it subscribed to `topic`. Raises InvalidArgumentError for an invalid
-        handle."""
+        """Acknowledge messages by their `message.handle`, as `ack` does. Any process of this group may have received
+        the messages, but it must have subscribed to `topic` at that time. Raises InvalidArgumentError if a handle is
+        invalid."""
         return self._engine.ack_handles(topic, handles)
 
     @overload
@@ -94,8 +94,9 @@ class SimpleConsumer(Closing):
         """Set the time after which received messages are delivered again: `invisible_s` (0 to 12 h) from now. Use a
         longer time for work that takes longer, and a shorter time for work that failed. Durable on return.
 
-        Returns the messages with their new receipts; the old receipts are invalid from now on. The returned list omits
-        messages that were acknowledged or delivered again. For a single such message ReceiptExpiredError is raised.
+        Returns the messages with their new receipts; the old receipts become invalid. The returned list omits messages
+        that were acknowledged or delivered again. If the argument is a single such message, raises ReceiptExpiredError
+        instead.
         """
         if isinstance(messages, ReceivedMessage):
             renewed = self._engine.change_invisible([messages], invisible_s)
@@ -112,5 +113,5 @@ class SimpleConsumer(Closing):
 
 
 def refuse(message: ReceivedMessage) -> NoReturn:
-    """Raise ReceiptExpiredError for a message whose receipt is invalid."""
+    """Raise ReceiptExpiredError, because the receipt of `message` is no longer valid."""
     raise ReceiptExpiredError(message.topic, message.handle)

@@ -2,13 +2,13 @@
 reads them, and acknowledges them.
 
     receive → one broker after another → leased ranges → the messages, from the storage actors
-                                            └ excluded, unread, tried too often: settled here
+                                            └ excluded, damaged, over the retry limit: acknowledged here
 
 The engine itself acknowledges messages that the subscription excludes and messages with damaged records. It sends
 messages over the retry limit to the dead letters and acknowledges them.
 
-A simple consumer owns no queue, no position and no thread. So its group may have any number of members. The messages of
-a member that dies are delivered again after their invisible time.
+A simple consumer holds no queue and no position, and has no thread of its own. So its group may have any number of
+members. The messages of a member that dies are delivered again after their invisible time.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from raymq.remoting.storage_clients import StorageClients
 from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES
 
 SETTLE_TIMEOUT_S: Final = 20.0
-"""Timeout in s of a repeatable call, including retries while its broker restarts."""
+"""Timeout in s of a repeatable call to a broker, including retries while the broker restarts."""
 BROKER_ATTEMPT_TIMEOUT_S: Final = 10.0
 WAIT_OF_ONE_S: Final = 5.0
 """Maximum time in s that one request waits at the broker (long poll), if the topics have one broker."""
 WAIT_OF_SEVERAL_S: Final = 0.25
-"""Maximum time in s that one request waits at a broker (long poll), if the topics have several brokers: a message may
-arrive at another broker."""
+"""Maximum time in s that one request waits at a broker (long poll), if the topics have several brokers. It is short,
+because a message may arrive at another broker."""
 RECEIVE_MAX_BYTES: Final = 64 << 20
 """Maximum bytes of records that one receive reads; further leased messages are returned to the broker."""
 
@@ -78,14 +78,14 @@ class SimpleEngine:
         self._subscriptions: dict[str, Subscription] = {}
         self._brokers: dict[str, BrokerClient] = {}
         self._started: set[tuple[str, str]] = set()
-        """Pairs of broker and topic for which the broker has the group's start position."""
+        """Pairs of broker and topic for which the group's start position was registered at the broker."""
         self._turn = secrets.randbelow(1024)
         self._attempts = count()
         self._id = secrets.token_hex(4)
         self._name = f"{os.uname().nodename}-{os.getpid()}-{self._id}"
         self.closed = False
 
-    # Methods that choose what is consumed
+    # Methods that choose the topics to consume
 
     def subscribe(self, topic: str, expression: str | SqlFilter) -> None:
         """Subscribe to a topic. Blocks until the topic's route is known."""
@@ -131,7 +131,7 @@ class SimpleEngine:
         )
 
     def consume_directly(self, client_id: str, record: bytes, broker_name: str) -> DirectConsumption:
-        """Raises InvalidArgumentError, because a simple consumer has no listener."""
+        """Raise InvalidArgumentError, because a simple consumer has no listener."""
         raise InvalidArgumentError(
             f"a member of {self.settings.group!r} is a simple consumer, whose program receives: it has no listener "
             "to call; `raymq replay` delivers the message to the group again"
@@ -140,7 +140,7 @@ class SimpleEngine:
     # Methods that receive messages
 
     def receive(self, max_messages: int, invisible_s: float, wait_s: float) -> list[ReceivedMessage]:
-        """Return up to `max_messages` messages. Blocks up to `wait_s` for the first message."""
+        """Receive up to `max_messages` messages. Blocks up to `wait_s` for the first message."""
         self.check_open()
         with self._lock:
             subscriptions = dict(self._subscriptions)
@@ -172,8 +172,9 @@ class SimpleEngine:
     def _ask_brokers(
         self, wish: ReceiveRequest, subscriptions: Mapping[str, Subscription], wait_s: float, *, look: bool
     ) -> tuple[list[ReceivedMessage], RaymqError | None]:
-        """Request messages from the topics' brokers in turn, until one returns some. If no broker does, also returns
-        the error of a broker that could not be called. `look`: True to try several brokers without waiting at each."""
+        """Request messages from the topics' brokers in turn, until one broker returns messages. If no broker returns
+        any, also returns the error of a broker that could not be called. `look`: True to try several brokers without
+        waiting at each."""
         brokers: dict[str, list[str]] = {}
         for topic in wish.topics:
             for queue in self._routes.wait(topic, SETTLE_TIMEOUT_S).subscribe_queues:
@@ -210,7 +211,7 @@ class SimpleEngine:
         self._start(name, topics)
         try:
             return self._receive(name, request)
-        except GroupNotExistError:  # the group was deleted: register its start again
+        except GroupNotExistError:  # the group was deleted: register its start position again
             with self._lock:
                 self._started = {known for known in self._started if known[0] != name}
             self._start(name, topics)
@@ -263,8 +264,8 @@ class SimpleEngine:
     def _take(
         self, name: str, given: LeasedRange, found: LeasedMessages, retry_max_times: int
     ) -> list[ReceivedMessage]:
-        """Return the messages of one leased range for the program. Other messages of the range are acknowledged, sent
-        to the dead letters, or left for redelivery."""
+        """Return the messages of one leased range that the program receives. Other messages of the range are
+        acknowledged, sent to the dead letters, or left for redelivery."""
         messages = found.messages
         places = (given.topic, name, given.queue_id, given.start, given.pop_ms, given.invisible_ms, given.attempts)
         handed_out = given.count - int(given.without, 16).bit_count()
@@ -286,8 +287,8 @@ class SimpleEngine:
         return result
 
     def _settle_unreadable(self, name: str, given: LeasedRange, found: LeasedMessages, retry_max_times: int) -> None:
-        """Send unreadable messages over the retry limit to the dead letters. These messages, and messages with damaged
-        records, are removed from `found.unreadable`, so that they are acknowledged."""
+        """Send unreadable messages over the retry limit to the dead letters. Removes these messages, and messages with
+        damaged records, from `found.unreadable`, so that they are acknowledged."""
         for offset, (message, error, record) in list(found.unreadable.items()):
             self._unreadable.note(error)
             if error.record_damaged:
@@ -309,7 +310,7 @@ class SimpleEngine:
 
     def _give_up(self, name: str, record: bytes, attempts: int, reason: str = "") -> None:
         """Send a message to the dead letters of its group, because `attempts` deliveries failed. `reason`: why the
-        message cannot be read; empty if it can."""
+        message cannot be read; empty if the message can be read."""
         ActorRef(name).call(
             "send_back",
             self.settings.group,
@@ -324,12 +325,13 @@ class SimpleEngine:
     # Methods that acknowledge messages or change their invisible time
 
     def ack(self, messages: Iterable[ReceivedMessage]) -> int:
-        """Acknowledge messages. Returns the number of messages that this call acknowledged. Blocks."""
+        """Acknowledge messages. Returns the number of messages that this call acknowledged. Blocks until the brokers
+        have answered."""
         self.check_open()
         return self._ack(_parts_of(messages))
 
     def ack_handles(self, topic: str, handles: Iterable[str]) -> int:
-        """Acknowledge messages by their handles (receipts as text). Blocks."""
+        """Acknowledge messages by their handles (receipts as text). Blocks until the brokers have answered."""
         self.check_open()
         offsets: dict[Receipt, int] = {}
         for handle in handles:
@@ -347,8 +349,8 @@ class SimpleEngine:
     def change_invisible(
         self, messages: Iterable[ReceivedMessage], invisible_s: float, *, counted: bool = True
     ) -> list[ReceivedMessage]:
-        """Set the time after which messages are delivered again. Blocks. Returns the messages whose leases were
-        renewed, with new receipts."""
+        """Set the time after which messages are delivered again. Blocks until the brokers have answered. Returns the
+        messages whose leases were renewed, with new receipts."""
         self.check_open()
         groups: dict[Receipt, list[ReceivedMessage]] = {}
         for message in messages:
@@ -377,18 +379,18 @@ class SimpleEngine:
         )
 
     def _broker(self, name: str) -> BrokerClient:
-        """Return the client of a broker. The consumer does not share this client, because waiting receives keep the
-        client's lanes (direct socket connections) busy."""
+        """Return this consumer's own client of a broker. The client is not shared, because waiting receives keep its
+        lanes (direct socket connections) busy."""
         with self._lock:
             client = self._brokers.get(name)
             if client is None:
                 client = self._brokers[name] = BrokerClient(name)
             return client
 
-    # Methods about closing
+    # Methods that close the consumer
 
     def check_open(self) -> None:
-        """Raises ClientStateError after `close`."""
+        """Raise ClientStateError if the consumer was closed."""
         if self.closed:
             raise ClientStateError("this consumer is closed")
 
@@ -406,21 +408,23 @@ class SimpleEngine:
 
 
 def _part(given: LeasedRange, offset: int) -> LeasePart:
-    """Return the leased messages of a range from `offset` on."""
+    """Return the leased messages of a range whose offsets are at least `offset`."""
     first = offset - given.start
     handed_out = ~int(given.without, 16) & ((1 << given.count) - 1)
     return LeasePart(given.topic, given.queue_id, given.start, given.pop_ms, f"{handed_out >> first << first:x}")
 
 
 def _parts_of(messages: Iterable[ReceivedMessage]) -> list[tuple[Receipt, str]]:
-    """Group messages by their receipts; each receipt comes with the set of its messages' offsets."""
+    """Group messages by their receipts. Returns, for each receipt, the set of its messages' offsets in encoded
+    form."""
     groups: dict[int, list[ReceivedMessage]] = {}
     for message in messages:
         groups.setdefault(id(_require_received(message)._receipt), []).append(message)
     parts = []
     for own in groups.values():
         receipt = own[0]._receipt
-        # All messages of the lease are present if their number is complete and no message is present twice.
+        # All messages of the lease are present if their number equals the lease's number and no message is present
+        # twice.
         is_all = len(own) == receipt.whole == len({id(message) for message in own})
         parts.append((receipt, ALL_OFFSETS if is_all else _bits(receipt, own)))
     return parts
@@ -434,7 +438,7 @@ def _bits(receipt: Receipt, messages: Iterable[ReceivedMessage]) -> str:
 
 
 def _renewed(receipt: Receipt, messages: Sequence[ReceivedMessage], new: LeasedRange) -> list[ReceivedMessage]:
-    """Return the messages that the renewed lease `new` still includes, with the new receipt."""
+    """Return the messages that the renewed lease `new` still includes, with its receipt."""
     without = int(new.without, 16)
     places = (receipt.topic, receipt.broker_name, receipt.queue_id)
     renewed = Receipt(*places, new.start, new.pop_ms, new.invisible_ms, new.attempts, receipt.ordered)

@@ -1,8 +1,8 @@
 """LeaseReader reads the messages of leased ranges: from mapped files if the storage actor is on this node, otherwise by
 fetches.
 
-The broker has checked that the offsets are visible, so no call requests a queue's end. The tag code or the filter
-expression excludes messages where they are found.
+The broker has checked that the offsets are visible, so no call requests a queue's end. The reader that finds a message
+checks its tag code or the filter expression, and leaves out excluded messages.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from raymq.remoting.storage_clients import StorageClients, call_master
 LEASE_FETCH_MAX_BYTES: Final = 8 << 20
 LEASE_FETCH_TIMEOUT_S: Final = 5.0
 LEASE_READ_TIMEOUT_S: Final = 20.0
-"""Timeout in s for reading one range, including retries while its storage actor restarts."""
+"""Timeout in s for reading one leased range, including retries while its storage actor restarts."""
 
 
 class UnreadableMessage(NamedTuple):
-    """A leased message that cannot be read. `record`: the bytes of its record, intact or damaged."""
+    """A leased message that cannot be read. `record`: the bytes of the message's record, intact or damaged."""
 
     message: MessageExt
     error: BodyUnreadableError
@@ -42,19 +42,20 @@ class UnreadableMessage(NamedTuple):
 
 @dataclass(slots=True)
 class LeasedMessages:
-    """The messages of one leased range, up to `end`, with their records. `messages` are readable. `unreadable` maps the
-    queue offset of each other message to its error, its message and its record."""
+    """The messages of one leased range, up to `end`, with their records. `messages`: the readable messages.
+    `unreadable`: the error, the message and the record of each unreadable message, by its queue offset."""
 
     messages: list[MessageExt] = field(default_factory=list)
     parts: list[tuple[LocatedRecords, list[int] | range]] = field(default_factory=list)
-    """Records from which the messages were decoded, each with the rows of the messages among the records."""
+    """Records from which the messages were decoded. Each entry also has the row numbers of the messages within its
+    records."""
     end: int = 0
-    """The offset up to which the range was read (exclusive)."""
+    """The queue offset up to which the leased range was read (exclusive)."""
     size_bytes: int = 0
     unreadable: dict[int, UnreadableMessage] = field(default_factory=dict)
 
     def record(self, index: int) -> bytes:
-        """Return the complete record of message `index`."""
+        """Return the complete record of the message with index `index`."""
         for part, rows in self.parts:
             if index < len(rows):
                 start = int(part.starts[rows[index]])
@@ -69,20 +70,20 @@ class LeaseReader:
     def __init__(self, routes: RouteCache, storages: StorageClients) -> None:
         self._routes, self._storages = routes, storages
         self._read_from: dict[str, StorageClient] = {}
-        """Storage actors that were read from since the last `report_reads`, by name."""
+        """Storage actors, by name, from which messages were read since the last `report_reads`."""
 
     def report_reads(self) -> None:
-        """Report the number of messages read from mapped files to the stores. Blocks for a short call to each
+        """Report to the stores how many messages were read from their mapped files. Blocks for a short call to each
         store."""
         read_from, self._read_from = self._read_from, {}
         for storage in read_from.values():
             storage.report_reads()
 
     def read(self, broker_name: str, given: LeasedRange, wanted: Subscription, max_bytes: int) -> LeasedMessages:
-        """Return the wanted messages of a range: at most about `max_bytes` of records, but at least one message.
+        """Return the wanted messages of a leased range: at most about `max_bytes` of records, but at least one message.
 
-        Retries for LEASE_READ_TIMEOUT_S, and raises RaymqError after that. Damaged messages do not block the other
-        messages.
+        Retries for LEASE_READ_TIMEOUT_S, and raises RaymqError after that. Damaged messages do not prevent the return
+        of other messages.
         """
         queue = MessageQueue(given.topic, broker_name, given.queue_id)
         found = LeasedMessages(end=given.start)
@@ -104,8 +105,8 @@ class LeaseReader:
 def _parts(
     storage: StorageClient, given: LeasedRange, offset: int, wanted: Subscription, max_bytes: int
 ) -> Iterator[tuple[LocatedRecords, int]]:
-    """Yield the records of a range from `offset` on, piece by piece, each piece with the next offset. Raises
-    RaymqError."""
+    """Yield the records of a leased range from `offset` on, in parts, each part with the offset after it. Raises
+    RaymqError if the storage actor cannot be read."""
     end = given.start + given.count
     reader = storage.reader()
     while offset < end:
@@ -131,8 +132,8 @@ def _parts(
 def _fetch(storage: StorageClient, request: FetchRequest, max_bytes: int, end: int) -> tuple[LocatedRecords, int]:
     [result] = storage.fetch([request], max_bytes, 0.0, LEASE_FETCH_TIMEOUT_S)
     if result.max_offset < end:
-        # The offset was visible in another store, or will be soon: this store is the master, but does not show the
-        # offset yet.
+        # This store is the master, but does not show the offset yet. Another store has shown the offset, or this store
+        # will show it soon.
         raise ServiceNotAvailableError(f"{storage.name} does not show offset {end - 1} of {request.topic} yet")
     if result.status is PullStatus.NO_NEW_MESSAGE or result.next_offset <= request.queue_offset:
         raise ServiceNotAvailableError(f"{storage.name} does not show offset {request.queue_offset} now")
@@ -143,7 +144,7 @@ def _fetch(storage: StorageClient, request: FetchRequest, max_bytes: int, end: i
 def _add(
     found: LeasedMessages, part: LocatedRecords, queue: MessageQueue, wanted: Subscription, given: LeasedRange
 ) -> None:
-    """Decode the wanted messages of `part` that the lease includes, and add them to `found`."""
+    """Decode the records of `part`, and add the wanted messages that the lease includes to `found`."""
     if not len(part.starts):
         return
     without = int(given.without, 16)

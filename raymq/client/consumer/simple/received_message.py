@@ -1,12 +1,12 @@
 """ReceivedMessage is a message that a simple consumer has received, with its receipt.
 
-A Receipt identifies the lease of a received message; acknowledgements carry it. RocketMQ's clients keep a receipt as a
+A Receipt identifies the lease of a received message; acknowledgements carry it. RocketMQ's clients store a receipt as a
 text (POP_CK):
 
     handle   first-offset pop-time-ms invisible-ms revive-queue retry broker queue offset      separated by spaces
 
-raymq has no revive queues: the field is ORDER_REVIVE_QUEUE in order mode, otherwise 0. `retry` is 1 for a message of
-the group's retry topic.
+raymq has no revive queues: the field `revive-queue` is ORDER_REVIVE_QUEUE in order mode, otherwise 0. `retry` is 1 for
+a message of the group's retry topic.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FIELDS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """One lease as its consumer keeps it: the queue, the first offset, the time and duration of the lease, and the
+    """A consumer's data about one lease: the queue, the first offset, the time and duration of the lease, and the
     number of deliveries of its messages.
 
     `whole`: the number of messages in the lease; 0 if unknown. An acknowledgement of this many messages covers the
@@ -47,7 +47,7 @@ class Receipt:
     whole: int = 0
 
     def handle(self, queue_offset: int) -> str:
-        """Return the text that identifies one message of the lease."""
+        """Return the handle: the text that identifies one message of the lease."""
         revive_queue = ORDER_REVIVE_QUEUE if self.ordered else 0
         retry = int(self.topic.startswith(RETRY_PREFIX))
         places = (self.start, self.pop_ms, self.invisible_ms, revive_queue, retry)
@@ -58,7 +58,7 @@ def parse_handle(group: str, topic: str, handle: str) -> tuple[Receipt, int]:
     """Parse the handle of a message that `group` received from `topic`. Returns the receipt and the message's queue
     offset.
 
-    Raises InvalidArgumentError for any other text.
+    Raises InvalidArgumentError if the text is not a valid handle.
     """
     fields = handle.split(" ") if isinstance(handle, str) else []
     try:
@@ -76,9 +76,9 @@ def parse_handle(group: str, topic: str, handle: str) -> tuple[Receipt, int]:
 
 
 class ReceivedMessage(MessageExt, eq=False, gc=False):  # type: ignore[misc]  # frozen as MessageExt is
-    """A received message, with the receipt by which it is acknowledged.
+    """A received message, with the receipt that acknowledges it.
 
-    The message refers to the bytes that the receive read (see MessageExt). It may be pickled, and acknowledged by
+    The message refers to the bytes that the receive call read (see MessageExt). It may be pickled, and acknowledged by
     another simple consumer of the group, in another process.
     """
 
@@ -92,7 +92,7 @@ class ReceivedMessage(MessageExt, eq=False, gc=False):  # type: ignore[misc]  # 
 
     @property
     def handle(self) -> str:
-        """The receipt as text, in RocketMQ's format (raymq.client.consumer.simple.received_message)."""
+        """The message's receipt as text, in RocketMQ's format (raymq.client.consumer.simple.received_message)."""
         return self._receipt.handle(self.queue_offset)
 
     @property

@@ -25,8 +25,8 @@ class SimpleOptions(TypedDict, total=False):
 @dataclass(frozen=True, slots=True)
 class SimpleSettings:
     """The settings of one simple consumer. `start`: where the group starts in a queue in which it has committed
-    nothing. `ordered`: True if a queue delivers no further messages, to any member, until the received messages are
-    acknowledged or returned."""
+    nothing. `ordered`: True for order mode. A queue then delivers no further messages, to any member, until its
+    received messages are acknowledged or returned."""
 
     group: str
     start: StartOffsetQuery = field(default_factory=StartOffsetQuery)
@@ -44,8 +44,8 @@ class SimpleSettings:
 
     @classmethod
     def of(cls, group: str, **options: Unpack[SimpleOptions]) -> SimpleSettings:
-        """Create settings from keyword arguments. Raises IllegalNameError for an illegal group name,
-        InvalidArgumentError for an invalid value."""
+        """Create settings from keyword arguments. Raises IllegalNameError if the group name is illegal, and
+        InvalidArgumentError if a value is invalid."""
         values: dict[str, Any] = dict(options)
         where = values.pop("consume_from", ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET)
         start = StartOffsetQuery(where, values.pop("consume_timestamp_ms", 0))

@@ -19,13 +19,13 @@ from raymq.records.kernels.byte_column import ByteColumn
 from raymq.records.kernels.message_columns import MessageColumns
 
 _TEXT_MAX_BYTES: Final = MAX_PROPERTIES_BYTES - 1024
-"""Maximum size in bytes of a message's encoded properties that leaves space in the record for raymq's own
+"""Maximum size in bytes of a message's encoded properties. The limit leaves space in the record for raymq's own
 properties."""
 
 
 def check_batch(messages: Iterable[Message], *, as_objects: bool = False) -> Sequence[Message]:
     """Check the messages of one batch. Returns the messages as columns if that is possible and `as_objects` is false;
-    else as a list. Raises MessageIllegalError unless all messages can be sent together."""
+    otherwise as a list. Raises MessageIllegalError unless all messages can be sent together."""
     batch = message_list(messages)
     if not batch:
         raise MessageIllegalError("send_batch was given no messages")
@@ -43,7 +43,7 @@ def check_batch(messages: Iterable[Message], *, as_objects: bool = False) -> Seq
 
 
 def _columns(batch: list[Message]) -> MessageColumns | None:
-    """Convert the messages of a batch to columns. No later step checks the single messages of columns.
+    """Convert the messages of a batch to columns. Later steps of a send do not check messages in columns one by one.
 
     Returns None if the batch is small, has several topics, or does not fit in one request. Also returns None if a
     message may be too long for a record, or sets a field that `_is_usual` does not accept.
@@ -77,8 +77,8 @@ def _is_usual(message: Message) -> bool:
 
 
 def check_record_size(message: Message) -> None:
-    """Raise MessageIllegalError if a message does not fit in a record. The check assumes the longest possible sequence
-    number."""
+    """Raise MessageIllegalError if a message does not fit in a record. The check assumes that the message's sequence
+    number is as long as possible."""
     encode_batch(
         [message],
         0,
@@ -91,8 +91,8 @@ def check_record_size(message: Message) -> None:
 
 
 def may_exceed_a_record(message: Message) -> bool:
-    """Return True if the properties of a message might be too long for a record. The bound is quick to compute but not
-    exact."""
+    """Return True if the properties of a message might be too long for a record. The estimate is quick to compute but
+    not exact."""
     if not (message.properties or message.keys or message.tags or message.light_queues):
         return False
     characters = len(message.tags or "") + sum(len(key) + 1 for key in message.keys)

@@ -28,8 +28,8 @@ from raymq.records.kernels.message_columns import MessageColumns
 
 _KEYS: Final = f"{PROPERTY_KEYS}\x01".encode()
 _FROM_ELSEWHERE: Final = frozenset((TopicMessageType.DELAY, TopicMessageType.TRANSACTION))
-"""Types of messages that first wait in a system topic, from which each message is delivered alone to its
-topic's queue."""
+"""Types of messages that first wait in a system topic. Each of them is later delivered alone to its topic's
+queue."""
 _WAYS: Final = {
     TopicMessageType.NORMAL: "send it without sharding key, delay and transaction",
     TopicMessageType.FIFO: "send it with a sharding_key",
@@ -42,12 +42,12 @@ def check_types(
     route: TopicRoute, messages: Sequence[Message], destination: Destination, stored: MessageQueue | None
 ) -> None:
     """Raise MessageIllegalError unless the topic of `route` accepts all `messages`. Called only for topics whose
-    attributes restrict messages. `stored`: the queue that stores the messages, if it differs from the queue to which
-    they are sent."""
+    attributes restrict messages. `stored`: the queue that stores the messages, if it is not the queue to which they are
+    sent."""
     attributes = route.attributes
     if attributes.is_compacted and not _have_keys(messages):
         raise no_key_error(route.topic)
-    # messages in columns are either all delayed or half messages, or none of them is
+    # Messages in columns are either all delayed messages or half messages, or they include none.
     if isinstance(messages, MessageColumns):
         given = {_type_by_queue(destination, stored)}
     else:
@@ -74,8 +74,8 @@ def check_type(topic: str, attributes: TopicAttributes, given: TopicMessageType,
 
 
 def check_rows(route: TopicRoute, table: pa.Table | pa.RecordBatch, delayed: int = 0) -> None:
-    """Check a table against its topic before any row is sent. Raises MessageIllegalError. `delayed`: the number of
-    delayed rows."""
+    """Check a table against its topic before any row is sent. Raises MessageIllegalError if the topic does not accept
+    the rows. `delayed`: the number of delayed rows."""
     attributes = route.attributes
     if not attributes.restricts or not table.num_rows:
         return
@@ -141,7 +141,7 @@ def _rows_with_keys(table: pa.Table | pa.RecordBatch) -> int:
 
 
 def _valid(table: pa.Table | pa.RecordBatch, name: str) -> int:
-    """Count the rows that have a value in a column. Returns 0 if the table lacks the column."""
+    """Return the number of rows that have a value in a column; 0 if the table lacks the column."""
     if name not in table.schema.names:
         return 0
     column = table.column(name)

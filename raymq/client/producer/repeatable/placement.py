@@ -1,4 +1,4 @@
-"""RowPlacement: assigns a queue and a sequence to each row of a repeatable write, by the row and its number only.
+"""RowPlacement: assigns a queue and a sequence to each row of a repeatable write. It uses only the row and its number.
 
     row number, sharding key ──► one of the queues, which were fixed in advance
     deliver time             ──► the queue of rmq_sys_timer in which the row waits, at the same broker
@@ -42,7 +42,7 @@ _TIMER_QUEUES: Final = TIMER_BUCKETS + 1
 
 
 class RowRange(NamedTuple):
-    """Consecutive rows of one queue: `messages` for `queue`. The queue `stored` stores the rows, with sequences from
+    """Consecutive rows of one queue: `messages` for `queue`. They are stored in the queue `stored`, with sequences from
     `first_sequence` on."""
 
     queue: MessageQueue
@@ -52,7 +52,7 @@ class RowRange(NamedTuple):
 
     @property
     def end_sequence(self) -> int:
-        """The sequence after the sequence of the range's last row."""
+        """The sequence after the last row of this range."""
         return self.first_sequence + len(self.messages)
 
     def rows_from(self, sequence: int) -> RowRange | None:
@@ -69,7 +69,8 @@ class RowPlacement:
     result.
 
     `queues`: all queues for rows, in a fixed order. `first_queue`: the index of the queue for the first rows without a
-    key. `now_ms`: the reference time for deliver times, in ms since 1970. None if each row is due within a day.
+    key. `now_ms`: the reference time for deliver times, in ms since 1970. It may be None if each row is due within a
+    day.
     """
 
     def __init__(self, queues: Sequence[MessageQueue], first_queue: int, now_ms: int | None) -> None:
@@ -79,7 +80,7 @@ class RowPlacement:
         numbers = {name: index for index, name in enumerate(self._brokers)}
         self._broker_of = np.array([numbers[queue.broker_name] for queue in queues], np.int64)
         self.rows = 0
-        """Number of rows that were assigned a queue so far."""
+        """Number of rows to which a queue was assigned so far."""
         self.next_sequences: dict[MessageQueue, int] = {}
         """Next unused sequence of each queue that stores rows."""
 
@@ -138,10 +139,11 @@ class RowPlacement:
 
 
 def _grouped(messages: MessageColumns, numbers: Ints) -> Iterator[tuple[int, MessageColumns]]:
-    """Group messages by their entry in `numbers`. Messages of a group keep their order. A run of equal numbers is not
-    copied."""
+    """Group messages by their entry in `numbers`. The messages of a group keep their order. Consecutive messages with
+    equal numbers are not copied."""
     changes = np.flatnonzero(np.diff(numbers)) + 1
-    # short runs, because sharding keys scatter the rows: sort, so that each group is one range
+    # Sharding keys scatter the rows, so few consecutive rows have the same number. Sort the rows, so that each group is
+    # one range.
     if len(changes) > len(numbers) // 64:
         order = np.argsort(numbers, kind="stable")
         messages, numbers = messages.take(order), numbers[order]
@@ -151,7 +153,8 @@ def _grouped(messages: MessageColumns, numbers: Ints) -> Iterator[tuple[int, Mes
 
 
 def _waiting_texts(topic: str, queue_ids: Sequence[int], times: Ints) -> ByteColumn:
-    """Return the encoded properties of each delayed row: the row's due time, and its queue of `topic`."""
+    """Return the encoded properties of each delayed row: the time at which the row is due, and its queue of
+    `topic`."""
     return ByteColumn.of(
         [
             b"%b\x01%d\x02%b\x01%b\x02%b\x01%d\x02"
@@ -167,8 +170,8 @@ def _waiting_texts(topic: str, queue_ids: Sequence[int], times: Ints) -> ByteCol
 def check_deliver_times(times_ms: pa.Array, *, fixed: bool) -> None:
     """Check deliver times, given in ms since 1970. Raises MessageIllegalError if a time is too far ahead.
 
-    `fixed`: the reference time for deliver times is given. Without it, raises InvalidArgumentError if a time is more
-    than a day ahead, because a repeated write might put the row into another queue.
+    `fixed`: True if the reference time for deliver times is given. Without it, raises InvalidArgumentError if a time is
+    more than a day ahead, because a repeated write might put the row into another queue.
     """
     ahead_ms = np.asarray(times_ms.fill_null(0)) - time.time_ns() // 1_000_000
     row = int(ahead_ms.argmax()) if len(ahead_ms) else 0

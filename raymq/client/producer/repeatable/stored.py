@@ -1,4 +1,4 @@
-"""StoredSequences: queries the masters of broker groups for the rows of a producer that are already stored."""
+"""StoredSequences: queries the masters of broker groups to find which rows of a producer are already stored."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StoredSequences:
         self._routes, self._storages = routes, storages
 
     def ask(self, queues: Iterable[MessageQueue], timeout_s: float) -> dict[MessageQueue, int]:
-        """Return, for each queue, the sequence after the last stored sequence; 0 if none is stored. Makes one call per
+        """Return, for each queue, the sequence after the last stored row; 0 if no row is stored. Makes one call per
         broker group.
 
         If a broker group has no master, waits for a master. Raises ServiceNotAvailableError or RequestTimeoutError
@@ -44,8 +44,8 @@ class StoredSequences:
             by_broker.setdefault(queue.broker_name, []).append(queue)
         found: dict[MessageQueue, int] = {}
         for broker_name, asked in by_broker.items():
-            # The topic's route gives the master, also for the system queues in which delayed messages of the topic
-            # wait.
+            # Find the master by the topic's route. The system queues in which the topic's delayed messages wait have
+            # the same master.
             leader = MessageQueue(self._topic, broker_name, 0)
             call = partial(self._call, [(self._names.wrap(queue.topic), queue.queue_id) for queue in asked])
             sequences = call_master(self._routes, self._storages, leader, timeout_s, call)

@@ -13,8 +13,8 @@ second time. This holds in any process, and beside any number of concurrent atte
 - A greater epoch fences smaller epochs: their writers end with ClientStateError.
 
 The store remembers `dedup_producers_max` pairs of producer and queue, by default 20,000, across restarts and failovers.
-If there are more pairs, the store forgets the pair that was idle longest; a later repeat stores the rows of that pair
-again. Retention does not make the store forget a pair: rows that were deleted by their age count as written.
+If there are more pairs, the store forgets the pair that was idle longest. A later repeat then stores the rows of that
+pair again. Retention does not make the store forget a pair: rows that were deleted by their age count as written.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ _EPOCH_MAX: Final = 2**63 - 1
 class WriteResult:
     """The result of a repeatable write. All `count` rows are stored; an earlier attempt stored `stored_before` of them.
 
-    `ranges`: the offset ranges of the other rows, sorted by queue and offset. Rows with a deliver time are counted in
-    the system queues in which they wait.
+    `ranges`: the offset ranges of the rows that this attempt stored, sorted by queue and offset. Rows with a deliver
+    time are in the ranges of the system queues in which they wait.
     """
 
     count: int
@@ -77,7 +77,7 @@ class RepeatableWriter(Closing):
 
     A repeat must give the same `queues`, `first_queue` and `now_ms`, and the same rows in the same order. The division
     of the rows into tables may differ. Only one thread may use a writer. The producer's buffer (`max_buffered_bytes`)
-    limits the memory beside the table.
+    limits the memory that is used in addition to the table.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class RepeatableWriter(Closing):
         first_queue: int = 0,
         now_ms: int | None = None,
     ) -> None:
-        """Query the brokers for the stored sequences of this writer's identity. Raises the errors of
+        """Create the writer, and query the brokers for the stored sequences of its identity. Raises the errors of
         `StoredSequences.ask`.
 
-        `producer` makes producers with the identity. The other arguments are explained in `Client.repeatable_writer`.
+        `producer` makes producers with the identity. `Client.repeatable_writer` explains the other arguments.
         """
         self.topic = check_user_topic(topic)
         self._queues = _checked_queues(topic, queues)
@@ -105,7 +105,8 @@ class RepeatableWriter(Closing):
         self._timeout_s = self._producer.settings.send_timeout_s
         self._in_flight = _PartsInFlight()
         self._known: dict[MessageQueue, int] = {}
-        """For each queue whose stored sequences were queried, the sequence after the rows of earlier attempts."""
+        """For each queue whose stored sequences were queried, the sequence after the rows that earlier attempts
+        stored."""
         self._left_out = 0
         self._finished = False
         self._broken: BaseException | None = None
@@ -121,12 +122,12 @@ class RepeatableWriter(Closing):
 
         Columns: the columns of `Producer.send_table`, and `deliver_time` (timestamp, null for a row without a deliver
         time). All rows of the table are checked before the first is sent. Raises InvalidArgumentError if a column is
-        invalid, and MessageIllegalError if a row is. Rows with one sharding key go to one queue in their order.
+        invalid, and MessageIllegalError if a row is invalid. Rows with one sharding key go to one queue in their order.
 
         Waits while the buffer is full. Also raises the failure of earlier rows: ServiceNotAvailableError if a broker
         stayed unreachable for the send timeout, SendUnknownError if a broker did not answer, ClientStateError if a
-        newer epoch has written. After an error the writer accepts no more rows. In each queue the stored rows are the
-        first rows of the queue, without a gap; a repeat continues after them.
+        newer epoch has written. After an error the writer accepts no more rows. The rows that are then stored in a
+        queue are the queue's first rows, without a gap; a repeat continues after them.
         """
         self._check_open()
         try:
@@ -182,7 +183,7 @@ class RepeatableWriter(Closing):
 
     @property
     def left_out(self) -> int:
-        """Number of rows that this writer skipped so far, because an earlier attempt has stored them."""
+        """Number of rows that this writer has skipped so far, because an earlier attempt has stored them."""
         return self._left_out
 
     def _check_open(self) -> None:
@@ -206,8 +207,8 @@ class RepeatableWriter(Closing):
             raise
 
     def _continue_after_failure(self) -> None:
-        """Continue after failed rows if another attempt has stored some of them since. Otherwise raise the
-        failure."""
+        """If another attempt has stored some of the failed rows after their failure, continue with the remaining failed
+        rows. Otherwise raise the failure."""
         failure = self._in_flight.settle()
         assert failure is not None
         if not isinstance(failure, (MessageIllegalError, SendUnknownError)):
@@ -235,7 +236,7 @@ class RepeatableWriter(Closing):
             self._known.update(self._stored.ask(timers, self._timeout_s))
 
     def _route(self) -> TopicRoute:
-        """Return the topic's route. Waits until the route has all queues of this write."""
+        """Return the topic's route. Waits until the route has all queues to which this writer writes."""
 
         def look(left_s: float) -> TopicRoute:
             route = self._routes.get(self.topic)
@@ -254,7 +255,7 @@ def check_rows(
     fixed: bool = True,
 ) -> tuple[TableRows, pa.Array | None]:
     """Check the rows of a table as `RepeatableWriter.write` does. Returns the rows, and their deliver times in ms since
-    1970. `fixed`: the reference time for deliver times is given."""
+    1970. `fixed`: True if the reference time for deliver times is given."""
     plain, times = _split_times(table)
     rows = TableRows(topic, plain)
     for first in range(0, rows.count, CHECK_ROWS):
@@ -265,7 +266,7 @@ def check_rows(
 
 
 class _PartsInFlight:
-    """Counts a writer's parts that have no outcome yet, and collects the outcomes of the other parts.
+    """Counts the parts of a write that have no outcome yet, and collects the outcomes of the other parts.
     Thread-safe."""
 
     def __init__(self) -> None:
@@ -276,24 +277,24 @@ class _PartsInFlight:
         self.failed: list[RowRange] = []
 
     def add(self, part: RowRange) -> Callable[[int, int, Outcome], None]:
-        """Count a part that is being sent. Returns the function to call with the part's outcome."""
+        """Count a part that is sent now. Returns the function to call with the part's outcome."""
         with self._changed:
             self._count += 1
         return lambda first, end, outcome: self._ended(part, outcome)
 
     def not_taken(self, part: RowRange, error: BaseException) -> None:
-        """Count a part as failed that the producer did not accept."""
+        """Record that a part has failed because the producer did not accept it."""
         self._ended(part, error)
 
     def settle(self) -> BaseException | None:
-        """Wait until each part has an outcome, which happens at its deadline at the latest. Returns the first failure;
-        None if all parts were stored."""
+        """Wait until each part has an outcome. Each part has one at its deadline at the latest. Returns the first
+        failure; None if all parts were stored."""
         with self._changed:
             self._changed.wait_for(lambda: not self._count)
             return self.failure
 
     def forget_failure(self) -> None:
-        """Clear the failed parts before the writer sends them again."""
+        """Forget the failed parts and their failure, before the writer sends the parts again."""
         with self._changed:
             self.failure = None
             self.failed = []
@@ -305,8 +306,8 @@ class _PartsInFlight:
             else:
                 self.failed.append(part)
                 error = outcome if isinstance(outcome, BaseException) else _not_safe(part, outcome.status)
-                # All later rows of a queue fail with the queue's first failure. If several queues fail, the first
-                # failure is raised.
+                # Keep the first failure. After a failure, all later rows of the same queue fail with the queue's first
+                # failure.
                 self.failure = self.failure or error
             self._count -= 1
             if not self._count:
@@ -331,7 +332,8 @@ def _checked_queues(topic: str, queues: Sequence[MessageQueue]) -> tuple[Message
 
 
 def check_identity(producer_id: str, epoch: int) -> None:
-    """Raise InvalidArgumentError unless a producer id and an epoch may be properties of a record."""
+    """Raise InvalidArgumentError unless the producer id and the epoch are valid, so that a record's properties can hold
+    them."""
     long = len(producer_id.encode()) > _PRODUCER_ID_MAX
     if not producer_id or long or not producer_id.isprintable() or producer_id.startswith(SYSTEM_PREFIX):
         raise InvalidArgumentError(
@@ -343,8 +345,8 @@ def check_identity(producer_id: str, epoch: int) -> None:
 
 
 def _split_times(table: pa.Table | pa.RecordBatch) -> tuple[pa.Table | pa.RecordBatch, pa.Array | None]:
-    """Return the table without the column of deliver times, and the deliver times in ms since 1970; None if it has no
-    such column."""
+    """Return the table without its column of deliver times, and the deliver times in ms since 1970. The times are None
+    if the table has no such column."""
     if not isinstance(table, (pa.Table, pa.RecordBatch)) or table.schema.names.count(DELIVER_TIME) != 1:
         return table, None  # TableRows checks the table and reports the error
     if isinstance(table, pa.RecordBatch):

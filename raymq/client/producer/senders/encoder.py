@@ -48,11 +48,11 @@ from raymq.records.kernels.encode import encode_columns
 from raymq.records.kernels.message_columns import MessageColumns
 
 FEW_MESSAGES: Final = 40
-"""Number of messages up to which encoding record by record is cheaper than encoding by columns."""
+"""Largest number of messages for which encoding record by record is cheaper than encoding by columns."""
 _WAIT: Final = f"{PROPERTY_WAIT}\x01false\x02".encode()
 _UNIQUE: Final = f"{PROPERTY_UNIQ_KEY}\x01".encode()
 _NO_HOST: Final = bytes(8)
-"""The empty store host of a record that is not stored yet."""
+"""The store host field of a record that is not stored yet: eight zero bytes."""
 _NO_CODES: Final = np.zeros(FEW_MESSAGES, np.int64)
 
 
@@ -78,7 +78,7 @@ class ProducerIdentity(NamedTuple):
 
 
 class BatchEncoder:
-    """Encodes a producer's messages. The sequences of each queue grow, and no sequence is used twice.
+    """Encodes a producer's messages. The sequence numbers of each queue grow, and no sequence number is used twice.
 
     Thread-safe for different queues. Only one thread at a time may encode messages of a queue: the thread that sends to
     the queue.
@@ -91,8 +91,8 @@ class BatchEncoder:
         identity: ProducerIdentity | None = None,
         names: Namespace = NO_NAMESPACE,
     ) -> None:
-        """`born_host`: the producer's IP address and port. `identity`: by default a unique producer id. `names`: the
-        namespace of the stored topics."""
+        """`born_host`: the producer's IP address and port. `identity`: the producer id and epoch; by default a unique
+        producer id. `names`: the namespace that is added to topic names."""
         self._names = names
         self._born_host = born_host
         self._compression = compression
@@ -101,8 +101,8 @@ class BatchEncoder:
         self._compresses_from = compression.threshold_bytes if compression.type is not CompressionType.NONE else 1 << 62
 
     def encode(self, sends: QueueSends, batches: Sequence[SendBatch]) -> EncodedBatch:
-        """Encode the messages of `batches` as one batch of the queue. Raises MessageIllegalError if a message is not
-        legal; no sequence is used in that case."""
+        """Encode the messages of `batches` as one batch of the queue. If a message is not legal, raises
+        MessageIllegalError and uses no sequence number."""
         messages = _all_messages(batches)
         if batches[0].numbered:
             sends.next_sequence = batches[0].first_sequence
@@ -122,12 +122,12 @@ class BatchEncoder:
         return encoded
 
     def stored_topic(self, topic: str) -> str:
-        """Return the name, with the namespace, under which the store keeps a topic."""
+        """Return the full name under which the store keeps a topic: the topic's name with the namespace."""
         return self._names.wrap(topic)
 
     def check_sizes(self, messages: Sequence[Message], max_body_bytes: int) -> None:
-        """Raise MessageIllegalError if the body of any message, as it would be stored, is longer than
-        `max_body_bytes`."""
+        """Raise MessageIllegalError if the body of any message is longer than `max_body_bytes`. The length counts as
+        stored, after any compression."""
         if isinstance(messages, MessageColumns):
             long = messages.bodies.take(np.flatnonzero(messages.bodies.sizes > max_body_bytes))
             for body in long.tolist():
@@ -146,8 +146,8 @@ class BatchEncoder:
                 )
 
     def check_size(self, message: Message, max_body_bytes: int) -> None:
-        """Raise MessageIllegalError if the message's body, as it would be stored, is longer than
-        `max_body_bytes`."""
+        """Raise MessageIllegalError if the message's body is longer than `max_body_bytes`. The length counts as stored,
+        after any compression."""
         self._check_body(message.body, max_body_bytes)
 
     def _check_body(self, body: bytes, max_body_bytes: int) -> None:
@@ -160,7 +160,7 @@ class BatchEncoder:
                 )
 
     def _message_ids(self, batches: Sequence[SendBatch], count: int) -> Sequence[str]:
-        """Return an id for each message. A message that was encoded before keeps its id; any other message gets a new
+        """Return an id for each message. A message that was encoded before keeps its id; each other message gets a new
         id."""
         if len(batches) == 1 and batches[0].message_ids:
             return batches[0].message_ids
@@ -188,7 +188,7 @@ class BatchEncoder:
         )
 
     def _encode_inner(self, sends: QueueSends, messages: Sequence[Message], ids: Sequence[str]) -> EncodedBatch:
-        """Encode the messages as one record, an inner batch."""
+        """Encode the messages as one record that contains all of them (an inner batch)."""
         return encode_inner_batch(
             self._stored(messages),
             sends.queue.queue_id,
@@ -256,8 +256,8 @@ class BatchEncoder:
         return EncodedBatch(shared.topic, queue_id, records, np.array(sizes, np.int32), codes, producer, ids, waits)
 
     def encode_one(self, sends: QueueSends, message: Message) -> LoneRecord:
-        """Encode one message that is not delayed, as `encode` does, in fewer steps and without a batch. Raises
-        MessageIllegalError if the message is not legal; no sequence is used in that case."""
+        """Encode one message that is not delayed, without making a batch. The result equals the result of `encode`, in
+        fewer steps. If the message is not legal, raises MessageIllegalError and uses no sequence."""
         shared: _QueueLayout = sends.layout or self._layout(sends)
         (stem, number), sequence, queue = self._ids.next_parts(), sends.next_sequence, sends.queue
         waits, born_ms = message.wait_store_msg_ok, time.time_ns() // 1_000_000
@@ -305,7 +305,8 @@ class BatchEncoder:
         return own_properties(self._stored((message,))[0] if message.light_queues else message)
 
     def _stored(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return the messages with their stored names: the namespace is added to topics and light queues."""
+        """Return the messages with the names under which the store keeps them: the namespace is added to topics and
+        light queues."""
         if not self._names:
             return messages
         stored = []
@@ -333,7 +334,8 @@ class BatchEncoder:
 
 
 def _all_messages(batches: Sequence[SendBatch]) -> Sequence[Message]:
-    """Return the messages of all batches in their order; as columns if all batches are columns."""
+    """Return the messages of all batches, in the order of the batches. The messages are returned as columns if all
+    batches are columns."""
     if len(batches) == 1:
         return batches[0].messages
     columns = [batch.messages for batch in batches if isinstance(batch.messages, MessageColumns)]

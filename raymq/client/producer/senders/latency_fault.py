@@ -1,13 +1,13 @@
 """BrokerFaults: the brokers that a producer avoids for a while. The functions take the current time as an argument.
 
-A broker is *reachable* if it answered the last request. A broker that did not answer is skipped for FAILING_S, or until
-it answers. A broker is *available* if it is reachable and answers quickly. With latency fault tolerance, a slow broker
-is unavailable for a time from RocketMQ's table:
+A broker is *reachable* if it answered the last request. The producer skips a broker that did not answer for FAILING_S,
+or until the broker answers. A broker is *available* if it is reachable and answers quickly. With latency fault
+tolerance, a slow broker is unavailable for a time from RocketMQ's table:
 
     answer took at least, ms   550    1800   3000   5000    15000
     not available for, ms      2000   5000   6000   10000   30000
 
-A broker that does not answer counts as a broker that took 10 s. A faster answer does not shorten the time. A new
+A broker that does not answer counts as a broker that took 10 s. A later, faster answer does not shorten the time. A new
 producer regards each broker as available.
 """
 
@@ -40,7 +40,7 @@ class BrokerFaults:
         self._available_from_s: dict[str, float] = {}
 
     def answered(self, broker_name: str, latency_ms: float, now_s: float) -> None:
-        """Record that the broker's store answered a request after `latency_ms`."""
+        """Record that the broker's store answered a request after `latency_ms` milliseconds."""
         if self._unreachable_until_s:
             self._unreachable_until_s.pop(broker_name, None)
         if self._latency_enabled:
@@ -52,7 +52,7 @@ class BrokerFaults:
         self._slow(broker_name, ISOLATED_LATENCY_MS, now_s)
 
     def reachable(self, broker_name: str, now_s: float) -> bool:
-        """Return True unless the broker recently failed to answer."""
+        """Return True unless the broker recently did not answer a request."""
         return now_s >= self._unreachable_until_s.get(broker_name, 0.0)
 
     def available(self, broker_name: str, now_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""The cost of a message in the buffer pool, and the queue that stores it."""
+"""Functions for the cost of a message in the buffer pool, and for the queue that stores a message."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from raymq.common.message import PROPERTY_TRANSACTION_PREPARED, Message, Message
 from raymq.common.names import HALF_TOPIC, SCHEDULE_TOPIC
 
 OVERHEAD_BYTES: Final = 256
-"""Memory in bytes that the buffer pool counts for a message in addition to its body: record header, ids,
+"""Memory in bytes that the buffer pool counts for a message in addition to the message's body: record header, ids,
 objects."""
 LIGHT_QUEUE_OVERHEAD: Final = 26
-"""Bytes that a light queue adds to a record in addition to its name: prefix, separators, and the light queue's
-offset."""
+"""Bytes that a light queue adds to a record, not counting the light queue's name: prefix, separators, and the light
+queue's offset."""
 
 
 def cost_bytes(message: Message) -> int:
@@ -27,7 +27,8 @@ def cost_bytes(message: Message) -> int:
 
 
 def with_more(messages: Iterable[Message]) -> list[Message]:
-    """Return the messages that set more than a topic and a body. The field `wait_store_msg_ok` does not count."""
+    """Return the messages that have other fields set than topic and body. The field `wait_store_msg_ok` does
+    not count."""
     return [
         message
         for message in messages
@@ -47,8 +48,8 @@ def is_delayed(message: Message) -> bool:
 
 
 def stored_queue(message: Message, queue: MessageQueue) -> MessageQueue:
-    """Return the queue that stores a message sent now to `queue`. This is `queue` itself, or the system queue in which
-    a delayed message or a half message waits."""
+    """Return the queue that stores a message sent now to `queue`. The result is `queue` itself, or the system queue in
+    which a delayed message or a half message waits."""
     if PROPERTY_TRANSACTION_PREPARED in message.properties:
         return MessageQueue(HALF_TOPIC, queue.broker_name, 0)
     if message.delay_level:
@@ -62,8 +63,8 @@ def stored_queue(message: Message, queue: MessageQueue) -> MessageQueue:
 
 
 def by_stored_queue(messages: Sequence[Message], queue: MessageQueue) -> dict[MessageQueue, list[int]]:
-    """Group the indices of messages for `queue` by the queue that stores them now. Delayed messages wait in queues of
-    system topics."""
+    """Group the indices of messages for `queue` by the queue that stores each message now. Delayed messages are stored
+    in queues of system topics."""
     by_queue: dict[MessageQueue, list[int]] = {}
     for index, message in enumerate(messages):
         by_queue.setdefault(stored_queue(message, queue), []).append(index)

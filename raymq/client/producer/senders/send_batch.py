@@ -31,7 +31,7 @@ from raymq.records.kernels.message_columns import MessageColumns
 BATCH_MAX_MESSAGES: Final = 4096
 """Maximum number of messages of one queue in a request, and in an open batch."""
 FIRST_TURN_MAX_MESSAGES: Final = 256
-"""Maximum number of messages of the first open batch for messages without a destination.
+"""Maximum number of messages in the first open batch of messages that name no destination.
 
 While messages arrive faster than batches are sent, each batch may have twice as many messages as the batch before, up
 to BATCH_MAX_MESSAGES. A steady stream therefore has large batches, and a burst is spread over the topic's queues.
@@ -42,11 +42,11 @@ REQUEST_MAX_BYTES: Final = 4 * 1024 * 1024
 """Maximum cost in bytes, as counted by the buffer pool, of the messages in one request. A request with a single message
 may cost more."""
 SEALED: Final = -1
-"""The `limit_bytes` of a batch that no further message may join."""
+"""Value of a batch's `limit_bytes` if no further message may join the batch."""
 
 
 class Stage(Enum):
-    """The stage of messages from the enqueueing until they have an outcome
+    """The stage of a batch's messages, from enqueueing until they have an outcome
     (raymq.client.producer.senders.send_state)."""
 
     QUEUED = "QUEUED"
@@ -57,14 +57,15 @@ class Stage(Enum):
 
 
 class SendRequest(Struct, eq=False):
-    """The messages of one call, all of one topic. `together`: all messages must go to one queue.
+    """The messages of one send call, all of one topic. `together`: all messages must go to one queue.
 
-    `plain`: no message has more than a topic and a body. `cost_bytes` of the buffer pool are allocated for the
-    messages, in `generation`. `before_end`: called for parts of the messages just before the outcome of these parts is
-    set. `watches`: the SendWatches of the observers that observe this send.
+    `plain`: no message has more than a topic and a body. `cost_bytes`: buffer-pool space that is allocated for the
+    messages, in the pool's `generation`. `before_end`: called for parts of the messages just before the outcome of
+    these parts is set. `watches`: the SendWatches of the observers that observe this send.
 
     If `first_sequence` is 0 or more, the caller numbers the messages. They have sequences from `first_sequence` on in
-    the queue `stored`, which stores them. The encoder chooses the sequences of other messages.
+    the queue `stored`, which stores them. The encoder chooses the sequences of messages that the caller does not
+    number.
     """
 
     messages: Sequence[Message]
@@ -81,7 +82,7 @@ class SendRequest(Struct, eq=False):
     watches: Sequence[SendWatch] = ()
 
     def fail(self, error: BaseException) -> None:
-        """Notify the watches that the messages could not be enqueued for sending."""
+        """Notify the observers of a send that its messages could not be enqueued."""
         for watch in self.watches:
             watch.abandoned(error)
 
@@ -97,8 +98,8 @@ class QueueSends(Struct, eq=False):
 
     `waiting`: waiting batches, oldest first. `busy`: encoded batches of the queue are in flight, or will be sent again.
     `next_sequence`: the first sequence that was never used. `layout`: the encoder's cache for the queue. `failure`: the
-    first failure of numbered messages of the queue. After that failure no later numbered message is sent, so that the
-    sequences have no gap.
+    first failure of a message that its caller numbered. After that failure no further numbered message is sent to the
+    queue, so that the sequences have no gap.
     """
 
     queue: MessageQueue
@@ -116,8 +117,8 @@ class SendBatch(Struct, eq=False):
     wait. `completion` has the outcome of the messages, from index `first` on. `divided`: other batches contain further
     messages of this completion. `movable`: the messages need no order, so they may go to another queue as long as none
     of them can be stored. `waits`: the `wait_store_msg_ok` of all messages. `deadline_s`: a time of the monotonic
-    clock. `timeout_s`: the timeout of the call. `cost_bytes` of the buffer pool are allocated for the messages, in
-    `generation`. `message_ids`: empty until the messages are encoded, and never changed afterwards.
+    clock. `timeout_s`: the timeout of the call. `cost_bytes`: buffer-pool space that is allocated for the messages, in
+    the pool's `generation`. `message_ids`: empty until the messages are encoded, and never changed afterwards.
 
     Further messages may join until `join_until_s`, up to a cost of `limit_bytes` and up to `max_messages` messages. The
     deadline of an open batch is extended by `open_for_s`. `plain`: no message has more than a topic and a body.
@@ -168,7 +169,7 @@ class SendBatch(Struct, eq=False):
         self.completion.end(outcome, self.first, self.first + len(self.messages), divided=self.divided)
 
     def divide(self, at: int) -> tuple[SendBatch, SendBatch]:
-        """Divide this batch into two: the messages before index `at`, and the other messages."""
+        """Divide this batch into two batches: the messages before index `at`, and the messages from `at` on."""
         cost_bytes = self.cost_bytes // 2
         head, tail = self._part(0, at, cost_bytes), self._part(at, len(self.messages), self.cost_bytes - cost_bytes)
         return head, tail
@@ -183,8 +184,8 @@ class SendBatch(Struct, eq=False):
 
 
 class SingleSend(Struct, eq=False):
-    """One message that its caller sends in its own thread, since the monotonic time `now_s`. `movable`: the message may
-    go to another queue, because its destination names no queue."""
+    """One message that its caller sends in its own thread. `now_s`: monotonic time at which the send began. `movable`:
+    the message may go to another queue, because its destination names no queue."""
 
     message: Message
     sends: QueueSends
@@ -194,7 +195,7 @@ class SingleSend(Struct, eq=False):
     generation: int
     movable: bool
     begun: bool = False
-    """True while the message's queue is marked as busy because of this message."""
+    """True while the message's queue is marked as busy for this message."""
     allocated: bool = False
     """True while the message holds space in the buffer pool."""
     record: LoneRecord | None = None
@@ -210,7 +211,8 @@ class SingleSend(Struct, eq=False):
 
 
 class Flight(Struct, eq=False):
-    """Batches of one queue that were encoded together and are sent as one unit. `encoded` never changes.
+    """Batches of one queue that were encoded together and are sent as one unit. `encoded`: the encoded batches, which
+    never change.
 
     `deadline_s`: the earliest deadline of the batches without an outcome. `stored`: the last answer of the store at
     `store_host` (IP address and port).
@@ -235,8 +237,8 @@ class Flight(Struct, eq=False):
         return self.batches[0].topic
 
     def places(self) -> Iterator[tuple[SendBatch, int, int]]:
-        """Yield each batch of the Flight, the index of its first message in the Flight, and the index after its last
-        message."""
+        """Yield each batch of the Flight with the index, within the Flight, of the batch's first message, and the index
+        after its last message."""
         first = 0
         for batch in self.batches:
             end = first + len(batch.messages)
@@ -252,15 +254,15 @@ class Flight(Struct, eq=False):
         return self.batches
 
     def acknowledge(self, result: AppendResult) -> list[tuple[SendBatch, Acknowledged]]:
-        """Divide the store's answer among the batches that have no outcome yet. Raises ValueError if the number of
-        messages in the answer differs from the number sent."""
+        """Divide the store's answer among the batches that have no outcome yet. Raises ValueError if the answer covers
+        another number of messages than the Flight sent."""
         count = len(self.encoded.message_ids)
-        # The store lists every offset only if the offsets have gaps.
+        # The store's answer lists every offset only if the offsets have gaps.
         queue_offsets: Sequence[int] = result.queue_offsets or range(result.queue_offset, result.queue_offset + count)
         physical_offsets: Sequence[int] | NDArray[np.int64]
         if result.physical_offsets is not None:
             physical_offsets = result.physical_offsets
-        elif len(self.encoded) == 1:  # one record: a single message or an inner batch
+        elif len(self.encoded) == 1:  # the batch is one record: a single message or an inner batch
             physical_offsets = (result.physical_offset,) * count
         else:
             ends = np.cumsum(self.encoded.sizes, dtype=np.int64)
@@ -287,7 +289,7 @@ class Flight(Struct, eq=False):
 
 
 def _due_times(queue: MessageQueue, batch: SendBatch) -> DueTimes | None:
-    """Return the delivery times of a batch's messages, if `queue` is a timer queue."""
+    """Return the delivery times of a batch's messages if `queue` is a timer queue, else None."""
     if queue.topic != TIMER_TOPIC or isinstance(batch.messages, MessageColumns):
         return None
     return DueTimes(batch.topic, [message.deliver_at_ms or 0 for message in batch.messages])

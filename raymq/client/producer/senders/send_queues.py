@@ -1,5 +1,4 @@
-"""SendQueues: the queues of one sender, with the batches that wait and the encoded batches (Flights) that are being
-sent.
+"""SendQueues: the queues of one sender, with the waiting batches and the encoded batches (Flights) that are being sent.
 
 This module decides nothing. SendState decides which batches are taken, and what follows from an answer. All methods are
 called while the producer's lock is held.
@@ -18,8 +17,8 @@ from raymq.common.message import MessageQueue
 
 
 class SendAttempt(Struct, eq=False):
-    """The Flights (encoded batches) that are sent in one request. `error`: the failure of the previous attempt, else
-    None."""
+    """The Flights (encoded batches) that are sent in one request. `error`: the failure of the previous attempt to send
+    the Flights; None if this is the first attempt."""
 
     flights: list[Flight]
     error: RaymqError | None = None
@@ -31,12 +30,12 @@ class SendAttempt(Struct, eq=False):
 
     @property
     def topic(self) -> str:
-        """The topic whose route gives the master of the broker group."""
+        """The topic of the attempt's first Flight. The topic's route gives the master of the broker group."""
         return self.flights[0].topic
 
     @property
     def deadline_s(self) -> float:
-        """The earliest deadline of the attempt's messages."""
+        """The earliest deadline of the messages in this attempt."""
         return min([flight.deadline_s for flight in self.flights])
 
 
@@ -49,12 +48,12 @@ class SendQueues:
         """Queues that have waiting batches and are not busy. The next request begins with the first of these
         queues."""
         self._attempts: deque[SendAttempt] = deque()
-        """Attempts to make before the sender takes waiting messages."""
+        """Attempts that the sender makes before it takes waiting messages."""
         self._in_flight = 0
         """Number of queues that are busy: their messages are in flight or will be sent again."""
 
     def sends(self, queue: MessageQueue) -> QueueSends:
-        """Return the QueueSends of a queue. The first call for a queue makes it."""
+        """Return the QueueSends (state of the sends) of a queue. The first call for a queue creates it."""
         sends = self._queues.get(queue)
         if sends is None:
             sends = self._queues[queue] = QueueSends(queue)
@@ -81,8 +80,8 @@ class SendQueues:
         return not (sends.busy or sends.waiting or self._attempts)
 
     def next_attempt(self) -> SendAttempt | None:
-        """Return the attempt to make next. Returns None if waiting messages are next (`oldest`), or if nothing
-        waits."""
+        """Return the attempt that the sender must make next. Returns None if waiting messages are next (`oldest`), or
+        if nothing waits."""
         return self._attempts.popleft() if self._attempts else None
 
     def oldest(self) -> SendBatch | None:
@@ -114,7 +113,7 @@ class SendQueues:
             return False
         single.sends.busy = True
         self._in_flight = 1
-        single.begun = True  # a signal handler never runs between these three statements
+        single.begun = True  # a signal handler never runs between the statements that mark the queue as busy
         return True
 
     def release_single(self, single: SingleSend) -> None:
@@ -123,7 +122,7 @@ class SendQueues:
         if single.begun:
             sends.busy = False
             self._in_flight -= 1
-            single.begun = False  # a signal handler never runs between these three statements
+            single.begun = False  # a signal handler never runs between the statements that release the queue
         if sends.waiting and not sends.busy:
             self._waiting.setdefault(sends)
 

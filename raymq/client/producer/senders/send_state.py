@@ -10,8 +10,8 @@ the producer's lock.
               │  └──► ENDED      │
               └─────refused──────┘
 
-A *flight* holds messages of one queue that are encoded together. A queue has one flight at a time, so its messages keep
-their order. An *attempt* is one request with the flights of several queues. SendQueues stores the queues and the
+A *flight* is the messages of one queue that are encoded together. A queue has one flight at a time, so its messages
+keep their order. An *attempt* is one request with the flights of several queues. SendQueues stores the queues and the
 attempts. raymq.client.producer.senders.retry_policy decides if an error is a refusal, or leaves the outcome unknown.
 TRANSITIONS lists the stage that follows from each stage and event.
 """
@@ -57,7 +57,7 @@ TRANSITIONS: Final[Mapping[tuple[Stage, Event], Stage]] = {
     (Stage.QUEUED, Event.TAKEN): Stage.IN_FLIGHT,
     (Stage.QUEUED, Event.REFUSED): Stage.QUEUED,  # the messages wait for this broker again, or move to another broker
     (Stage.QUEUED, Event.REFUSED_FOR_GOOD): Stage.ENDED,
-    (Stage.QUEUED, Event.TIME_UP): Stage.ENDED,  # the messages fail; none of them is stored
+    (Stage.QUEUED, Event.TIME_UP): Stage.ENDED,  # the messages fail; no message is stored
     (Stage.IN_FLIGHT, Event.ANSWERED): Stage.ENDED,
     (Stage.IN_FLIGHT, Event.NOT_SAFE): Stage.STORED,
     (Stage.IN_FLIGHT, Event.NO_ANSWER): Stage.UNKNOWN,
@@ -66,7 +66,7 @@ TRANSITIONS: Final[Mapping[tuple[Stage, Event], Stage]] = {
     (Stage.UNKNOWN, Event.ANSWERED): Stage.ENDED,
     (Stage.UNKNOWN, Event.NOT_SAFE): Stage.STORED,
     (Stage.UNKNOWN, Event.NO_ANSWER): Stage.UNKNOWN,
-    # an earlier attempt may have stored the messages, even though this attempt did not
+    # an earlier attempt may have stored the messages, although this attempt was refused
     (Stage.UNKNOWN, Event.REFUSED): Stage.UNKNOWN,
     (Stage.UNKNOWN, Event.REFUSED_FOR_GOOD): Stage.ENDED,  # the messages fail with SendUnknownError
     (Stage.UNKNOWN, Event.TIME_UP): Stage.ENDED,  # the messages fail with SendUnknownError
@@ -77,16 +77,16 @@ TRANSITIONS: Final[Mapping[tuple[Stage, Event], Stage]] = {
     (Stage.STORED, Event.REFUSED_FOR_GOOD): Stage.ENDED,  # acknowledged with the status of the store's last answer
     (Stage.STORED, Event.TIME_UP): Stage.ENDED,  # acknowledged with the status of the store's last answer
 }
-"""The next stage, for each possible pair of stage and event."""
+"""The next stage of messages, for each possible pair of current stage and event."""
 
 
 class SendDecision(Struct, eq=False):
-    """The consequences of an event, which the sender carries out.
+    """The actions that a sender must carry out after an event, such as an answer or a failure.
 
-    `ended`: batches with their outcomes. `leaving`: batches to move to other brokers; if no other broker can accept a
-    batch, the sender calls `SendState.take_back` with it. `acknowledged`: Flights with the store's answers. `divided`:
-    for each batch that was divided into two holders of buffer space, the batch's generation in the buffer pool.
-    `broker_failed`: the broker does not serve at the moment. `pause`: wait before the next attempt.
+    `ended`: batches with their outcomes. `leaving`: batches to move to other brokers. If no other broker can accept
+    such a batch, the sender calls `SendState.take_back` with it. `acknowledged`: Flights with the store's answers.
+    `divided`: for each batch that was divided in two, the generation of its buffer-pool space, which now has two
+    holders. `broker_failed`: the broker does not serve at the moment. `pause`: wait before the next attempt.
     """
 
     ended: list[tuple[SendBatch, Outcome]] = []
@@ -98,7 +98,7 @@ class SendDecision(Struct, eq=False):
 
 
 class SendState(SendQueues):
-    """The unfinished messages of one producer for one broker group, and the decisions about them.
+    """The unfinished messages of one producer for one broker group, and the decisions about these messages.
 
     `settle_status`: send stored messages again until their status is SEND_OK (retry_when_not_store_ok).
     """
@@ -108,13 +108,13 @@ class SendState(SendQueues):
         self._settle_status = settle_status
         self.last_failure: RaymqError = ServiceNotAvailableError(f"{broker_name} took no messages in time")
 
-    # Taking batches before an attempt
+    # Methods that take batches out of the queues before an attempt
 
     def take(self, now_s: float) -> tuple[list[tuple[QueueSends, list[SendBatch]]], SendDecision]:
-        """Take the batches of the next request out of all queues, up to the limits.
+        """Take the batches of the next request out of all queues, up to the request's limits of bytes and messages.
 
-        The batches accept no further messages, and their queues become busy. Batches whose deadline has passed fail.
-        All batches of a request have the same `wait_store_msg_ok`, so no message waits for the disk without need.
+        The taken batches accept no further messages, and their queues become busy. Batches whose deadline has passed
+        fail. All batches of a request have the same `wait_store_msg_ok`, so no message waits for the disk without need.
         """
         decision = SendDecision()
         for sends in list(self._waiting):
@@ -127,7 +127,7 @@ class SendState(SendQueues):
             count = 0
             while sends.waiting:
                 batch = sends.waiting[0]
-                # Always take the first batch of a request, even if it is larger than the limit.
+                # Always take the first batch of a request, even if the batch is larger than the request's limit.
                 if left_bytes < batch.cost_bytes and (taken or batches):
                     break
                 if oldest is None or batch.waits is not oldest.waits:
@@ -149,22 +149,22 @@ class SendState(SendQueues):
         return taken, decision
 
     def not_encoded(self, sends: QueueSends, batches: Sequence[SendBatch], error: RaymqError) -> SendDecision:
-        """Decide what follows after batches could not be encoded: the illegal message fails with `error`, the others
-        are sent."""
+        """Decide what follows after batches could not be encoded. The illegal message fails with `error`; the other
+        messages are sent."""
         return self._isolate_illegal(sends, batches, error)
 
     def take_back(self, batches: Sequence[SendBatch], error: RaymqError) -> SendDecision:
-        """Put batches back into their queues, because no other broker can accept them. The batches fail if `error` is
-        not retryable."""
+        """Put batches back into their queues, because no other broker can accept them. If `error` is not retryable, the
+        batches fail instead."""
         decision = SendDecision()
         self._wait_again(batches, error, decision)
         return decision
 
-    # Decisions after an answer or a failure
+    # Methods that decide what follows after the store answered an attempt, or the attempt failed
 
     def answered(self, attempt: SendAttempt, results: Sequence[AppendResult], now_s: float) -> SendDecision:
-        """Decide what follows from the store's answer: Flights are acknowledged, or sent again until they are as
-        durable as requested."""
+        """Decide what follows from the store's answer. A Flight (encoded batches) is acknowledged, or sent again until
+        it is as durable as requested."""
         decision = SendDecision()
         for flight, result in zip(attempt.flights, results, strict=True):
             flight.stored = result
@@ -177,7 +177,7 @@ class SendState(SendQueues):
         return decision
 
     def failed(self, attempt: SendAttempt, error: RaymqError, now_s: float) -> SendDecision:
-        """Decide what follows after an attempt failed, or could not connect."""
+        """Decide what follows after an attempt to send messages failed, or could not connect to the broker."""
         decision = SendDecision()
         stage = attempt.flights[0].stage
         if stage is Stage.STORED:
@@ -210,8 +210,8 @@ class SendState(SendQueues):
         return decision
 
     def abandon(self, batches: Sequence[SendBatch], error: BaseException) -> SendDecision:
-        """Fail batches with `error` after a bug. Batches that wait or have an outcome are skipped; the queues
-        continue."""
+        """Fail batches with `error` after a bug. Batches that wait or already have an outcome are skipped. Waiting
+        batches of the same queues are still sent."""
         decision = SendDecision()
         ending = [batch for batch in batches if batch.stage not in (Stage.ENDED, Stage.QUEUED)]
         queues = {batch.sends for batch in ending}
@@ -246,8 +246,8 @@ class SendState(SendQueues):
             decision.ended += [(batch, error) for batch in flight.batches]
 
     def _isolate_illegal(self, sends: QueueSends, batches: Sequence[SendBatch], error: RaymqError) -> SendDecision:
-        """Divide batches until the illegal message is alone and fails with `error`. The other messages wait again, and
-        are sent in smaller parts."""
+        """Divide refused batches until the illegal message is alone and fails with `error`. The other messages wait
+        again, and are sent in smaller parts."""
         decision = SendDecision()
         self.release(sends)
         if batches[0].numbered:
@@ -305,14 +305,14 @@ class SendState(SendQueues):
             event = Event.TIME_UP if error.retryable else Event.REFUSED_FOR_GOOD
             self._acknowledge(flight, flight.stored, event, decision)
 
-    # Messages that are certainly not stored, after the broker failed
+    # Methods for messages that are certainly not stored, called after the broker failed
 
     def _waiting_failed(
         self, error: RaymqError, now_s: float, decision: SendDecision, *, wait: bool | None = None
     ) -> None:
-        """Decide what follows for waiting messages after the broker failed: they fail if their deadline has passed,
-        move to another broker, or wait again. `wait`: True if they may wait again; by default, if `error` is retryable.
-        """
+        """Decide what follows for waiting messages after the broker failed. Each message fails if its deadline has
+        passed, moves to another broker, or waits again. `wait`: True if the messages may wait again; by default, True
+        if `error` is retryable."""
         for sends in self._queues.values():
             if sends.waiting:
                 batches = self._end_expired(sends.waiting, now_s, error, decision)
@@ -352,7 +352,8 @@ class SendState(SendQueues):
     def _end_expired(
         self, batches: Sequence[SendBatch], now_s: float, error: RaymqError, decision: SendDecision
     ) -> list[SendBatch]:
-        """Fail the batches whose deadline has passed, as not stored. Returns the other batches.
+        """Fail the batches whose deadline has passed, with an error for messages that are not stored. Returns the other
+        batches.
 
         If the first expired batch is numbered, all batches fail, because no numbered batch may be stored without the
         batches before it.
@@ -367,7 +368,7 @@ class SendState(SendQueues):
             decision.ended += [(batch, failure) for batch in late]
         return [batch for batch in batches if batch not in late] if late else list(batches)
 
-    # Changes of a Flight's stage
+    # Methods that change a Flight's stage
 
     def _follow(self, flight: Flight, event: Event) -> None:
         flight.stage = TRANSITIONS[flight.stage, event]
@@ -376,8 +377,8 @@ class SendState(SendQueues):
                 batch.stage = flight.stage
 
     def _requeue(self, flight: Flight, event: Event) -> None:
-        """Return the batches of a refused Flight to the waiting stage, and free their queue. The caller lets the
-        batches wait or fail."""
+        """Set the stage of a refused Flight and of its batches, and free their queue. The caller decides whether the
+        batches wait again or fail."""
         self._follow(flight, event)
         self.release(flight.sends)
 
@@ -392,8 +393,8 @@ class SendState(SendQueues):
     def _end_unknown_expired(
         self, attempt: SendAttempt, error: RaymqError, now_s: float, decision: SendDecision
     ) -> None:
-        """Fail the messages of an attempt whose deadline has passed, with an unknown outcome. Removes Flights without
-        other messages from the attempt."""
+        """Fail each message of an attempt whose deadline has passed, with an unknown outcome. Removes a Flight from the
+        attempt if none of its messages is left."""
         for flight in [flight for flight in attempt.flights if flight.deadline_s <= now_s]:
             late = [batch for batch in flight.batches if batch.deadline_s <= now_s]
             self._end_unknown(flight, late, error, now_s, decision)

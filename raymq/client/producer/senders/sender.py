@@ -1,9 +1,9 @@
 """Sender: the thread and the remote calls that carry one producer's messages to one broker group.
 
-While a request is in flight, messages gather, and the next request takes them together. The thread takes the batches
-out of their queues, encodes one batch per queue, and appends all of them in one call. If the queue is idle, a message
-does not wait for the thread: its caller encodes it, sends it and reads the answer (`send_at_once`, `send_single`). If
-that fails, the thread sends the very same bytes again.
+While a request is in flight, further messages gather, and the next request takes them together. The thread takes the
+batches out of their queues, encodes one batch per queue, and appends all of them in one call. If the queue is idle, a
+message does not wait for the thread. Its caller encodes it, sends it and reads the answer (`send_at_once`,
+`send_single`). If the caller's attempt fails, the thread sends the very same bytes again.
 
 SendState (raymq.client.producer.senders.send_state) decides what an answer or a failure means. After each failure the
 sender looks up the group's master in the route again, so after a failover it continues with the same sequences.
@@ -57,13 +57,13 @@ class Sender:
         self._resume_s = -math.inf
         self._closed = self._giving_up = False
         self._taken: list[SendBatch] = []
-        """Batches of the attempt that the thread makes at the moment."""
+        """Batches of the attempt that the sender's thread currently makes."""
         self._thread = threading.Thread(target=self._run, name=f"producer-{broker_name}", daemon=True)
         self._thread.start()
 
     @property
     def closed(self) -> bool:
-        """True if the sender refuses further messages."""
+        """True if the sender is closed and refuses further messages."""
         return self._closed
 
     @property
@@ -83,10 +83,10 @@ class Sender:
         """Wake the sender's thread if it is idle."""
         if self._idle:
             self._wake.notify()
-            self._idle = False  # set after `notify`, in which a signal handler may raise
+            self._idle = False  # set `_idle` after `notify`, in which a signal handler may raise an exception
 
     def close(self, *, give_up: bool) -> None:
-        """Refuse further messages, and stop the thread after all messages have an outcome.
+        """Refuse further messages, and stop the sender's thread after all messages have an outcome.
 
         With `give_up`, the thread stops after the attempt in flight. Waits for the end of the thread for at most the
         time of one attempt.
@@ -97,11 +97,11 @@ class Sender:
             self._wake.notify_all()
         self._thread.join(self._context.attempt_timeout_s)
 
-    # Methods that run in a caller's thread
+    # Methods that run in the thread of a caller, not in the sender's thread
 
     def begin_at_once_locked(self, batch: SendBatch) -> bool:
-        """Return True if the caller must send the batch itself (`send_at_once`). In that case no other thread sends to
-        the batch's queue until the caller has."""
+        """Return True if the caller must send the batch itself (`send_at_once`). If so, no other thread sends to the
+        batch's queue until the caller has sent the batch."""
         state = self.state
         if self.target is None or self._closed or self._failed_at_once:
             return False
@@ -112,15 +112,15 @@ class Sender:
         return True
 
     def require_target(self) -> Target:
-        """Return the master. It is set after `begin_at_once_locked` has returned True."""
+        """Return the broker group's master. The master is set after `begin_at_once_locked` has returned True."""
         assert self.target is not None
         return self.target
 
     def send_at_once(self, batch: SendBatch, target: Target) -> None:
         """Send a batch for which `begin_at_once_locked` returned True, and read the answer.
 
-        On return the batch has an outcome, or the sender's thread continues it. An exception of a bug also fails the
-        batch, and is raised.
+        On return the batch has an outcome, or the sender's thread continues to send it. If a bug raises an exception,
+        the batch fails with it, and this method raises it.
         """
         storage, description = target
         flight: Flight | None = None
@@ -151,14 +151,14 @@ class Sender:
             else:
                 self._hand_to_thread(flight, error)
         elif flight is not None and not isinstance(error, Exception):
-            # A signal handler interrupted the caller. The message may be stored, so the sender's thread must send it
+            # A signal handler interrupted the caller. The batch may be stored, so the sender's thread must send it
             # again.
             self._hand_to_thread(flight, ServiceNotAvailableError(f"the send was interrupted ({error!r})"))
         else:
             self._abandon([batch], error)
 
     def _end_at_once(self, sends: QueueSends, cost_bytes: int, count: int, generation: int) -> None:
-        """Free the queue and the buffer space of stored messages that their caller sent."""
+        """Free the queue and the buffer space of messages that were stored after their caller sent them."""
         with self._context.lock:
             self.state.release(sends)
             futures = self._context.buffer.deallocate_locked(cost_bytes, count, generation)
@@ -170,8 +170,8 @@ class Sender:
     def begin_single_locked(self, single: SingleSend) -> Target | None:
         """Return the master to which the caller must send the message itself (`send_single`).
 
-        In that case no other thread sends to the message's queue until the caller has. Returns None if any message of
-        the sender is in flight or waits.
+        If a master is returned, no other thread sends to the message's queue until the caller has sent the message.
+        Returns None if any message of the sender is in flight or waits.
         """
         target = self.target
         if target is None or self._closed or self._failed_at_once or not self.state.begin_single(single):
@@ -179,12 +179,12 @@ class Sender:
         return target
 
     def send_single(self, single: SingleSend, target: Target) -> SendResult | Completion:
-        """Send a message for which `begin_single_locked` returned the master, and read the answer. This is
+        """Send a message for which `begin_single_locked` returned the master, and read the answer. Does the same as
         `send_at_once` in fewer steps, for a message without special options.
 
-        The method makes only the message's record and its result. If the attempt fails, the message becomes a
-        SendBatch, which the sender's thread continues, and this method returns the batch's Completion. If this method
-        raises anything but a RaymqError, the caller must call `interrupted`.
+        If the attempt succeeds, the method makes no batch. If the attempt fails, the message becomes a SendBatch, which
+        the sender's thread continues to send, and this method returns the batch's Completion. If this method raises
+        anything but a RaymqError, the caller must call `interrupted`.
         """
         context, sends, (storage, description) = self._context, single.sends, target
         try:
@@ -218,8 +218,8 @@ class Sender:
         return sent
 
     def interrupted(self, single: SingleSend, error: BaseException) -> None:
-        """Free the queue and the buffer space of a single message after a signal handler or a bug raised `error` in its
-        caller. If the message may be stored, the sender's thread completes it."""
+        """Free the queue and the buffer space of a single message, after a signal handler or a bug raised `error` in
+        its caller. If the message may be stored, the sender's thread completes the send."""
         if single.begun and single.record is not None:
             self._single_failed(single, ServiceNotAvailableError(f"the send was interrupted ({error!r})"))
         with self._context.lock:
@@ -229,8 +229,8 @@ class Sender:
         self._context.buffer.settle()
 
     def _single_failed(self, single: SingleSend, error: RaymqError) -> Completion:
-        """Make a batch of a single message whose caller's attempt failed; the sender's thread continues the
-        batch."""
+        """Convert a single message to a batch after its caller's attempt failed. The sender's thread continues to send
+        the batch."""
         batch = self._as_batch(single)
         if single.record is None:
             self._not_encoded(batch.sends, [batch], error)
@@ -239,7 +239,7 @@ class Sender:
         return batch.completion
 
     def _single_not_safe(self, single: SingleSend, result: AppendResult, description: StorageDescription) -> Completion:
-        """Make a batch of a single message that is stored less durably than requested; the sender's thread sends the
+        """Convert a single message that is stored less durably than requested to a batch. The sender's thread sends the
         batch again."""
         assert single.record is not None
         batch = self._as_batch(single)
@@ -268,21 +268,22 @@ class Sender:
             self._failed_at_once.append((SendAttempt([flight]), error))
             self.wake_locked()
 
-    # The sender's thread
+    # The methods of the sender's thread
 
     def _run(self) -> None:
         mark_sender_thread()
         while self._await_work():
             try:
                 self._work()
-            # a bug in `_work` must fail the futures; otherwise their callers would wait forever
+            # a bug in `_work` must fail the futures of the messages; otherwise the callers would wait forever
             except Exception as error:
                 logger.exception("sending to %s failed", self.broker_name)
                 self._abandon(self._taken, error)
             self._taken = []
 
     def _await_work(self) -> bool:
-        """Wait until the thread has work and the pause is over. Returns False if the thread must stop."""
+        """Wait until the sender's thread has work and the pause after a failure is over. Returns False if the thread
+        must stop."""
         with self._context.lock:
             while True:
                 state = self.state
@@ -298,7 +299,7 @@ class Sender:
                     return True
 
     def _work(self) -> None:
-        """Make the next attempt, or handle the failure of an attempt that a caller made."""
+        """Make the sender's next attempt, or handle the failure of an attempt that a caller made."""
         with self._context.lock:
             attempt, error = (
                 self._failed_at_once.popleft() if self._failed_at_once else (self.state.next_attempt(), None)
@@ -387,11 +388,11 @@ class Sender:
             self.wake_locked()
         self._carry_out(decision)
 
-    # Remote calls
+    # Methods that make remote calls
 
     def _connect(self, topic: str, deadline_s: float) -> Target:
-        """Return the storage actor of the broker group's master, and its description. If this method raises, nothing
-        was sent."""
+        """Return the storage actor of the broker group's master, and the actor's description. If this method raises an
+        exception, nothing was sent."""
         storage = self._master.locate(topic)
         description = storage.describe(self._attempt_s(deadline_s))
         self.target = storage, description
@@ -423,12 +424,13 @@ class Sender:
         self._context.faults.answered(self.broker_name, (now_s - started_s) * 1000, now_s)
         return results
 
-    # Consequences of a decision
+    # Methods that carry out a decision of SendState
 
     def _carry_out(self, decision: SendDecision, error: RaymqError | None = None, topic: str = "") -> None:
-        """Carry out a decision. `error`: the failure that caused the decision; None if no failure did."""
+        """Carry out a decision of SendState. `error`: the failure that caused the decision; None if no failure caused
+        it."""
         if error is not None:
-            error.__traceback__ = None  # the traceback's frames hold the messages in memory
+            error.__traceback__ = None  # the frames of the error's traceback would keep the messages in memory
         if decision.broker_failed and error is not None:
             with self._context.lock:
                 self.target, self.state.last_failure = None, error
@@ -476,7 +478,7 @@ class Sender:
             self._context.buffer.share_locked(generation)
 
     def _pause(self, error: RaymqError | None) -> None:
-        """Delay the thread's next attempt. If the store is busy, the pause is at least as long as the store
+        """Delay the thread's next attempt. If the store is busy, the delay is at least as long as the store
         requests."""
         pause_s = self._pauses.next()
         if isinstance(error, SystemBusyError | QuotaExceededError):
@@ -486,6 +488,6 @@ class Sender:
 
 
 def _shipped(batch: EncodedBatch) -> EncodedBatch:
-    """Return a batch without its list of message ids, because the store reads the ids from the records. Ids that are a
-    range are kept."""
+    """Return a batch without its list of message ids, because the store reads the ids from the records. If the ids are
+    a range, the batch keeps them."""
     return batch if isinstance(batch.message_ids, IdRange) else batch.without_ids()

@@ -1,4 +1,5 @@
-"""SenderContext: the objects that all senders of a producer share. Also marks the threads of senders."""
+"""SenderContext: the objects that all senders of a producer share. This module also marks the threads of
+senders."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from raymq.remoting.storage_client import StorageClient, StorageDescription
 
 
 class Pauses(Protocol):
-    """Computes the pauses between attempts (raymq.common.retry.Backoff)."""
+    """Computes the pauses between a sender's attempts (raymq.common.retry.Backoff)."""
 
     def next(self) -> float: ...
 
@@ -30,7 +31,7 @@ class SenderContext:
     """The objects and settings that all senders of a producer share.
 
     `lock` guards the senders' states, the buffer pool and the open batches. `move(batch, broker_name)` gives a batch to
-    the sender of another broker than `broker_name`; it returns False if no other broker can take the batch. `clock`
+    the sender of another broker than `broker_name`. It returns False if no other broker can accept the batch. `clock`
     returns monotonic time in seconds.
     """
 
@@ -51,7 +52,7 @@ class SenderContext:
 
 
 class _InSender(threading.local):
-    """Thread-local flag: `active` is true in a sender's thread, and in no other thread."""
+    """Thread-local flag: `active` is True in the thread of a sender, and False in each other thread."""
 
     active = False
 
@@ -65,8 +66,8 @@ def mark_sender_thread() -> None:
 
 
 def in_sender() -> bool:
-    """Return True in a sender's thread, which must never wait for itself. Callbacks of futures and hooks run in such
-    threads."""
+    """Return True if the current thread is a sender's thread. A sender's thread runs the callbacks of futures and
+    hooks, and must never wait for itself."""
     return _in_sender.active
 
 

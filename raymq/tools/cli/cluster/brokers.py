@@ -1,7 +1,7 @@
 """`raymq store`, `broker` and `check`: commands about single broker groups and their stores.
 
 `raymq store` shows runtime metrics and deletes expired messages. `raymq broker` allows or forbids sends. `raymq check`
-measures how long messages take to every broker group and back.
+measures the time to store a message in every broker group and to read it back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`raymq doctor`: check this machine, the nodes, the cluster and its metrics for common faults."""
+"""`raymq doctor`: checks this machine, the nodes, the cluster and its metrics for common faults."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def doctor(
 
 
 def _shown(findings: Sequence[Finding], everything: bool) -> Iterator[str | Table]:
-    """Return the table of findings, the skipped checks by reason, and a line with the number of findings in
-    each state."""
+    """Yield the output of `raymq doctor`: the table of findings, the skipped checks by reason, and a line with the
+    number of findings in each state."""
     rows = [one for one in findings if one.state is not State.SKIP]
     yield Table(
         ["check", "state", "where", "seen", "do"],

@@ -1,4 +1,4 @@
-"""`raymq metrics` and `raymq k8s`: write files for Grafana, Prometheus and Kubernetes.
+"""`raymq metrics` and `raymq k8s`: commands that write files for Grafana, Prometheus and Kubernetes.
 
 `raymq metrics` writes the Grafana dashboard and the alert rules to the folders of Grafana and Prometheus. `raymq k8s`
 writes the files with which KubeRay runs raymq.

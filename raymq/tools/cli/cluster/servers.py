@@ -165,7 +165,7 @@ def _refuses(store: StoreReport) -> bool:
 
 
 def _remember_names(brokers: Sequence[BrokerReport]) -> None:
-    """Cache the names of topics and groups for shell completion, if every broker has answered."""
+    """Cache the names of topics and groups for shell completion, but only if every broker has answered."""
     remember_all_names("brokers", [broker.actor for broker in brokers])
     if not any(broker.error for broker in brokers):
         remember_all_names("topics", {topic for broker in brokers for topic in broker.topics})
@@ -183,7 +183,7 @@ def _some(names: list[str], rows: list[list[Any]]) -> list[Table]:
 
 
 def _problems(status: ClusterStatus) -> Shown:
-    """Yield the faults with their remedies, and a note about the servers that only super users see."""
+    """Yield the cluster's faults with their remedies, and a note about the servers that only super users see."""
     if status.refused:
         yield f"super users see more: {', '.join(status.refused)} do not show this user their state"
     yield from _some(
@@ -192,7 +192,7 @@ def _problems(status: ClusterStatus) -> Shown:
 
 
 def _brokers(status: ClusterStatus) -> Shown:
-    """Yield the table of brokers, and the settings that differ from raymq.yaml."""
+    """Yield the table of brokers, and the broker settings that differ from raymq.yaml."""
     yield Table(
         ["broker", "state", "topics", "groups"],
         [
@@ -207,7 +207,7 @@ def _brokers(status: ClusterStatus) -> Shown:
 
 
 def _stores(status: ClusterStatus) -> Shown:
-    """Yield the running stores, and the stores on disk that do not run."""
+    """Yield the tables of running stores, and of stores on disk that do not run."""
     yield Table(
         ["store", "state", "queues", "log bytes", "not flushed", "directory"],
         [
@@ -229,7 +229,7 @@ def _stores(status: ClusterStatus) -> Shown:
 
 
 def _replication(status: ClusterStatus) -> Shown:
-    """Yield the master of each broker group with several replicas, and the state of each replica."""
+    """Yield a table of the replicated broker groups: the master of each, and the state of each replica."""
     for controller in status.replication:
         groups = controller.groups
         yield Table(
@@ -255,12 +255,13 @@ def _replication(status: ClusterStatus) -> Shown:
 
 
 def _led(group: ReplicaGroupReport) -> str:
-    """Return the reason why a broker group has no master, or what its master lacked when it was elected."""
+    """Return a text about the master of a broker group: why there is no master, or that the group is led. If the master
+    lacked data when it was elected, the text names this loss."""
     return group.reason or (f"led; elected although {group.loss}" if group.loss else "led")
 
 
 def _transactions(status: ClusterStatus) -> Shown:
-    """Yield the open transactions in the masters' stores, and the age of the oldest transaction."""
+    """Yield a table of the open transactions in the masters' stores, with the age of the oldest transaction."""
     now_ms = time.time_ns() // 1_000_000
     waiting = [
         [
@@ -275,8 +276,8 @@ def _transactions(status: ClusterStatus) -> Shown:
 
 
 def _deletions(status: ClusterStatus) -> Shown:
-    """Yield the number of log files that were deleted early because a disk was full, and the groups that lost unread
-    messages."""
+    """Yield the number of log files that a store deleted early because its disk was full, and the groups that lost
+    unread messages."""
     files = sum(store.retention.young_files_deleted for store in status.stores if store.retention)
     if not files:
         return
@@ -286,7 +287,7 @@ def _deletions(status: ClusterStatus) -> Shown:
 
 
 def _refusals(status: ClusterStatus) -> Shown:
-    """Yield the kinds of requests that servers refused because they were busy."""
+    """Yield a table of the requests that servers refused because they were busy, by kind."""
     servers: tuple[BrokerReport | StoreReport, ...] = (*status.brokers, *status.stores)
     refused = [
         [server.actor, kind.kind, kind.refused_full, kind.refused_late, kind.most, round(kind.longest_ms)]
@@ -298,7 +299,8 @@ def _refusals(status: ClusterStatus) -> Shown:
 
 
 def _services(status: ClusterStatus) -> Shown:
-    """Yield the Rebalance, Pull and console actors, the connected groups, and the push-consumer instances."""
+    """Yield tables of the Rebalance, Pull and console actors, the connected groups, and the push-consumer
+    instances."""
     served = Counter(one.actor for one in (*status.groups, *status.instances))
     yield Table(
         ["service", "state", "serves"],

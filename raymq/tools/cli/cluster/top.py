@@ -1,6 +1,6 @@
 """`raymq top` and `raymq console`: live views of the cluster, in the terminal and in a browser.
 
-raymq.tools.cli.cluster.top_figures computes the rates in the tables.
+raymq.tools.cli.cluster.top_figures computes the rates in the tables of `raymq top`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from raymq.client.admin.admin import Admin
 
 FRAME_ROWS: Final = 10
-"""Number of lines on the screen that are not table rows: headers, borders, and the line that explains the keys."""
+"""Number of screen lines of `raymq top` that are not table rows: headers, borders, and the line that explains
+the keys."""
 _HELP: Final = "sort by  n name  i in  o out  l lag  b behind    q quit"
 
 
@@ -69,7 +70,7 @@ def top(admin: Admin, sort: SortKey, interval: float, once: bool, as_json: bool)
         raise click.UsageError("--json prints one table: add --once")
     if not once and not (out.is_terminal and sys.stdin.isatty()):
         raise click.UsageError("raymq top needs a terminal: add --once to print one table")
-    # connects in this thread, because the namespace of the connection is set for this thread only
+    # Connect in this thread, because the namespace of the connection is set for this thread only.
     readings = admin.readings
 
     def read() -> Reading:
@@ -91,8 +92,8 @@ def top(admin: Admin, sort: SortKey, interval: float, once: bool, as_json: bool)
 
 
 class Sampler:
-    """Reads the brokers' totals once per interval, in a separate thread, so that keys work while a broker does not
-    answer.
+    """Reads the brokers' totals once per interval, in a separate thread, so that the screen reacts to keys while a
+    broker does not answer.
 
     `news` is a file descriptor. It becomes readable when there are new `figures` or a new `error`.
     """
@@ -119,7 +120,8 @@ class Sampler:
             self._stopping.wait(self._interval_s)
 
     def close(self) -> None:
-        """Stop the thread after its current reading. The calls of a reading have timeouts."""
+        """Stop the thread that reads the brokers' totals, after its current reading. The calls of a reading have
+        timeouts."""
         self._stopping.set()
         self._thread.join()
         os.close(self.news)
@@ -138,7 +140,7 @@ def watch(read: Callable[[], Reading], sort: SortKey, interval_s: float) -> None
                     os.eventfd_read(sampler.news)
                 if keyboard in ready:
                     keys = os.read(keyboard, 64).decode(errors="replace").lower()
-                    if "q" in keys or not keys:  # an empty read: the terminal was closed
+                    if "q" in keys or not keys:  # an empty read means that the terminal was closed
                         return
                     sort = next((SORT_KEYS[key] for key in reversed(keys) if key in SORT_KEYS), sort)
     finally:
@@ -151,7 +153,7 @@ def _keys_one_by_one() -> Iterator[int]:
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     try:
-        tty.setcbreak(descriptor)  # in this mode, ctrl-C still interrupts the command
+        tty.setcbreak(descriptor)  # in cbreak mode, ctrl-C still interrupts the command
         yield descriptor
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
@@ -166,8 +168,8 @@ def _live_screen(sampler: Sampler, sort: SortKey) -> RenderableType:
 
 
 def screen(figures: TopFigures, sort: SortKey, rows: int | None) -> RenderableType:
-    """Return the tables of topics and groups. `rows`: maximum number of rows in both tables together; None: all
-    rows."""
+    """Return the tables of topics and groups for `raymq top`. `rows`: maximum number of rows in both tables together;
+    None for all rows."""
     topics, groups = sorted_topics(figures.topics, sort), sorted_groups(figures.groups, sort)
     half = None if rows is None else max(rows // 2, rows - len(groups))
     shown_topics = topics[:half]
@@ -180,7 +182,8 @@ def screen(figures: TopFigures, sort: SortKey, rows: int | None) -> RenderableTy
 
 
 def _table(*columns: str, names: int) -> Table:
-    """Create an empty table whose first `names` columns are texts, and whose other columns are numbers."""
+    """Create an empty table for the terminal. Its first `names` columns are for texts, and its other columns for
+    numbers."""
     view = Table(expand=False)
     for index, column in enumerate(columns):
         view.add_column(Text(column), justify="left" if index < names else "right", no_wrap=True)

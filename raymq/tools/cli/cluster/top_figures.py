@@ -1,4 +1,4 @@
-"""Compute the rates of topics and groups for `raymq top` from two readings. No I/O."""
+"""Computes the rates of topics and groups for `raymq top` from two readings of the brokers' totals. No I/O."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from raymq.common.protocol.stats import BrokerReadings, GroupReading, TopicReadi
 
 SortKey = Literal["name", "in", "out", "lag", "behind"]
 SORT_KEYS: Final[Mapping[str, SortKey]] = {"n": "name", "i": "in", "o": "out", "l": "lag", "b": "behind"}
-"""The column by which each key of the keyboard sorts."""
+"""Maps each key of the keyboard to the column by which the key sorts the tables of `raymq top`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The readings of all brokers at time `at_s`. The reading of a broker that did not answer is None."""
+    """The totals that all brokers reported at time `at_s`. The value of a broker that did not answer is None."""
 
     at_s: float
     brokers: Mapping[str, BrokerReadings | None]
@@ -24,10 +24,9 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class TopicRates:
-    """The rates of a topic per second: stored messages, stored bytes, and messages that all groups of the topic
-    consumed.
+    """The rates of a topic per second: stored messages, stored bytes, and messages that the topic's groups consumed.
 
-    `lag` is the largest lag of a group in the topic, in messages.
+    `lag` is the largest lag, in messages, of all groups of the topic.
     """
 
     topic: str
@@ -39,7 +38,8 @@ class TopicRates:
 
 @dataclass(frozen=True, slots=True)
 class GroupRates:
-    """The rate of a group in a topic (consumed messages per second), and its number of unread messages.
+    """The rate of a group in a topic (consumed messages per second), and the number of messages that the group has not
+    read.
 
     `behind_ms` is the age of the oldest unread message in the queue with the largest lag; None if it is unknown.
     """
@@ -53,7 +53,7 @@ class GroupRates:
 
 @dataclass(frozen=True, slots=True)
 class TopFigures:
-    """All rows of `raymq top`. The rows do not include the brokers in `silent`, which did not answer.
+    """All rows of `raymq top`. The rows do not include the brokers in `silent`, because these did not answer.
 
     `left_out`: the number of (group, topic) pairs for which the brokers reported no totals.
     """
@@ -65,8 +65,8 @@ class TopFigures:
 
 
 def figures_between(before: Reading, now: Reading) -> TopFigures:
-    """Return the totals of the reading `now`, with rates since the reading `before`. A broker that is missing in
-    `before` has rates of 0."""
+    """Return the totals of the reading `now`, with rates computed from the earlier reading `before`. A broker that is
+    missing in `before` has rates of 0."""
     passed_s = max(now.at_s - before.at_s, 1e-9)
     puts: dict[str, list[TopicReading]] = defaultdict(list)
     parts: dict[tuple[str, str], list[GroupRates]] = defaultdict(list)
@@ -94,13 +94,14 @@ def figures_between(before: Reading, now: Reading) -> TopFigures:
 
 
 def _since(before: int, now: int) -> int:
-    """Return the growth of a counter between two readings. If the counter shrank, its server restarted and counted from
-    0 again."""
+    """Return the growth of a counter between two readings. If the counter shrank, its server has restarted and counted
+    from 0, so the growth is `now`."""
     return now - before if now >= before else now
 
 
 def _topic_row(topic: str, grown: Sequence[TopicReading], groups: Sequence[GroupRates], passed_s: float) -> TopicRates:
-    """Add up the rates of a topic over all brokers, with the groups that consume the topic."""
+    """Return a topic's row of `raymq top`: the sum of its rates over all brokers, with the groups that consume the
+    topic."""
     return TopicRates(
         topic,
         sum(part.messages for part in grown) / passed_s,
@@ -111,7 +112,7 @@ def _topic_row(topic: str, grown: Sequence[TopicReading], groups: Sequence[Group
 
 
 def _joined(parts: Sequence[GroupRates]) -> GroupRates:
-    """Add up the rates of a group in a topic over all brokers."""
+    """Return the sum of a group's rates in a topic over all brokers."""
     ages = [row.behind_ms for row in parts if row.behind_ms is not None]
     return GroupRates(
         parts[0].group,
@@ -123,7 +124,7 @@ def _joined(parts: Sequence[GroupRates]) -> GroupRates:
 
 
 def sorted_topics(rows: Sequence[TopicRates], key: SortKey) -> list[TopicRates]:
-    """Sort topics by column `key`, largest value first. Sort by name if topics have no such column."""
+    """Return the topics sorted by column `key`, largest value first; by name if topics have no such column."""
 
     def value(row: TopicRates) -> float:
         return {"in": row.in_per_s, "out": row.out_per_s, "lag": row.lag}.get(key, 0)
@@ -132,7 +133,7 @@ def sorted_topics(rows: Sequence[TopicRates], key: SortKey) -> list[TopicRates]:
 
 
 def sorted_groups(rows: Sequence[GroupRates], key: SortKey) -> list[GroupRates]:
-    """Sort groups by column `key`, largest value first. Sort by name if groups have no such column."""
+    """Return the groups sorted by column `key`, largest value first; by name if groups have no such column."""
 
     def value(row: GroupRates) -> float:
         return {"out": row.out_per_s, "lag": row.lag, "behind": row.behind_ms or 0}.get(key, 0)

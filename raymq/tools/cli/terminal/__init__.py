@@ -1,2 +1,2 @@
-"""The common parts of all commands: their decorator, and output as tables, JSON, errors, progress and escaped
-text."""
+"""The common parts of all `raymq` commands: their decorator, and their output as tables, JSON, errors, progress and
+escaped text."""

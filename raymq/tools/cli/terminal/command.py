@@ -35,7 +35,8 @@ from raymq.tools.cli.terminal.progress import steps
 
 
 class CommandResult:
-    """The output of a command: `value` for JSON output, and `shown` (texts, tables and drawings) for people.
+    """The output of a command: `value` is printed as JSON, and `shown` (texts, tables and drawings) is printed for
+    people.
 
     `errors` are printed on standard error after the output. If `failed` is true, the command exits with code 1.
     """
@@ -47,7 +48,8 @@ class CommandResult:
         self.errors, self.failed = errors, failed
 
     def print(self, *, as_json: bool) -> None:
-        """Print `value` or `shown`, then the errors. Raises click's Exit if the command has failed."""
+        """Print the command's output: `value` as JSON or `shown` for people, then the errors. Raises click's Exit if
+        the command has failed."""
         print_value(as_json, self.value, lambda: show(*self.shown))
         for error in self.errors:
             say_error(error)
@@ -65,9 +67,9 @@ def rows_result(
     errors: Sequence[str] = (),
     failed: bool = False,
 ) -> CommandResult:
-    """Return a command result that shows rows as one table, or as JSON objects below `key`.
+    """Return a command result that shows rows as one table for people, or as JSON objects below the key `key`.
 
-    `total` is the index of the column whose sum is printed below the table. The JSON also contains the fields of
+    `total` is the index of the column whose sum is printed below the table. The JSON output also contains the fields of
     `more`.
     """
     listed = list(rows)
@@ -85,8 +87,8 @@ def fields_result(fields: Mapping[str, Any], *, failed: bool = False) -> Command
 
 
 def stats_result(counters: Iterable[tuple[str, Any]]) -> CommandResult:
-    """Return a command result that shows named counters (raymq.common.protocol.stats), one row each. `per_second` is
-    the rate of the last minute."""
+    """Return a command result that shows the counters (raymq.common.protocol.stats) with their names, one row each.
+    `per_second` is the rate of the last minute."""
     rows = [[name, one.total, one.minute, one.hour, one.day, round(one.minute_tps, 1)] for name, one in counters]
     return rows_result("stats", ["of", "total", "minute", "hour", "day", "per_second"], rows)
 
@@ -94,7 +96,7 @@ def stats_result(counters: Iterable[tuple[str, Any]]) -> CommandResult:
 def command(
     group: click.Group, name: str | None = None, *, quiet: bool = False, json: bool = True
 ) -> Callable[[Callable[..., CommandResult | None]], click.Command]:
-    """Turn a function into a command of `group` that prints the CommandResult returned by the function.
+    """Turn a function into a command of `group`. The command prints the CommandResult that the function returns.
 
     The function gets its own options and arguments, and the following values if it has parameters for them:
 
@@ -104,8 +106,8 @@ def command(
     - `progress`: a function to call with the name of each step, which the terminal then shows;
     - `as_json`: true with --json, for functions that print while they run.
 
-    The command has --address if the function has one of the first three parameters, and --json unless `json` is false.
-    It has --quiet if the function has `progress`, or if `quiet` is true.
+    The command has the option --address if the function has one of the first three parameters, and --json unless `json`
+    is false. It has --quiet if the function has `progress`, or if `quiet` is true.
     """
 
     def decorate(function: Callable[..., CommandResult | None]) -> click.Command:
@@ -138,7 +140,8 @@ def command(
 
 
 def _options(decorators: Sequence[Callable[[Any], Any]]) -> list[click.Parameter]:
-    """Return the options that these click decorators add, in the order in which the help lists them."""
+    """Return the command-line options that the click decorators `decorators` add, in the order in which the help lists
+    them."""
 
     def nothing() -> None: ...
 
@@ -148,7 +151,8 @@ def _options(decorators: Sequence[Callable[[Any], Any]]) -> list[click.Parameter
 
 
 class _Lazy:
-    """Proxy for an object that `make` creates when one of its attributes is first read."""
+    """Proxy for an object that is created only when one of its attributes is first read. `make` creates the
+    object."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make

@@ -1,4 +1,4 @@
-"""NumberType, the type of every option that is a number. Error messages and help texts show the option's
+"""NumberType: the type of every command-line option that is a number. Error messages and help texts show the option's
 bounds."""
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from raymq.common.numbers import LONGEST_TIME_S, NUMBER_MAX, RATE, NumberRange
 
 
 class NumberType(click.FloatRange):
-    """Option type for a number from `bounds.low` to `bounds.high`. The number is a float if the lower bound is a float,
-    otherwise an integer.
+    """Command-line option type for a number from `bounds.low` to `bounds.high`. The number is a float if the lower
+    bound is a float, otherwise an integer.
 
     Any other value, including NaN, is a usage error with exit code 2: "--max must be 1 to 1000, not 0".
     """
@@ -20,14 +20,14 @@ class NumberType(click.FloatRange):
     name = "number"
 
     def __init__(self, bounds: NumberRange) -> None:
-        # a bound that limits nothing in practice is left out of the help
+        # The help text leaves out an upper bound that limits nothing in practice.
         is_open = bounds.high in (NUMBER_MAX, LONGEST_TIME_S)
         super().__init__(min=bounds.low, max=None if is_open else bounds.high)
         self.bounds = bounds
         self.is_whole = not isinstance(bounds.low, float)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the value as a number. Raises BadParameter if it is not a number within the bounds."""
+        """Return an option's value as a number. Raises BadParameter if it is not a number within the bounds."""
         kind = "a whole number, " if self.is_whole else "a number, "
         number: float
         try:
@@ -40,7 +40,7 @@ class NumberType(click.FloatRange):
 
 
 class RateType(NumberType):
-    """Option type for a rate per second, given as "50" or "50/s"."""
+    """Command-line option type for a rate per second, given as "50" or "50/s"."""
 
     name = "rate"
 
@@ -48,5 +48,6 @@ class RateType(NumberType):
         super().__init__(RATE)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the rate per second. Raises BadParameter if the text is not a rate within the bounds."""
+        """Return an option's value as a rate per second. Raises BadParameter if the text is not a rate within the
+        bounds."""
         return super().convert(value.removesuffix("/s") if isinstance(value, str) else value, param, ctx)

@@ -23,11 +23,12 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 _ESCAPED_CATEGORIES: Final = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
-"""Unicode categories of characters that are escaped: control, format, surrogate, line separator and paragraph
-separator."""
+"""Unicode categories of the characters that are escaped in output: control, format, surrogate, line separator and
+paragraph separator."""
 
 _JOINERS: Final = frozenset("\u200c\u200d")
-"""Format characters that are not escaped, because Persian words and emoji of several characters need them."""
+"""Format characters that are not escaped in output, because Persian words and emoji of several characters need
+them."""
 
 
 def printable(text: str) -> str:
@@ -47,7 +48,8 @@ def json_text(value: Any) -> str:
 
 
 def error_text(text: str) -> str:
-    """Format `text` as an error message: each line `printable`, and indented after the first line."""
+    """Format `text` as an error message: control characters are escaped in each line (`printable`), and all lines after
+    the first are indented."""
     return "\n  ".join(printable(line) for line in text.rstrip("\n").split("\n"))
 
 
@@ -56,7 +58,7 @@ def _is_unsafe(char: str) -> bool:
 
 
 def _json_escape(char: str) -> str:
-    """Return the JSON escape of one character: two escapes if the character is outside Unicode's first plane."""
+    """Return the JSON escape of one character. A character outside Unicode's first plane needs two escapes."""
     units = char.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
@@ -66,16 +68,16 @@ err = Console(markup=False, emoji=False, highlight=False, stderr=True, soft_wrap
 
 
 class Command(click.Command):
-    """A click command that prints nothing but its own results on standard output.
+    """A click command that prints only its own results on standard output.
 
-    Ray prints messages of its raylets to `sys.stdout`. Therefore `sys.stdout` is standard error while the command runs,
-    and the command prints its results through `out`. click prints help, version and completion before `sys.stdout` is
-    replaced.
+    Ray prints messages of its raylets to `sys.stdout`. Therefore `sys.stdout` is replaced by standard error while the
+    command runs, and the command prints its results through `out`. click prints help, version and completion before
+    `sys.stdout` is replaced.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
         out.file = stdout = sys.stdout
-        # if the terminal's encoding lacks a character, still print the other characters
+        # If the terminal's encoding lacks a character, print an escape in its place instead of failing.
         if isinstance(stdout, TextIOWrapper):
             stdout.reconfigure(errors="backslashreplace")
         sys.stdout = sys.stderr
@@ -92,7 +94,7 @@ class Group(click.Group):
 
 
 _QUIET: Final = "raymq.quiet"
-"""Key in the `meta` of a click context. If the key is set, the command shows no progress."""
+"""Key in the `meta` of a click context. If this key is set, the command shows no progress."""
 
 
 def _hush(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
@@ -116,10 +118,11 @@ address_option = click.option(
 
 @contextmanager
 def client_of(address: str | None) -> Iterator[Any]:
-    """Yield a client for one command, and close the client at the end."""
+    """Yield a connected client for one command, and close the client at the end."""
     from raymq.client.client import connect
 
-    context = click.get_current_context(silent=True)  # None in a job that was not started by the command raymq
+    # The click context is None in a job that was not started by the command raymq.
+    context = click.get_current_context(silent=True)
     namespace = None if context is None else context.find_root().params.get("namespace")
     with connect(address, namespace=namespace) as client:
         yield client
@@ -145,7 +148,7 @@ def print_value(as_json: bool, value: Any, otherwise: Callable[[], None]) -> Non
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of a command's output: the names of the columns, the rows, and an optional last row with sums."""
+    """A table in a command's output: the names of the columns, the rows, and an optional last row with sums."""
 
     names: Sequence[str]
     rows: Sequence[Sequence[Any]]

@@ -1,4 +1,4 @@
-"""Progress display for long commands, on standard error if it is a terminal. With --json or --quiet nothing is
+"""Displays the progress of long commands, on standard error if it is a terminal. With --json or --quiet nothing is
 displayed."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from raymq.client.cluster.launcher import ProgressCallback
 
 STEPS_SHOWN: Final = 8
-"""Maximum number of steps that the terminal shows: the most recent ones."""
+"""Maximum number of steps of a command that the terminal shows; older steps are hidden."""
 
 
 class Steps:
@@ -39,8 +39,8 @@ class Steps:
         self._text = ""
 
     def begin(self, text: str) -> None:
-        """Begin a step. If the text up to the colon equals that of the running step, only change the running step's
-        text."""
+        """Begin a new step of the command. If the new text up to its colon equals that of the running step, only the
+        running step's text changes."""
         before, self._text = self._text, printable(text)
         if self._shown and _subject(before) == _subject(self._text):
             self._bar.update(self._shown[-1], description=f"{self._text} …")
@@ -58,8 +58,8 @@ def _subject(text: str) -> str:
 
 @contextmanager
 def steps(*, quiet: bool = False) -> Iterator[ProgressCallback]:
-    """Show the steps of a command with their durations, unless `quiet`. Yields a function to call with the name of each
-    new step.
+    """Show the steps of a command with their durations, unless `quiet` is true. Yields a function that the command
+    calls with the name of each new step.
 
     At the end the steps disappear from the terminal.
     """
@@ -78,7 +78,7 @@ class Counter:
         self.shown = not bar.disable
 
     def expect(self, total: int) -> None:
-        """Set the total number of items, as soon as it is known."""
+        """Set the total number of items, when the command has determined it."""
         self._bar.update(self._task, total=total)
 
     def advance(self, count: int = 1) -> None:
@@ -87,12 +87,12 @@ class Counter:
 
 
 class RateColumn(ProgressColumn):
-    """Progress column with the number of items per second: recent while the command runs, and over the whole time at
-    the end."""
+    """Progress column with the number of items per second. While the command runs, it is the recent rate; at the end,
+    it is the rate over the whole time."""
 
     def render(self, task: Task) -> Text:
-        """Return the rate as text; empty while the rate is unknown."""
-        # rich drops its samples when the total becomes known, so rich may have no rate at the end.
+        """Return the progress bar's rate as text; empty while the rate is unknown."""
+        # rich drops its samples when the total number of items becomes known, so rich may have no rate at the end.
         rate = task.completed / task.finished_time if task.finished_time else task.speed
         return Text("" if rate is None else f"{rate:,.0f}/s")
 
@@ -101,7 +101,7 @@ class RateColumn(ProgressColumn):
 def counting(description: str, total: int | None = None, *, talks: bool = False) -> Iterator[Counter]:
     """Show a progress bar with the number of finished items and their rate. At the end the bar disappears.
 
-    `talks`: the command prints to the terminal or reads from it while it runs, so no bar is shown.
+    `talks`: true if the command prints to the terminal or reads from it while it runs. Then no bar is shown.
     """
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     hidden = talks or is_quiet() or not err.is_terminal

@@ -1,7 +1,7 @@
-"""`raymq acl`: manage the policies of users.
+"""`raymq acl`: commands that manage the policies of users.
 
 `list`, `create`, `update` and `delete` call the cluster. `import` converts RocketMQ's ACL files to a file of users, and
-`check` evaluates a file of users. Both need no cluster.
+`check` evaluates a file of users. `import` and `check` need no cluster.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def acl_import(files: tuple[Path, ...], target: Path) -> CommandResult:
     accounts = read_acl1((str(file), _read(file)) for file in files)
     _write_new(target, accounts.users_file())
     try:
-        # check the new file now: if `raymq up` would refuse it, report the error and delete the file
+        # Check the new file now. If `raymq up` would refuse it, the command reports the error and deletes the file.
         state = read_users_file(target, NO_USERS)
     except BaseException:
         target.unlink()
@@ -166,8 +166,8 @@ def acl_check(file: Path, user: str, action: str, resource: str, source: str) ->
 
 
 def _need(action: str, resource: str) -> Need:
-    """Return the permission that the options describe. Raises UsageError if the resource is a pattern for several
-    resources."""
+    """Return the permission that the options --action and --resource describe. Raises UsageError if the resource is a
+    pattern for several resources."""
     from raymq.remoting.access.policies import Need, Pattern, Resource, ResourceType, make_entry, topic_resource
 
     actions = make_entry(resource, [action]).actions
@@ -197,7 +197,8 @@ def _read(file: Path) -> str:
 
 
 def _write_new(target: Path, text: str) -> None:
-    """Write a file that only this user may read. Raises ConfigError if the file exists or cannot be written."""
+    """Write a new file that only this user may read. Raises ConfigError if the file exists or cannot be
+    written."""
     from raymq.common.errors import ConfigError
 
     try:

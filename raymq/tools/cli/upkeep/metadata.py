@@ -1,4 +1,5 @@
-"""`raymq export` and `raymq import`: copy topics, groups and offsets from one cluster to another by a file."""
+"""`raymq export` and `raymq import`: commands that copy topics, groups and offsets from one cluster to another through
+a file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`raymq user`: show and change the users of a running cluster with access control on. `raymq acl` manages their
-policies."""
+"""`raymq user`: commands that show and change the users of a running cluster with access control on. `raymq acl`
+manages the users' policies."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _BOUND_COLUMNS: Final = ("bytes/s", "messages/s", "consumed bytes/s", "consumed 
 
 
 def _bound_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for a user's quotas. The function gets them as keyword arguments named as in
-    raymq.remoting.access.users.Bounds."""
+    """Add the options for a user's quotas to a command. The command's function gets them as keyword arguments named as
+    in raymq.remoting.access.users.Bounds."""
     for bound, text in zip(reversed(BOUNDS), reversed(_BOUND_HELPS), strict=True):
         function = click.option(f"--{bound.replace('_', '-')}", type=NumberType(QUOTA), help=text)(function)
     return function

@@ -1,4 +1,5 @@
-"""Convert a message's body to text, JSON or hex for people: of bounded length, and harmless whatever the bytes are.
+"""Converts a message's body to text, JSON or hex for people. The result has bounded length, and is harmless whatever
+the bytes are.
 
 A body may contain anything: markup, characters that reverse the writing direction, four million bytes of JSON brackets.
 These functions return text of bounded length without control characters. A template that escapes markup can show this
@@ -30,17 +31,17 @@ HEX_ROW_BYTES: Final = 16
 PREVIEW_CHARACTERS: Final = 160
 """Maximum number of body characters that a message list shows as a preview."""
 UNREADABLE: Final = "cannot be read"
-"""Beginning of the text that a message list shows for a body that cannot be read."""
+"""The first words of the text that a message list shows for a body that cannot be read."""
 
 _UNSAFE_CATEGORIES: Final = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 _HARMLESS: Final = frozenset("\n\t\u200c\u200d")
-"""Characters that are shown unescaped: line ends, tabs, and the joiners that Persian words and composed emoji
-need."""
+"""Special characters that message pages show unescaped: line ends, tabs, and the joiners that Persian words and
+composed emoji need."""
 _JSON_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
 
 
 class BodyForm(StrEnum):
-    """The form in which a message body is shown."""
+    """The form in which a message page shows a body: text, JSON or hex."""
 
     TEXT = "text"
     JSON = "json"
@@ -49,8 +50,8 @@ class BodyForm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BodyView:
-    """A message body prepared for display: `text` in the form `form`, made from the first `shown` of its `size` bytes.
-    `cut`: the body has more than is shown."""
+    """A message body prepared for display. `text` is in the form `form`, made from the first `shown` of the body's
+    `size` bytes. `cut`: True if the text does not contain the whole body."""
 
     form: BodyForm
     text: str
@@ -60,10 +61,11 @@ class BodyView:
 
 
 def view_body(body: bytes, form: BodyForm | None = None) -> BodyView:
-    """Convert a body for display in the given form. Without a form, choose JSON if the body is JSON, else text if all
-    of it is text, else hex.
+    """Convert a message body for display in the given form. Without a form, JSON is chosen if the body is JSON, else
+    text if the whole body is text, else hex.
 
-    If the body is not JSON, the form JSON shows it as text. The form text shows bytes that are not UTF-8 as U+FFFD.
+    If the form is JSON, but the body is not JSON, the body is shown as text. The form text shows bytes that are not
+    UTF-8 as U+FFFD.
     """
     if form is None or form is BodyForm.JSON:
         tokens = _json_tokens(body)
@@ -77,10 +79,10 @@ def view_body(body: bytes, form: BodyForm | None = None) -> BodyView:
 
 
 def preview_of(message: MessageExt, length: int = PREVIEW_CHARACTERS) -> str:
-    """Return a preview of a message's body (`preview`), decompressing no more than needed; or the reason why the body
-    cannot be read.
+    """Return a preview of a message's body (`preview`), or the reason why the body cannot be read. The body is
+    decompressed only as far as needed.
 
-    Damage after the decompressed part is not detected: the message's own page reads the whole body.
+    Damage after the decompressed part is not detected; the message's own page reads the whole body.
     """
     try:
         return preview(message._body_prefix(4 * length + 1), length)
@@ -89,8 +91,8 @@ def preview_of(message: MessageExt, length: int = PREVIEW_CHARACTERS) -> str:
 
 
 def preview(body: bytes, length: int = PREVIEW_CHARACTERS) -> str:
-    """Return the beginning of a body as one line of at most `length` characters; hex digits if the bytes are not text.
-    For a longer body, its first 4 * `length` + 1 bytes are enough."""
+    """Return the first characters of a body as one line of at most `length` characters; hex digits if the bytes are not
+    text. `body` may be only the first 4 * `length` + 1 bytes of a longer body."""
     part = body[: 4 * length]
     if not is_text(part, whole=len(part) == len(body)):
         text = part[: length // 3].hex(" ")
@@ -100,8 +102,8 @@ def preview(body: bytes, length: int = PREVIEW_CHARACTERS) -> str:
 
 
 def is_text(body: bytes, *, whole: bool = True) -> bool:
-    """Return True if the body is UTF-8 and has no control characters except line ends and tabs. With `whole` False the
-    body may end within a character."""
+    """Return True if the body is UTF-8 and has no control characters except line ends and tabs. If `whole` is False,
+    the body may end in the middle of a character."""
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(body, final=whole)
     except UnicodeDecodeError:
@@ -124,7 +126,7 @@ def visible(text: str) -> str:
 
 
 def hex_rows(body: bytes) -> str:
-    """Return a hex dump of `body` in rows of 16 bytes: the row's offset, the bytes in hex, and the printable ASCII
+    """Return a hex dump of `body` in rows of 16 bytes. A row has its offset, the bytes in hex, and the printable ASCII
     characters."""
     width = 3 * HEX_ROW_BYTES - 1
     rows = []
@@ -136,27 +138,27 @@ def hex_rows(body: bytes) -> str:
 
 
 def _decoded(part: bytes, *, whole: bool) -> str:
-    """Decode the first bytes of a body as text. If the body is cut within a character, that character is left
-    out."""
+    """Decode the first bytes of a body as text. If `whole` is False and the bytes end in the middle of a character,
+    this character is left out."""
     return codecs.getincrementaldecoder("utf-8")(errors="replace").decode(part, final=whole)
 
 
 def _json_tokens(body: bytes) -> Iterator[str] | None:
-    """Return the tokens of a body that is a JSON object or list, each as it was written. Returns None for any other
-    body."""
+    """Return the tokens of a body that is a JSON object or list. Each token has the spelling that it has in the body.
+    Returns None for any other body."""
     if len(body) > JSON_BODY_MAX_BYTES or body.lstrip()[:1] not in (b"{", b"["):
         return None
     try:
         text = body.decode()
-        json.loads(text, parse_int=len, parse_float=len)  # accept numbers of any length without converting them
+        json.loads(text, parse_int=len, parse_float=len)  # accept JSON numbers of any length without converting them
     except (ValueError, RecursionError):
         return None
     return (match[0] for match in _JSON_TOKEN.finditer(text))
 
 
 def _indented(tokens: Iterable[str]) -> tuple[str, bool]:
-    """Format JSON tokens in indented lines, one value per line, without changing a token. Also returns True if the text
-    was cut at its limit."""
+    """Format JSON tokens in indented lines, one value per line, without changing a token. Returns the text, and True if
+    the text was cut at its limit."""
     parts: list[str] = []
     depth = length = 0
     before = ""

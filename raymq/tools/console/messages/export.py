@@ -1,4 +1,4 @@
-"""Export tables as files that a browser saves: CSV for spreadsheets, JSON for programs."""
+"""Exports tables as files that a browser saves: CSV for spreadsheets, JSON for programs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from starlette.responses import Response
 from raymq.common.errors import InvalidArgumentError
 
 _FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
-"""Characters with which a formula begins in a spreadsheet. The export escapes these cells, because a formula can send
-the table to an attacker."""
+"""Characters with which a formula begins in a spreadsheet. The export escapes cells that begin with them, because a
+formula can send the table to an attacker."""
 
 
 def csv_text(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Format rows as CSV (RFC 4180) with a header of column names. A text that a spreadsheet would take for a formula
-    gets an apostrophe in front."""
+    """Format rows as CSV (RFC 4180) with a header of column names. If a spreadsheet would read a text as a formula, the
+    text gets an apostrophe in front."""
     file = io.StringIO()
     writer = csv.writer(file)
     writer.writerow(names)
@@ -67,8 +67,8 @@ def rows_as_file(request: Request, name: str, columns: Sequence[str], rows: Sequ
 
 
 def saved(content: bytes, name: str, media_type: str = "application/octet-stream") -> Response:
-    """Return a response that makes the browser save the bytes and never display them. Unsafe characters in the file
-    name are replaced."""
+    """Return a response that makes the browser save `content` as a file and never display it. Unsafe characters in the
+    file name are replaced."""
     harmless = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "file"
     disposition = f'attachment; filename="{harmless}"'
     return Response(content, media_type=media_type, headers={"Content-Disposition": disposition})

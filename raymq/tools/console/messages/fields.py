@@ -1,7 +1,7 @@
-"""A message's fields for pages and files, as harmless texts, with the message's address in the console.
+"""A message's fields for pages and files, as harmless texts, with the address of the message's page in the console.
 
-A message's place, BROKER:QUEUE:OFFSET, identifies one record for as long as the record is kept; a message id may
-identify several.
+A message's place, BROKER:QUEUE:OFFSET, identifies one record for as long as the record is stored. Several records may
+have the same message id.
 
 This module also formats a message as `raymq` commands that can be pasted into a shell.
 """
@@ -31,8 +31,8 @@ FILE_BODIES_MAX_BYTES: Final = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class MessageRow:
-    """One row of a message list. No text contains control characters. `address` is the query string of the message's
-    page."""
+    """One row of a message list. Its texts contain no control characters. `address` is the query string of the
+    message's page."""
 
     message: MessageExt
     place: str
@@ -48,13 +48,13 @@ class MessageRow:
 
 
 def place_of(message: MessageExt) -> str:
-    """Return the place of a message as BROKER:QUEUE:OFFSET."""
+    """Return the place of a message (its broker, queue and offset) as BROKER:QUEUE:OFFSET."""
     return f"{message.broker_name}:{message.queue_id}:{message.queue_offset}"
 
 
 def row_of(message: MessageExt, *, with_body: bool) -> MessageRow:
-    """Build the list row of a message. If the user may not see bodies (`with_body` False), the body is
-    HIDDEN_BODY."""
+    """Build the row of a message in a message list. If the user may not see bodies (`with_body` is False), the row has
+    HIDDEN_BODY in place of the body."""
     return MessageRow(
         message,
         visible(place_of(message)),
@@ -66,8 +66,8 @@ def row_of(message: MessageExt, *, with_body: bool) -> MessageRow:
 
 
 def file_rows(messages: Iterable[MessageExt], *, with_body: bool) -> list[dict[str, Any]]:
-    """Return the rows of an exported file of messages, each built by `file_row`. After FILE_BODIES_MAX_BYTES of bodies
-    in all, each further body is left out, and the `error` of its row states this."""
+    """Return the rows of an exported file of messages, each built by `file_row`. When the rows have
+    FILE_BODIES_MAX_BYTES of bodies, further bodies are left out, and the `error` of their rows states this."""
     rows, left_bytes = [], FILE_BODIES_MAX_BYTES
     for message in messages:
         row = file_row(message, with_body=with_body, max_body_bytes=left_bytes)
@@ -78,9 +78,10 @@ def file_rows(messages: Iterable[MessageExt], *, with_body: bool) -> list[dict[s
 
 def file_row(message: MessageExt, *, with_body: bool, max_body_bytes: int = FILE_BODIES_MAX_BYTES) -> dict[str, Any]:
     """Return a message as a row of an exported file, with the columns MESSAGE_COLUMNS. A body that is not text is in
-    base64. Both body columns are empty if the body is hidden.
+    base64.
 
-    They are also empty if the body is longer than `max_body_bytes` or cannot be read. `error` then states the reason.
+    Both body columns are empty if the user may not see bodies, or if the body is longer than `max_body_bytes` or cannot
+    be read. In the last two cases, `error` states the reason.
     """
     body, error = b"", None
     if with_body:
@@ -127,15 +128,15 @@ COMMAND_BODY_MAX_BYTES: Final = 8 * 1024
 
 
 def query_command(message: MessageExt) -> str:
-    """Return the `raymq query` command that shows the message."""
+    """Return the `raymq query` command that shows this message."""
     return shlex.join(["raymq", "query", message.topic, "--offset", place_of(message)])
 
 
 def send_command(message: MessageExt) -> str | None:
-    """Return the `raymq send` command that sends the same message again.
+    """Return the `raymq send` command that sends a copy of this message.
 
-    Returns None if the body is too long, or if the body, tags, keys or properties are not one printable line: a
-    terminal executes control characters that are pasted.
+    Returns None if the body is too long, or if the body, tags, keys or properties are not one printable line. A
+    terminal would execute control characters that are pasted into it.
     """
     if len(message.body) > COMMAND_BODY_MAX_BYTES:
         return None

@@ -1,7 +1,7 @@
-"""Run replays of dead letters for the console. Each replay runs in its own thread, and its page shows the progress.
+"""Runs replays of dead letters for the console. Each replay runs in its own thread, and its page shows the progress.
 
-A group has at most one running replay. If the console dies during a replay, the replay does not continue: replayed
-letters are marked in the cluster, and the user can choose the other letters again.
+A group has at most one running replay. If the console dies during a replay, the replay does not continue. Replayed
+letters are marked in the cluster, so the user can choose the remaining letters again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from raymq.common.errors import InvalidArgumentError, RaymqError, ServiceNotAvai
 
 REPLAYS_AT_ONCE_MAX: Final = 4
 REPLAYS_KEPT_MAX: Final = 100
-"""Maximum number of replays that the console remembers, one per group, so that users can see the results of finished
+"""Maximum number of replays that the console keeps, one per group, so that users can see the results of finished
 replays."""
 REPLAY_RESULTS_SHOWN: Final = 200
 REPLAY_RATE_MAX: Final = 1000.0
@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LetterResult:
-    """The result of the replay of one dead letter. The message is left out, because its body may be large. `error` is
-    empty on success."""
+    """The result of the replay of one dead letter, without the message, whose body may be large. `error` is empty on
+    success."""
 
     place: LetterPlace
     message_id: str
@@ -56,18 +56,18 @@ class LetterReplay:
 
     @property
     def running(self) -> bool:
-        """True while the replay is running."""
+        """True while the replay of dead letters is running."""
         return self.ended_s is None
 
     @property
     def outcome(self) -> str:
-        """The progress or the result of the replay, as a text for people."""
+        """A text for people with the progress of the replay, or its result after the end."""
         text = f"{self.done} brought back, {self.failed} failed"
         return f"{text}; {self.error}" if self.error else text
 
 
 class Replays:
-    """The console's replays of dead letters: the last one of each group."""
+    """The console's replays of dead letters. The last replay of each group is kept."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -75,7 +75,7 @@ class Replays:
         self._replays: OrderedDict[str, LetterReplay] = OrderedDict()
 
     def of(self, group: str) -> LetterReplay | None:
-        """Return the last replay of a group; None if the group had no replay."""
+        """Return the last replay of a group's dead letters; None if the group had no replay."""
         with self._lock:
             return self._replays.get(group)
 
@@ -85,8 +85,9 @@ class Replays:
         bring_back: Callable[[], Iterator[Replayed]],
         ended: Callable[[LetterReplay], None] = lambda replay: None,
     ) -> None:
-        """Run a replay in a new thread, which calls `ended` at the end. Raises InvalidArgumentError if a replay of this
-        group is running. Raises ServiceNotAvailableError if REPLAYS_AT_ONCE_MAX replays are running."""
+        """Run a replay of dead letters in a new thread, which calls `ended` at the end. Raises InvalidArgumentError if
+        a replay of this group is running. Raises ServiceNotAvailableError if REPLAYS_AT_ONCE_MAX replays are running.
+        """
         with self._lock:
             before = self._replays.get(replay.group)
             if before is not None and before.running:
@@ -130,7 +131,7 @@ class Replays:
         ended(replay)
 
     def close(self) -> None:
-        """Stop each running replay after the dead letter that it currently sends."""
+        """Stop all running replays. Each replay ends after the dead letter that it currently sends."""
         with self._lock:
             for replay in self._replays.values():
                 replay.stopping = True

@@ -1,8 +1,9 @@
 """The search form of a topic's messages: its fields, the arguments of the search, and the permission to search in
 bodies.
 
-Times are UTC unless they name a time zone or are relative to now, such as -2h. A form with an error can be shown again
-as the user filled it in. An admin always sees bodies; a viewer sees bodies only with `show_bodies`.
+Times are UTC unless they have a time zone or are relative to now, such as -2h. If the form has an error, it can be
+shown again with the values that the user entered. An admin always sees bodies; a viewer sees bodies only if the setting
+`show_bodies` is on.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def bodies_shown(user: ConsoleUser, settings: ConsoleSettings) -> bool:
 
 
 def check_text_search(contains: str, *, with_body: bool) -> None:
-    """Raise NoPermissionError if a user who may not see bodies searches in bodies: the hits would reveal their
-    content."""
+    """Raise NoPermissionError if a user who may not see bodies searches for a text in bodies. The search results would
+    reveal the bodies' content."""
     if contains and not with_body:
         raise NoPermissionError("viewers cannot search in bodies that are hidden from them (console.show_bodies)")
 
@@ -44,8 +45,8 @@ SEARCH_LIMITS: Final = ("50", "100", "200")
 
 @dataclass(frozen=True, slots=True)
 class SearchForm:
-    """The fields of the search form as the user filled them in. `start`: one of SEARCH_STARTS. `queue`: BROKER:QUEUE,
-    or empty. `text`: a text to find in bodies."""
+    """The fields of the search form with the values that the user entered. `start`: one of SEARCH_STARTS. `queue`:
+    BROKER:QUEUE, or empty. `text`: a text to find in bodies."""
 
     start: str = "latest"
     queue: str = ""
@@ -59,12 +60,12 @@ class SearchForm:
 
     @classmethod
     def of(cls, parameters: Mapping[str, str]) -> SearchForm:
-        """Build the form from the query parameters of a URL. Unknown parameters are ignored."""
+        """Build the search form from the query parameters of a URL. Unknown parameters are ignored."""
         return cls(**{name: parameters[name].strip() for name in cls.__slots__ if name in parameters})
 
     def arguments(self, topic: str, now_ms: int) -> dict[str, Any]:
-        """Convert the form's fields to arguments of `Admin.browse`, without the topic. Raises InvalidArgumentError if a
-        field has an invalid value."""
+        """Convert the search form's fields to arguments of `Admin.browse`. The topic is not included. Raises
+        InvalidArgumentError if a field has an invalid value."""
         if self.start not in SEARCH_STARTS:
             raise InvalidArgumentError(f"{self.start!r} is no way to begin; choose {', '.join(SEARCH_STARTS)}")
         if self.limit not in SEARCH_LIMITS:
@@ -90,7 +91,7 @@ class SearchForm:
         return arguments | {"begin_ms": 0} if self.start == "earliest" else arguments
 
     def address(self, **changes: str) -> str:
-        """Return the form as the query string of a URL, with `changes`, and without fields that have their default
-        values."""
+        """Return the search form as the query string of a URL. `changes` replaces fields. Fields that have their
+        default values are left out."""
         first, fields = asdict(SearchForm()), asdict(replace(self, **changes))
         return urlencode({name: text for name, text in fields.items() if text != first[name]})

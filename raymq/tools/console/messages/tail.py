@@ -1,9 +1,9 @@
 """Live tails: show the messages of a topic to people as the messages arrive.
 
 All viewers of a topic share one reader, which joins no group and begins at the ends of the queues. The reader reads at
-most `rate` messages per second and counts the messages that it skips, so a busy topic costs as much as a quiet one. A
-slow viewer loses the oldest of its buffered messages, and sees their number. The reader stops when its last viewer
-leaves.
+most `rate` messages per second and counts the messages that it skips. So a busy topic costs as much as a quiet one. A
+slow viewer loses the oldest of its buffered messages, and sees how many it has lost. The reader stops when its last
+viewer leaves.
 
 All code of this module runs on one event loop. Only `read` blocks, and its caller runs it in a thread.
 """
@@ -22,20 +22,21 @@ from raymq.common.errors import RaymqError
 from raymq.common.message import MessageExt, MessageQueue
 
 TAIL_WAITING_MAX: Final = 500
-"""Maximum number of messages that are buffered for one viewer."""
+"""Maximum number of messages that are buffered for one viewer of a live tail."""
 TAIL_ROUND_S: Final = 1.0
-"""Seconds between two reads of a topic."""
+"""Seconds between two reads of a topic for its live tail."""
 TAIL_ERROR_PAUSE_S: Final = 3.0
 HEARTBEAT_S: Final = 15.0
-"""Seconds without messages after which a viewer gets a heartbeat, because proxies close silent connections."""
+"""Seconds without messages after which the viewer of a live tail gets a heartbeat, because proxies close silent
+connections."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class TailEvent:
-    """One update for a viewer: new messages, oldest first; the number of skipped messages; and the error if the topic
-    cannot be read, else ""."""
+    """One update for a viewer of a live tail. It has the new messages, oldest first, and the number of skipped
+    messages. It also has the error if the topic cannot be read, else ""."""
 
     messages: Sequence[MessageExt]
     skipped: int
@@ -45,17 +46,17 @@ class TailEvent:
 Positions = Mapping[MessageQueue, int]
 Wants = Callable[[MessageExt], bool]
 Read = Callable[[str, Positions | None, int], Awaitable[Arrived]]
-"""Async function that reads a topic: at most the given number of messages from the given positions. With None as
-positions it only finds the ends of the queues. Raises RaymqError."""
+"""Async function that reads a topic: at most the given number of messages from the given positions. If the positions
+are None, it only finds the ends of the queues. Raises RaymqError."""
 
 
 class TooManyViewersError(RaymqError):
-    """Error: the number of viewers has reached console.max_viewers."""
+    """Raised if a live tail would exceed the limit of viewers, console.max_viewers."""
 
 
 class Viewer:
-    """A viewer of a topic's live tail, who sees the messages for which `wants` returns True. Iterate over
-    `events`."""
+    """A viewer of a topic's live tail. The viewer sees the messages for which `wants` returns True. The caller iterates
+    over `events`."""
 
     def __init__(self, wants: Wants) -> None:
         self._wants = wants
@@ -64,7 +65,8 @@ class Viewer:
         self._changed = asyncio.Event()
 
     def offer(self, batch: Arrived) -> None:
-        """Buffer the messages of this batch that the viewer wants. If too many are buffered, drop the oldest."""
+        """Buffer the messages of this batch that the viewer wants to see. If too many messages are buffered, drop the
+        oldest."""
         self._waiting += [message for message in batch.messages if self._wants(message)]
         self._skipped += batch.skipped
         while len(self._waiting) > TAIL_WAITING_MAX:
@@ -75,19 +77,19 @@ class Viewer:
             self._changed.set()
 
     def fail(self, error: str) -> None:
-        """Report to the viewer that the topic currently cannot be read."""
+        """Show the viewer of a live tail an error, because the topic currently cannot be read."""
         if error != self._error:
             self._error = error
             self._changed.set()
 
     def close(self) -> None:
-        """End the iteration over `events`."""
+        """End the viewer's iteration over `events`."""
         self._closed = True
         self._changed.set()
 
     async def events(self) -> AsyncIterator[TailEvent | None]:
-        """Yield updates until `close`, and None as a heartbeat after HEARTBEAT_S without an update. All messages that
-        arrive after the first update, which may be empty, are shown or counted as skipped."""
+        """Yield updates for the viewer until `close`. Yields None as a heartbeat after HEARTBEAT_S without an update.
+        All messages that arrive after the first update, which may be empty, are shown or counted as skipped."""
         while not self._closed:
             try:
                 await asyncio.wait_for(self._changed.wait(), HEARTBEAT_S)
@@ -103,7 +105,7 @@ class Viewer:
 
 
 class _Reader:
-    """Reads one topic for all of its viewers, in a task on the event loop."""
+    """Reads one topic for all viewers of its live tail, in a task on the event loop."""
 
     def __init__(self, topic: str, read: Read, rate: int, round_s: float) -> None:
         self._topic, self._read, self._rate, self._round_s = topic, read, rate, round_s
@@ -133,23 +135,23 @@ class _Reader:
 
 
 class Tails:
-    """All live tails of a console: one reader per topic, and its viewers."""
+    """All live tails of a console. Each topic has one reader and its viewers."""
 
     def __init__(self, read: Read, *, rate: int, max_viewers: int, round_s: float = TAIL_ROUND_S) -> None:
-        """`rate`: maximum number of messages per second for each topic. `max_viewers`: maximum number of viewers of all
-        topics together."""
+        """`rate`: maximum number of messages per second that the live tail of a topic shows. `max_viewers`: maximum
+        number of viewers of all topics together."""
         self._read, self._rate, self._max_viewers, self._round_s = read, rate, max_viewers, round_s
         self._readers: dict[str, _Reader] = {}
         self._closed = False
 
     @property
     def viewers(self) -> int:
-        """The number of viewers of all topics together."""
+        """The number of viewers of all live tails together."""
         return sum(len(reader.viewers) for reader in self._readers.values())
 
     def open(self, topic: str, wants: Wants) -> Viewer:
-        """Return a new viewer of a topic. The caller must call `leave` at the end. Raises TooManyViewersError if the
-        limit of viewers is reached, or after `close`."""
+        """Return a new viewer of a topic's live tail. The caller must call `leave` at the end. Raises
+        TooManyViewersError if the limit of viewers is reached, or after `close`."""
         if self._closed or self.viewers >= self._max_viewers:
             raise TooManyViewersError(
                 f"{self.viewers} tails are open, and console.max_viewers is {self._max_viewers}: close one"
@@ -161,8 +163,8 @@ class Tails:
         return viewer
 
     def leave(self, topic: str, viewer: Viewer) -> None:
-        """Remove a viewer from a topic. A second call does nothing. When the last viewer leaves, the topic's reader
-        stops."""
+        """Remove a viewer from a topic's live tail. A second call does nothing. When the last viewer leaves, the
+        topic's reader stops."""
         viewer.close()
         reader = self._readers.get(topic)
         if reader is not None and viewer in reader.viewers:
@@ -171,7 +173,7 @@ class Tails:
                 self._readers.pop(topic).task.cancel()
 
     def close(self) -> None:
-        """End all live tails, so that a server can stop without waiting for them. After that no tail can be
+        """End all live tails, so that a server can stop without waiting for them. After this call no live tail can be
         opened."""
         self._closed = True
         for topic, reader in list(self._readers.items()):

@@ -40,7 +40,7 @@ async def show(request: Request) -> Response:
 
 
 async def export(request: Request) -> Response:
-    """Return the audit log as a file to save."""
+    """Return the entries of the audit log as a file that the browser saves."""
     return rows_as_file(request, "audit", AUDIT_COLUMNS, _rows(await _audit(request, AUDIT_EXPORTED)))
 
 

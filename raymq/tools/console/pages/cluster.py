@@ -1,5 +1,5 @@
-"""`/cluster`: the page of masters, in-sync replicas, stores and other servers, with the actions balance, drain, clean
-and write permission.
+"""`/cluster`: the page of masters, in-sync replicas, stores and other servers. Users can balance masters, drain a node,
+clean a store, and change a broker group's write permission.
 
 Also `/`, the overview page of the whole cluster, and `/api/v1/rates`, the rates of the last hour for its charts.
 """
@@ -41,13 +41,13 @@ async def overview(request: Request) -> Response:
 
 
 def most_behind(groups: tuple[GroupRow, ...]) -> list[GroupRow]:
-    """Return the groups with the largest lag, sorted by lag in time, then by lag in messages."""
+    """Return the groups with the largest lag, sorted by lag in time and then by lag in messages, largest first."""
     behind = [group for group in groups if group.lag]
     return sorted(behind, key=lambda one: (-(one.lag_ms or 0), -one.lag, one.group))[:LAGGING_GROUPS_SHOWN]
 
 
 async def rates(request: Request) -> Response:
-    """Return the data of the charts as JSON: times in seconds since 1970, and rates per second (null if
+    """Return the data of the overview charts as JSON: times in seconds since 1970, and rates per second (null if
     unknown)."""
     points = console_of(request).history.points()
     return JSONResponse(

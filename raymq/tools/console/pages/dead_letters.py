@@ -1,5 +1,5 @@
-"""`/groups/G/dead-letters`: the page of messages that a group could not consume. Users can replay all letters or chosen
-ones, and see the progress."""
+"""`/groups/G/dead-letters`: the page of dead letters, which are messages that a group could not consume. Users can
+replay all letters or selected letters, and see the progress."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ LETTER_COLUMNS: Final = ("died_ms", "attempts", "replayed", *MESSAGE_COLUMNS)
 
 
 async def show(request: Request) -> Response:
-    """Show a group's dead letters, oldest first, each with a checkbox. An error is shown as a line above the
-    letters."""
+    """Show a group's dead letters, oldest first, each with a checkbox. If the letters cannot be read, the error is
+    shown as a line above them."""
     group, replayed = request.path_params["group"], "replayed" in request.query_params
     letters: list[DeadLetter] = []
     cursor, error = None, ""
@@ -57,8 +57,8 @@ async def show(request: Request) -> Response:
 
 
 async def export(request: Request) -> Response:
-    """Return a group's dead letters as a file: at most LETTERS_EXPORTED, from the start of the displayed page
-    on."""
+    """Return a group's dead letters as a file: at most LETTERS_EXPORTED letters, beginning with the first letter of the
+    displayed page."""
     letters, _ = await _letters(request, LETTERS_EXPORTED)
     rows = _file_rows(letters, with_body=_with_body(request))
     return rows_as_file(request, f"dead-letters-{request.path_params['group']}", LETTER_COLUMNS, rows)
@@ -102,7 +102,7 @@ async def progress(request: Request) -> Response:
 
 
 async def stop(request: Request) -> Response:
-    """Stop the group's replay after the dead letter that it currently sends."""
+    """Stop the group's replay of dead letters after the letter that it currently sends."""
     group = request.path_params["group"]
     replay = console_of(request).replays.of(group)
     if replay is not None and replay.running:
@@ -120,8 +120,8 @@ def _audit_from_thread(
 
 
 async def _choice(request: Request, group: str) -> tuple[list[LetterPlace] | None, float | None]:
-    """Return the dead letters that the form selects (None for all) and the replay rate. Raises InvalidArgumentError if
-    the form selects no letter, or contains an invalid value."""
+    """Return the dead letters that the user selected in the form (None for all) and the replay rate. Raises
+    InvalidArgumentError if no letter is selected, or if the form contains an invalid value."""
     async with request.form(max_files=0, max_fields=FORM_FIELDS_MAX) as fields:
         which, texts = fields.get("which"), [text for text in fields.getlist("letter") if isinstance(text, str)]
         rate = _rate(str(fields.get("rate", "")).strip())
@@ -134,8 +134,8 @@ async def _choice(request: Request, group: str) -> tuple[list[LetterPlace] | Non
 
 
 def _rate(text: str) -> float | None:
-    """Parse a rate per second; returns None for an empty text. Raises InvalidArgumentError if the text is not a valid
-    rate."""
+    """Parse the replay rate per second in the form; returns None for an empty text. Raises InvalidArgumentError if the
+    text is not a valid rate."""
     if not text:
         return None
     try:
@@ -146,8 +146,8 @@ def _rate(text: str) -> float | None:
 
 
 async def _letters(request: Request, limit: int) -> tuple[list[DeadLetter], str | None]:
-    """Request at most `limit` dead letters from the cluster, from the URL's cursor on. Also returns the cursor of the
-    next page."""
+    """Read at most `limit` dead letters from the cluster, starting at the cursor in the URL. Also returns the cursor of
+    the next page."""
     group, query = request.path_params["group"], request.query_params
     after, replayed = _place(query.get("cursor")), "replayed" in query
     return await console_of(request).ask(
@@ -161,12 +161,12 @@ def letters_after(
     """Return at most `limit` dead letters of a group, oldest first, and the cursor of the next page.
 
     `after`: the place of the last letter of the previous page, None for the first page. The returned cursor is None if
-    no letter follows. A group without a dead-letter topic has no letters.
+    there are no more letters. A group without a dead-letter topic has no letters.
     """
     try:
         found = list(islice(admin.dead_letters(group).behind(after, replayed=replayed), limit + 1))
     except TopicNotExistError:
-        return [], None  # no dead letters yet: brokers create the topic with the group's first dead letter
+        return [], None  # no dead letters yet: brokers create the dead-letter topic with the group's first dead letter
     letters = found[:limit]
     return letters, json.dumps(letters[-1].place) if len(found) > limit else None
 

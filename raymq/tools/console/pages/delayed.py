@@ -29,7 +29,7 @@ BAR_PITCH: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar of the histogram of delayed messages: its distance from the left and its height, in units of the SVG
+    """One bar of the histogram of delayed messages: its distance from the left edge and its height, in units of the SVG
     drawing."""
 
     hour: int
@@ -92,8 +92,8 @@ async def recall(request: Request) -> Response:
 
 
 def bars_of(hours: Sequence[int]) -> list[Bar]:
-    """Build the histogram's bars from message counts by hour. The bar of the largest count has the full height; every
-    count above 0 has a visible bar."""
+    """Build the histogram's bars from the number of delayed messages in each hour. The bar of the largest number has
+    the full height; every number above 0 has a visible bar."""
     most = max(hours, default=0) or 1
     return [
         Bar(hour, count, hour * BAR_PITCH, -(-count * BAR_HEIGHT_MAX // most) if count else 0)
@@ -107,7 +107,7 @@ async def _delayed(request: Request, now_ms: int) -> Delayed:
 
 
 def _handle(one: DelayedMessage) -> str:
-    """Return the recall handle of a delayed message; "" for a message with a delay level, which cannot be
+    """Return the recall handle of a delayed message. Returns "" for a message with a delay level, which cannot be
     recalled."""
     if one.level or not one.message.message_id:
         return ""

@@ -1,7 +1,7 @@
-"""`/groups`, `/groups/G`: pages of consumer groups, their members and lag. Actions: turn consumption on or off, change
-the number of retries, delete the group.
+"""`/groups`, `/groups/G`: pages of consumer groups, their members and lag. Users can turn a group's consumption on or
+off, change its number of retries, and delete it.
 
-`/producers`: the page of the clients that produce, according to their heartbeats.
+`/producers`: the page of the connected producers, whose clients send heartbeats.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GROUP_COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """Everything that the page of one consumer group shows."""
+    """All data that the page of one consumer group shows."""
 
     config: GroupConfig
     summary: GroupSummary
@@ -49,8 +49,8 @@ class GroupView:
 
 
 def group_view(cluster: ConsoleCluster, group: str) -> GroupView:
-    """Request everything about one group from the cluster. Raises GroupNotExistError if the group does not
-    exist."""
+    """Read all data for the page of one consumer group from the cluster. Raises GroupNotExistError if the group does
+    not exist."""
     admin = cluster.admin
     config, summary = admin.group_config(group), admin.group_summary(group)
     return GroupView(config, summary, admin.consumer_connections(group), cluster.control.push_instances(group))
@@ -108,7 +108,7 @@ async def group_json(request: Request) -> Response:
 
 async def lag_json(request: Request) -> Response:
     """Return the data for the chart of a group's lag in the last hour: times in seconds since 1970, and the lag in
-    messages. Empty if the group has no history (raymq.tools.console.web.history)."""
+    messages. The data is empty if the group has no history (raymq.tools.console.web.history)."""
     samples = console_of(request).history.groups.values(request.path_params["group"])
     values = [(at_ms, lag) for at_ms, lag in samples if lag is not None]
     return JSONResponse({"at_s": [at_ms / 1000 for at_ms, _ in values], "lag": [lag for _, lag in values]})
@@ -207,7 +207,7 @@ PRODUCER_COLUMNS: Final = ("group", "client_id", "host", "pid", "silent_s", "top
 
 
 async def producers_page(request: Request) -> Response:
-    """Show the connected producers from a list that is at most a few seconds old."""
+    """Show the page of connected producers, from a list that is at most a few seconds old."""
     wanted, snapshot = request.query_params.get("q", "").strip(), await console_of(request).producers()
     rows = snapshot.value or ()
     shown = [row for row in rows if any(wanted in text for text in (row.group, row.client_id, row.host))]
@@ -215,21 +215,22 @@ async def producers_page(request: Request) -> Response:
 
 
 async def export_producers(request: Request) -> Response:
-    """Return the list of producers as a file."""
+    """Return the list of connected producers as a file."""
     snapshot = await console_of(request).producers()
     rows = [_producer_row(one) for one in snapshot.value or ()]
     return rows_as_file(request, "producers", PRODUCER_COLUMNS, rows)
 
 
 async def producers_json(request: Request) -> Response:
-    """Return the list of producers as JSON, for scripts."""
+    """Return the list of connected producers as JSON, for scripts."""
     snapshot = await console_of(request).producers()
     rows = [_producer_row(one) for one in snapshot.value or ()]
     return JSONResponse({"producers": rows, "error": snapshot.error})
 
 
 def _producer_row(one: ProducerConnection) -> dict[str, Any]:
-    """Return a producer as a row for JSON and files. `topics` is empty, because heartbeats do not name topics."""
+    """Return a connected producer as a row for JSON and files. `topics` is empty, because heartbeats do not name
+    topics."""
     names = ("client_id", "host", "pid", "group", "silent_s")
     return {**{name: getattr(one, name) for name in names}, "topics": []}
 

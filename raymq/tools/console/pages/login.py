@@ -1,4 +1,4 @@
-"""`/login`, `/logout`: begin a session with a token, and end it."""
+"""`/login`, `/logout`: begin a session of the console with a token, and end the session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raymq.tools.console.web.console import console_of, session_of
 USER_NAME_MAX: Final = 60
 LOGIN_FIELDS_MAX: Final = 10
 LOGIN_FIELD_MAX_BYTES: Final = 8 * 1024
-"""Maximum number of bytes of a field of the login form. Anybody may send this form, so it must need little
+"""Maximum number of bytes of a field of the login form. Anybody may send this form, so the limit protects the console's
 memory."""
 
 
@@ -31,7 +31,7 @@ async def show(request: Request) -> Response:
 
 
 async def log_in(request: Request) -> Response:
-    """Begin a session if the form contains a correct token."""
+    """Begin a session if the login form contains a correct token."""
     console, address, now_s = console_of(request), address_of(request), time.monotonic()
     form = await form_of(request, fields_max=LOGIN_FIELDS_MAX, field_max_bytes=LOGIN_FIELD_MAX_BYTES)
     then = _own_path(form.text("next", "/"))
@@ -59,7 +59,8 @@ async def log_out(request: Request) -> Response:
 
 
 def _own_path(path: str) -> str:
-    """Return `path` if it is a path of the console, else "/". This prevents redirects to another site."""
+    """Return `path` if it is a path of the console, else "/". This prevents a redirect to another site after
+    the login."""
     own = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
     return path if own else "/"
 

@@ -1,5 +1,5 @@
-"""`/messages`: the search page for messages by key, id or place, and the page of one message, with its state in each
-group."""
+"""`/messages`: the search page for messages by key, id or place (BROKER:QUEUE:OFFSET), and the page of one message with
+its state in each group."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ KEY_HITS_MAX: Final = 64
 
 
 async def find(request: Request) -> Response:
-    """Show the search form with the messages found, or the page of the message if only one was found."""
+    """Show the search form and the messages found. If only one message was found, show the message's page
+    instead."""
     form, error = query_of(request), ""
     messages: Sequence[MessageExt] = ()
     try:
@@ -46,7 +47,7 @@ async def find(request: Request) -> Response:
 
 
 async def as_json(request: Request) -> Response:
-    """Return the messages found as JSON, for scripts."""
+    """Return the messages that the search by key, id or place found, as JSON for scripts."""
     with_body = _with_body(request)
     found = await _found(request, query_of(request))
     return JSONResponse({"messages": file_rows(found, with_body=with_body)})
@@ -66,7 +67,7 @@ async def track(request: Request) -> Response:
 
 
 async def download(request: Request) -> Response:
-    """Return the whole body of a message as a download that no browser displays."""
+    """Return the whole body of a message as a download. Browsers save it and do not display it."""
     if not _with_body(request):
         raise NoPermissionError("bodies are hidden from viewers (console.show_bodies)")
     message = await _message(request, query_of(request))
@@ -74,7 +75,8 @@ async def download(request: Request) -> Response:
 
 
 async def send_again(request: Request) -> Response:
-    """Send a copy of the message: unchanged or edited, to the same or another topic, at once or delayed."""
+    """Send a copy of the displayed message: unchanged or edited, to the same or another topic, immediately or
+    delayed."""
     form, back = await form_of(request), _own_page(request)
     try:
         message = await _message(request, query_of(request))
@@ -86,7 +88,7 @@ async def send_again(request: Request) -> Response:
 
 
 async def deliver(request: Request) -> Response:
-    """Deliver the message again to a single consumer group."""
+    """Deliver the displayed message again to a single consumer group."""
     form, query, back = await form_of(request), query_of(request), _own_page(request)
     try:
         message, group = await _message(request, query), form.needed("group", "the group")
@@ -129,8 +131,8 @@ def _show(request: Request, message: MessageExt) -> Response:
 
 
 async def _found(request: Request, form: Form) -> Sequence[MessageExt]:
-    """Find messages by the form's fields: a topic, and a key, an id or an offset. Returns no messages if all fields are
-    empty. Raises RaymqError, for example if the fields do not fit together."""
+    """Find messages by the search form's fields: a topic, and a key, an id or an offset. Returns no messages if all
+    fields are empty. Raises RaymqError, for example if the fields contradict each other."""
     topic, key, message_id, place = (form.text(name) for name in ("topic", "key", "id", "offset"))
     if not topic and not (key or message_id or place):
         return ()
@@ -156,8 +158,8 @@ def message_at(admin: Admin, queue: MessageQueue, offset: int) -> MessageExt | N
 
 
 async def _message(request: Request, form: Form) -> MessageExt:
-    """Return the message at the topic and place in the URL. Raises InvalidArgumentError if no message exists at this
-    place."""
+    """Return the message at the topic and place (BROKER:QUEUE:OFFSET) in the URL. Raises InvalidArgumentError if no
+    message exists at this place."""
     queue, offset = parse_position(form.needed("topic", "the topic"), form.needed("offset", "the place"))
     message = await console_of(request).ask(lambda cluster: message_at(cluster.admin, queue, offset))
     if message is None:
@@ -166,7 +168,7 @@ async def _message(request: Request, form: Form) -> MessageExt:
 
 
 def _own_page(request: Request) -> str:
-    """Return the path of the page of the message that the form was sent from."""
+    """Return the path of the message page from which the browser sent the form."""
     return f"/messages?{urlencode({name: request.query_params.get(name, '') for name in ('topic', 'offset')})}"
 
 

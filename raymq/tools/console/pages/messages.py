@@ -1,4 +1,4 @@
-"""`/topics/T/messages`: the page with a bounded search of a topic's messages, and a form for a new message.
+"""`/topics/T/messages`: the page that searches a limited number of a topic's messages, and a form for a new message.
 
 `/topics/T/tail`: the live tail page, with the messages of a topic as they arrive (server-sent events).
 """
@@ -39,7 +39,8 @@ from raymq.tools.console.web.texts import segment
 
 
 async def browse(request: Request) -> Response:
-    """Show the search form and the messages found. An error is shown as a line between them."""
+    """Show the search form for a topic's messages, and the messages found. An error is shown as a line between the form
+    and the messages."""
     topic, form = request.path_params["topic"], SearchForm.of(request.query_params)
     (found, error), queues = await asyncio.gather(_try_to_search(request, topic, form), _queues(request, topic))
     with_body = _with_body(request)
@@ -80,7 +81,7 @@ async def as_json(request: Request) -> Response:
 
 
 async def send(request: Request) -> Response:
-    """Send a new message with the values of the form."""
+    """Send a new message with the values that the user entered in the form."""
     topic = request.path_params["topic"]
     back = f"/topics/{segment(topic)}/messages"
     try:
@@ -102,8 +103,8 @@ async def _search(request: Request, topic: str, form: SearchForm) -> Page:
 
 
 async def _try_to_search(request: Request, topic: str, form: SearchForm) -> tuple[Page | None, str]:
-    """Search messages. Returns (page of messages, ""), or (None, error text). Raises TopicNotExistError, because a
-    missing topic has no page."""
+    """Search messages of a topic. Returns (page of messages, "") or (None, error text). Raises TopicNotExistError if
+    the topic does not exist, because a missing topic has no page."""
     try:
         return await _search(request, topic, form), ""
     except TopicNotExistError:
@@ -113,13 +114,13 @@ async def _try_to_search(request: Request, topic: str, form: SearchForm) -> tupl
 
 
 def _with_chosen(queues: list[str], chosen: str) -> list[str]:
-    """Return the queues that the user can choose. The chosen queue is included even if it is not in `queues`."""
+    """Return the queues from which the user can choose. `chosen` is included even if it is not in `queues`."""
     return [*queues, chosen] if chosen and chosen not in queues else queues
 
 
 async def _queues(request: Request, topic: str) -> list[str]:
-    """Return the topic's queues as BROKER:QUEUE, for the user to choose from; an empty list if the topic's route is
-    unknown."""
+    """Return the topic's queues, as BROKER:QUEUE, from which the user can choose. Returns an empty list if the topic's
+    route is unknown."""
     try:
         route = await console_of(request).ask(lambda cluster: cluster.admin.topic_route(topic), LIST_TIMEOUT_S)
     except RaymqError:
@@ -140,7 +141,7 @@ TAIL_FILTER_MAX: Final = 1_000
 
 
 async def tail_page(request: Request) -> Response:
-    """Show the live tail page of a topic. A script on the page requests the events."""
+    """Show the live tail page of a topic. A script on the page requests the stream of new messages."""
     form, error = query_of(request), ""
     topic, with_body = request.path_params["topic"], _with_body(request)
     try:
@@ -158,8 +159,8 @@ async def tail_page(request: Request) -> Response:
 
 
 async def events(request: Request) -> Response:
-    """Stream a live tail as server-sent events: `messages` with new messages, `refused` with a reason if the stream
-    must not be reopened, and comments as heartbeats."""
+    """Stream a topic's live tail as server-sent events. `messages` has new messages, `refused` has a reason why the
+    stream must not be reopened, and comments are heartbeats."""
     form, topic, with_body = query_of(request), request.path_params["topic"], _with_body(request)
     wants = wants_of(topic, form.text("tags"), form.text("text"), with_body=with_body)
     return StreamingResponse(
@@ -188,9 +189,9 @@ async def _stream(request: Request, topic: str, wants: Wants, *, with_body: bool
 
 
 def wants_of(topic: str, tags: str, contains: str, *, with_body: bool) -> Wants:
-    """Return a predicate for messages that have these tags (a tag expression as in a subscription) and contain this
-    text in their bodies. Either may be empty. Raises InvalidArgumentError if the tags are invalid, and
-    NoPermissionError if the user may not search in bodies."""
+    """Return a function that decides which messages of `topic` a live tail shows. A message must have the tags `tags`
+    (a tag expression as in a subscription) and contain the text `contains` in its body. Both filters may be empty.
+    Raises InvalidArgumentError if the tags are invalid, and NoPermissionError if the user may not search in bodies."""
     check_text_search(contains, with_body=with_body)
     subscription = Subscription.parse(topic, tags[:TAIL_FILTER_MAX] or "*")
     text = contains[:TAIL_FILTER_MAX].encode(errors="replace")
@@ -207,7 +208,8 @@ def _shown(event: TailEvent, *, with_body: bool) -> dict[str, object]:
 
 
 def _event(name: str, data: dict[str, object]) -> str:
-    """Format one server-sent event. The JSON contains no line end, so one `data` field is enough."""
+    """Format one server-sent event of a live tail. The JSON contains no line end, so one `data` field is
+    enough."""
     return f"event: {name}\ndata: {json.dumps(data)}\n\n"
 
 

@@ -1,4 +1,5 @@
-"""`/groups/G/reset`, `/groups/G/copy`: move a group's offsets in a topic, after a preview of old and new offsets."""
+"""`/groups/G/reset`, `/groups/G/copy`: pages that move a group's offsets in a topic, after a preview of the old and new
+offsets."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from raymq.tools.console.web.texts import plural, time_of
 
 @dataclass(frozen=True, slots=True)
 class MoveForm:
-    """The values of a form that moves a group's offsets: its `fields`, the target as text (`words`), and the
-    `arguments` of the Admin call."""
+    """The values of a form that moves a group's offsets: its `fields`, the target of the move in words (`words`), and
+    the `arguments` of the Admin call."""
 
     fields: dict[str, str]
     words: str
@@ -71,7 +72,7 @@ async def preview_reset(request: Request) -> Response:
 
 
 async def reset(request: Request) -> Response:
-    """Reset a group's offsets in a topic, as the form describes."""
+    """Reset a group's offsets in a topic to the target that the user entered in the form."""
     return await _move(request, "reset")
 
 
@@ -132,7 +133,7 @@ def _call(cluster: ConsoleCluster, kind: str, wanted: MoveForm, *, dry_run: bool
 
 
 def moved_messages(moves: NewOffsets) -> str:
-    """Describe in words how many messages are consumed again or left out when the offsets move."""
+    """Describe in words how many messages the group will consume again or skip when its offsets move."""
     differences = [new - old for queue, new in moves.items() if (old := moves.old[queue]) is not None]
     back = sum(max(-one, 0) for one in differences)
     ahead = sum(max(one, 0) for one in differences)

@@ -1,7 +1,8 @@
-"""Forms that send a message: parse the form, send the message, and show a notice with the message's place.
+"""Forms that send a message: parse the form, send the message, and show a notice with the message's place
+(BROKER:QUEUE:OFFSET).
 
-A browser sends each line end of a text field as CR LF. The console converts it back to LF, so a body that was shown and
-sent unedited does not change. A body in which every byte matters is not taken from a text field.
+A browser sends each line end of a text field as CR LF. The console converts it back to LF. So a body that a user sends
+unedited does not change. A body in which every byte matters is never read from a text field.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ def message_again(form: Form, message: MessageExt) -> MessageForm:
 
 
 async def send_and_go_back(request: Request, action: str, message: MessageForm, back: str) -> Response:
-    """Send a message once, and redirect to the page `back`. The audit log contains the size of the message, but not its
-    body."""
+    """Send a message once, and redirect the browser to the page `back`. The audit log contains the size of the message,
+    but not its body."""
     arguments = {"topic": message.topic, "bytes": len(message.body), "delay_ms": message.delay_ms or None}
     try:
         sent: SendResult = await audited(
@@ -98,7 +99,7 @@ async def send_and_go_back(request: Request, action: str, message: MessageForm, 
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Parse properties from lines of the form NAME=VALUE. Raises InvalidArgumentError if a line has another
+    """Parse message properties from lines of the form NAME=VALUE. Raises InvalidArgumentError if a line has another
     form."""
     properties: dict[str, str] = {}
     for line in filter(None, map(str.strip, text.splitlines())):

@@ -1,4 +1,4 @@
-"""`/topics`, `/topics/T`: pages of topics, their queues, groups and routes, with actions to create, change and delete
+"""`/topics`, `/topics/T`: pages of topics, their queues, groups and routes. Users can create, change and delete
 topics."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TOPIC_COLUMNS: Final = ("topic", "queues", "messages", "rate", "groups", "perm",
 
 @dataclass(frozen=True, slots=True)
 class TopicGroup:
-    """A consumer group of a topic, with the group's lag in the topic, in messages and in time."""
+    """A consumer group that consumes a topic, with the group's lag in the topic, in messages and in time."""
 
     group: str
     members: int
@@ -50,9 +50,9 @@ class TopicGroup:
 
 @dataclass(frozen=True, slots=True)
 class TopicView:
-    """Everything that the page of one topic shows. `since_ms`: for each queue, the store time of its first message, in
-    ms since 1970. `rate`, `bytes_rate`: messages and bytes stored in the topic per second, over the last minute; None
-    if no broker answered.
+    """All data that the page of one topic shows. `since_ms`: for each queue, the store time of its first message, in ms
+    since 1970. `rate`, `bytes_rate`: messages and bytes stored in the topic per second, over the last minute; None if
+    no broker answered.
 
     `error`: the store's error if the queues' offsets are unknown; the offsets are then 0. `missing`: a sentence for
     each request that was not answered.
@@ -69,8 +69,8 @@ class TopicView:
 
 
 def topic_view(admin: Admin, topic: str) -> TopicView:
-    """Request everything about one topic from the cluster, in few calls to each broker group. Raises TopicNotExistError
-    if the topic does not exist."""
+    """Read all data for the page of one topic from the cluster, in few calls to each broker group. Raises
+    TopicNotExistError if the topic does not exist."""
     route = admin.topic_route(topic)
     answers, silent = broker_readings(admin)
     missing, error = [f"{one.server}: {one.reason}" for one in silent], ""
@@ -97,7 +97,8 @@ def topic_view(admin: Admin, topic: str) -> TopicView:
 
 
 def _groups_of(topic: str, answers: Iterable[BrokerReadings], members: Mapping[str, int]) -> list[TopicGroup]:
-    """Return the groups that consume a topic, with their lag. `members`: the number of members of each group."""
+    """Return the groups that consume a topic, with their lag in the topic. `members`: the number of members of each
+    group."""
     found: dict[str, list[GroupReading]] = {}
     for answer in answers:
         for (group, name), reading in answer.groups.items():
@@ -122,7 +123,7 @@ async def topic_list(request: Request) -> Response:
 
 
 async def topic_page(request: Request) -> Response:
-    """Show the page of one topic."""
+    """Show the page of one topic, with its queues, groups and route."""
     view = await _view(request)
     return page(request, "topic.html", {"topic": view.route.topic, "view": view, "types": MESSAGE_TYPES})
 
@@ -162,7 +163,7 @@ async def topic_json(request: Request) -> Response:
 
 
 async def create(request: Request) -> Response:
-    """Create a topic from the values of the form."""
+    """Create a topic from the values that the user entered in the form."""
     form = await form_of(request)
     try:
         topic = form.needed("topic", "The name")
@@ -254,8 +255,8 @@ def _address(topic: str) -> str:
 
 
 def _retention_s(form: Form) -> float | None:
-    """Parse the form field `retention`, such as 12h or 7d, to seconds. Returns 0 for the store's own setting, and None
-    for an empty field."""
+    """Return a topic's retention in seconds from the form field `retention`, such as 12h or 7d. Returns None for an
+    empty field. Returns 0 for the text 0, which means that the store's own retention applies."""
     text = form.text("retention")
     return None if not text else 0.0 if text == "0" else parse_delay_levels(text)[0] / 1000
 

@@ -1,11 +1,12 @@
-"""ASGI middleware in front of all routes that identifies the user, and refuses requests that the user may not make.
+"""ASGI middleware in front of all routes of the console. It identifies the user, and refuses requests that the user may
+not make.
 
     no user      pages lead to the login, /api/ and scripts get 401 or 403; only the login, its files and /healthz open
     a change     every method but GET and HEAD: by an admin, from a page of this origin, and not while `read_only`
 
 A browser states the origin of a request in Sec-Fetch-Site; older browsers state it in Origin. A page of another site
-cannot forge either header. A script that sends a token with each request sends neither header, and no cookie that
-another site could use.
+cannot forge these headers. A script that sends a token with each request sends none of these headers, and no cookie
+that another site could use.
 
 Headers of every response: only the console's own scripts, styles and frames are allowed, browsers must not guess
 content types, and responses are not cached.
@@ -31,7 +32,7 @@ from raymq.tools.console.settings import ConsoleSettings
 SESSION_COOKIE: Final = "raymq_session"
 OPEN_PATHS: Final = ("/login", "/healthz", "/favicon.ico")
 OWN_SESSION_PATHS: Final = ("/login", "/logout")
-"""Paths where POST changes only the user's own session, so viewers may use it, too."""
+"""Paths on which a POST request changes only the user's own session. Viewers may use these paths, too."""
 LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 _READS: Final = ("GET", "HEAD")
 
@@ -63,8 +64,8 @@ class AuthMiddleware:
         await (refusal or self._app)(scope, receive, send)
 
     def _admit(self, scope: Scope) -> Response | None:
-        """Store the user in the scope. Returns the response if the request is refused or must log in; None if it may
-        continue."""
+        """Store the user of a request in the request's scope. Returns the response if the request is refused or the
+        user must log in; None if the request may continue."""
         connection = HTTPConnection(scope)
         path = scope["path"].removeprefix(self._settings.base_path) or "/"
         is_open = path in OPEN_PATHS or path.startswith("/static/")
@@ -82,8 +83,8 @@ class AuthMiddleware:
         return None
 
     def _refuse_host(self, scope: Scope) -> Response | None:
-        """Refuse requests for another host name than localhost if the console has no login. Otherwise a site elsewhere
-        could give its own name this machine's address, and be admitted."""
+        """Refuse requests for any host name except localhost if the console has no login. Otherwise another site could
+        map its own host name to this machine's address, and use the console."""
         if not self._settings.open_to_all:
             return None
         parts = _parts_of(f"//{Headers(scope=scope).get('host', '')}")
@@ -99,8 +100,8 @@ class AuthMiddleware:
         return None
 
     def _user(self, connection: HTTPConnection) -> tuple[ConsoleUser | None, Response | None]:
-        """Return the user of a request, or None without a user; and the refusal if the request's token is
-        wrong."""
+        """Return the user of a request, or None if the request has no user. Also returns the response that refuses the
+        request if its token is wrong."""
         address, now_s = address_of(connection), self._clock()
         kind, _, token = connection.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
@@ -123,7 +124,8 @@ class AuthMiddleware:
             return JSONResponse(
                 {"error": "log in, or send Authorization: Bearer TOKEN"}, 401, {"WWW-Authenticate": "Bearer"}
             )
-        # htmx requests a part of an open page: redirect the whole page to the login, and return to the page afterwards
+        # htmx requests a part of an open page: redirect the whole page to the login, and return to this page after the
+        # login
         if headers.get("hx-request"):
             page = _parts_of(headers.get("hx-current-url", ""))
             login += (
@@ -137,20 +139,21 @@ class AuthMiddleware:
         return RedirectResponse(login + self._next(path, scope["query_string"].decode("latin-1")), 303)
 
     def _next(self, path: str, query: str) -> str:
-        """Return the query string that makes the login page redirect to this page afterwards; empty for the overview
-        page."""
+        """Return the query string of the login page that makes it redirect to the requested page after the login; empty
+        for the overview page."""
         page = f"{path}?{query}" if query else path
         return "" if page in ("", "/") else f"?next={quote(page, safe='')}"
 
 
 def from_own_page(headers: Headers, scheme: str) -> bool:
-    """Return True if a change comes from a page of the console itself, or from a script without a session."""
+    """Return True if the request for a change is sent by a page of the console itself, or by a script without a
+    session."""
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site == "same-origin"
     origin = headers.get("origin")
     if origin is None:
-        # not a browser: without a cookie it has no session that another site could use
+        # The client is not a browser. Without a cookie, it has no session that another site could use.
         return headers.get("cookie") is None
     parts = _parts_of(origin)
     return parts is not None and parts.scheme in (scheme, "https") and parts.netloc == headers.get("host")
@@ -187,8 +190,8 @@ SECURITY_HEADERS: Final = {
 
 
 class SecurityHeaders:
-    """ASGI middleware that adds the security headers to each response. Unless a response states how long it may be
-    cached, browsers must not cache it."""
+    """ASGI middleware that adds the security headers to each response of the console. Browsers must not cache a
+    response, unless the response states how long it may be cached."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

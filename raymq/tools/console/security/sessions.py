@@ -1,7 +1,7 @@
-"""Users of the console, their roles and their sessions. They are kept in memory only, so after a restart of the console
-all users must log in again.
+"""Users of the console, their roles and their sessions. Sessions are kept in memory only, so all users must log in
+again after a restart of the console.
 
-No I/O and no clock: callers pass the time. Called only from the application's event loop.
+No I/O and no clock: callers pass the time. Only the application's event loop calls this module.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 
 class Role(StrEnum):
-    """The role of a console user: an admin may change things; a viewer may only read."""
+    """The role of a console user. An admin may make changes; a viewer may only read."""
 
     ADMIN = "admin"
     VIEWER = "viewer"
@@ -36,19 +36,19 @@ class ConsoleUser:
 
     @property
     def is_admin(self) -> bool:
-        """True if the user may change things."""
+        """True if the console user is an admin, who may make changes."""
         return self.role is Role.ADMIN
 
 
 SESSION_LIFE_S: Final = 12 * 3600.0
 SESSIONS_MAX: Final = 1_000
-"""Maximum number of sessions in memory. A further login ends the oldest session."""
+"""Maximum number of sessions of console users in memory. A further login ends the oldest session."""
 NOTICES_MAX: Final = 5
 
 
 @dataclass(slots=True)
 class Notice:
-    """A sentence that is shown on the user's next page. `kind` is "done" or "failed"."""
+    """A sentence that the console shows on the user's next page. `kind` is "done" or "failed"."""
 
     kind: str
     text: str
@@ -56,7 +56,7 @@ class Notice:
 
 @dataclass(slots=True)
 class Session:
-    """A user's session. It expires at `ends_s`. `notices` are shown on the user's next page."""
+    """A console user's session. It expires at the time `ends_s`. `notices` are shown on the user's next page."""
 
     user: ConsoleUser
     ends_s: float
@@ -70,7 +70,7 @@ class Sessions:
         self._sessions: OrderedDict[str, Session] = OrderedDict()
 
     def begin(self, name: str, role: Role, address: str, now_s: float) -> Session:
-        """Create a session with an id that cannot be guessed."""
+        """Create a session of a console user, with an id that cannot be guessed."""
         session_id = secrets.token_urlsafe(32)
         session = Session(ConsoleUser(name, role, address, session_id), now_s + SESSION_LIFE_S)
         self._sessions[session_id] = session
@@ -87,5 +87,5 @@ class Sessions:
         return session
 
     def end(self, session_id: str) -> None:
-        """End a session, if it exists."""
+        """End the session with this id, if it exists."""
         self._sessions.pop(session_id, None)

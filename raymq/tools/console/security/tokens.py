@@ -1,8 +1,8 @@
-"""Tokens of the console: admins use Ray's own token; viewers use a token from a file of their own.
+"""Tokens of the console. Admins use Ray's own token; viewers use a token from a separate file.
 
-A token of LONG_TOKEN_CHARACTERS or more cannot be guessed, so it is compared at once, however many wrong tokens were
-sent before. A secret that a person may have chosen, such as the super user's secret, is checked by a GuardedCheck,
-which limits the number of guesses.
+A token of LONG_TOKEN_CHARACTERS or more cannot be guessed. So it is always checked immediately, even after many wrong
+tokens. A secret that a person may have chosen, such as the super user's secret, is checked by a GuardedCheck, which
+limits the number of guesses.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from raymq.tools.console.security.sessions import Role
 from raymq.tools.console.settings import no_secret
 
 LONG_TOKEN_CHARACTERS: Final = 32
-"""Minimum length of a token that cannot be guessed: this many random hexadecimal digits have 128 bits."""
+"""Minimum number of characters of a token that cannot be guessed. So many random hexadecimal digits have 128
+bits."""
 WRONG_SECRETS_MAX: Final = 20
 WRONG_SECRETS_S: Final = 30.0
 
 
 def read_token(path: Path) -> str:
-    """Return the token in a file, without the white space around it. Raises ConfigError if the file is unreadable or
-    contains no token."""
+    """Return the token in the file `path`, without the white space around it. Raises ConfigError if the file is
+    unreadable or contains no token."""
     try:
         token = path.read_text().strip()
     except OSError as error:
@@ -38,16 +39,16 @@ def read_token(path: Path) -> str:
 
 
 def same_token(given: str, wanted: str) -> bool:
-    """Return True if both tokens are equal. The comparison takes constant time, so that its duration reveals nothing
+    """Return True if the tokens are equal. The comparison takes constant time, so that its duration reveals nothing
     about the token."""
     return hmac.compare_digest(given.encode(), wanted.encode())
 
 
 def ray_token_check(token_file: Path | None = None) -> Callable[[str], bool]:
-    """Return a function that checks whether a text is the cluster's token, in the same way as Ray.
+    """Return a function that checks, as Ray does, whether a text is the cluster's token.
 
     Ray has no public function for this check. If Ray's private function no longer exists, the text is compared with the
-    token in `token_file`. Without a file no user is then an admin.
+    token in `token_file`. If no file is given either, no user is an admin.
     """
     try:
         from ray._private.authentication.authentication_utils import validate_request_token
@@ -67,18 +68,17 @@ def ray_token_check(token_file: Path | None = None) -> Callable[[str], bool]:
 class GuardedCheck:
     """Checks secrets that can be guessed, and limits the number of guesses of all clients together.
 
-    `check` returns the name of the role that a secret gives, "" for a wrong secret. After WRONG_SECRETS_MAX wrong
-    secrets within WRONG_SECRETS_S, a secret that has not been accepted before is not checked: SystemBusyError states
-    how long to wait. A secret that was accepted once is always accepted at once. Called only from the application's
-    event loop.
+    The check returns the name of the role that a secret gives, "" for a wrong secret. After WRONG_SECRETS_MAX wrong
+    secrets within WRONG_SECRETS_S, only secrets that were accepted before are checked. For any other secret
+    SystemBusyError states how long to wait. Only the application's event loop calls the check.
     """
 
     def __init__(self, check: Callable[[str], str], clock: Callable[[], float] = time.monotonic) -> None:
         self._check, self._clock = check, clock
         self._key = secrets.token_bytes(32)
         self._right: dict[bytes, str] = {}
-        """The roles of accepted secrets, by the secrets' keyed digests. The number of entries is bounded by the number
-        of secrets."""
+        """The role of each accepted secret, by the secret's keyed digest. The number of entries is bounded by the
+        number of secrets."""
         self._wrong_s: deque[float] = deque(maxlen=WRONG_SECRETS_MAX)
 
     def __call__(self, given: str) -> str:
@@ -105,8 +105,8 @@ def role_of_token(
     viewer_token: str | None,
     guarded: Callable[[str], str] = no_secret,
 ) -> Role | None:
-    """Return the role that a token gives, None for a wrong token. `guarded` is called last; its SystemBusyError is
-    passed on."""
+    """Return the role that a token gives, None for a wrong token. `guarded` is called last; if it raises
+    SystemBusyError, this function raises it, too."""
     if is_admin(given):
         return Role.ADMIN
     if viewer_token is not None and same_token(given, viewer_token):

@@ -1,6 +1,6 @@
 """HTTP responses of the console: pages, parts of pages, and error pages.
 
-A page that refreshes itself has a template block `live`: a request by htmx gets only this block.
+A page that refreshes itself has a template block `live`. The response to a request by htmx contains only this block.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _STATUS: Final = (
 
 
 def page(request: Request, template: str, values: dict[str, Any] | None = None, *, status: int = 200) -> Response:
-    """Render a template with these values, or only its block `live` if htmx sent the request. Templates also get
+    """Render a page's template with `values`, or only its block `live` if htmx sent the request. Templates can also use
     `user`, `path` (below the base path), `now_ms`, `notices`, `settings` and `may_change`."""
     console = console_of(request)
     user: ConsoleUser | None = request.scope.get("user")
@@ -74,20 +74,20 @@ def is_part(request: Request) -> bool:
 
 
 def wants_json(request: Request) -> bool:
-    """Return True if the client is a script that wants JSON: the path is below /api/, or the Accept header asks for
+    """Return True if the client is a script that expects JSON: the path is below /api/, or the Accept header requests
     JSON."""
     path = request.url.path.removeprefix(console_of(request).settings.base_path)
     return path.startswith("/api/") or request.headers.get("accept", "").startswith("application/json")
 
 
 def redirect(request: Request, path: str) -> Response:
-    """Redirect the browser to another page of the console, by GET."""
+    """Redirect the browser to the page `path` of the console, with the method GET."""
     return RedirectResponse(console_of(request).settings.base_path + path, 303)
 
 
 def refused(request: Request, error: InvalidArgumentError, path: str) -> Response:
-    """Redirect to the page of the form, which then shows the error. A script gets the error as JSON with status
-    400."""
+    """Redirect the browser to the page `path` with the form, which then shows the error. A script gets the error as
+    JSON with status 400."""
     if wants_json(request):
         return JSONResponse({"outcome": str(error)}, 400)
     notify(request, "failed", sentence(str(error)))
@@ -95,7 +95,8 @@ def refused(request: Request, error: InvalidArgumentError, path: str) -> Respons
 
 
 def set_session_cookie(request: Request, response: Response, session: Session) -> None:
-    """Store the session's id in a cookie that neither scripts nor other sites can read or send."""
+    """Store the session's id in a cookie of the browser. Scripts cannot read this cookie, and other sites cannot send
+    it."""
     settings = console_of(request).settings
     response.set_cookie(
         SESSION_COOKIE,
@@ -115,8 +116,8 @@ async def raymq_error(request: Request, error: Exception) -> Response:
 
 
 async def console_error(request: Request, error: Exception) -> Response:
-    """Show the error page for a failure of the console itself. The server logs the failure; the page contains no
-    details."""
+    """Show the error page for a failure of the console itself. The server logs the failure. The page contains no
+    details of it."""
     return _error_page(request, 500, "The console itself failed; its log has more.")
 
 

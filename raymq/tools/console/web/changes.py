@@ -1,7 +1,7 @@
-"""Parse forms, make changes, and write each change into the audit log with its outcome.
+"""Parses forms, makes changes, and writes each change with its outcome into the audit log.
 
-All changes of the console are made by this module. The access check admits only admins to changes, and only from a page
-of this origin.
+All changes of the console are made by this module. The access check accepts changes only from admins, and only from a
+page of this origin.
 """
 
 from __future__ import annotations
@@ -32,36 +32,37 @@ FORM_BODY_MAX_BYTES: Final = MAX_MESSAGE_SIZE_BYTES + 64 * 1024
 
 
 class Form:
-    """The fields of a form, or of a URL's query string. Methods raise InvalidArgumentError if a field is missing or
+    """The fields of a form, or of a URL's query string. Its methods raise InvalidArgumentError if a field is missing or
     invalid."""
 
     def __init__(self, fields: Mapping[str, str]) -> None:
         self._fields = fields
 
     def text(self, name: str, default: str = "") -> str:
-        """Return a field's text without surrounding white space; `default` if the field is empty."""
+        """Return the text of a form field without surrounding white space; `default` if the field is empty."""
         return self._fields.get(name, default).strip() or default
 
     def raw(self, name: str) -> str:
-        """Return a field's text exactly as the browser sent it."""
+        """Return the text of a form field exactly as the browser sent it."""
         return self._fields.get(name, "")
 
     def needed(self, name: str, label: str) -> str:
-        """Return a required field's text. Raises InvalidArgumentError, which names `label`, if the field is
-        empty."""
+        """Return the text of a required form field. Raises InvalidArgumentError if the field is empty. `label`: the
+        field's name in the error text."""
         text = self.text(name)
         if not text:
             raise InvalidArgumentError(f"{label} is missing")
         return text
 
     def number(self, name: str, label: str, bounds: NumberRange = NOT_NEGATIVE) -> int | None:
-        """Return a field as an integer; None for an empty field."""
+        """Return a form field as an integer; None for an empty field. Raises InvalidArgumentError if the text is not an
+        integer within `bounds`. `label`: the field's name in the error text."""
         text = self.text(name)
         return number_of_text(label, text, bounds) if text else None
 
     def time_ms(self, name: str, label: str) -> int | None:
-        """Return a field with an ISO 8601 time in ms since 1970; None for an empty field. The time is UTC unless it
-        names a time zone."""
+        """Return a form field with an ISO 8601 time, in ms since 1970; None for an empty field. The time is UTC unless
+        it has a time zone."""
         text = self.text(name)
         if not text:
             return None
@@ -75,8 +76,8 @@ class Form:
 async def form_of(
     request: Request, *, fields_max: int = FORM_FIELDS_MAX, field_max_bytes: int = FORM_BODY_MAX_BYTES
 ) -> Form:
-    """Return the fields of the form that a page has sent. If several fields have the same name, the last one counts.
-    Raises HTTPException with status 400 if there are too many fields, or a field is too long."""
+    """Return the fields of the form that the browser has sent. If several fields have the same name, the last one
+    counts. Raises HTTPException with status 400 if there are too many fields, or a field is too long."""
     async with request.form(max_files=0, max_fields=fields_max, max_part_size=field_max_bytes) as fields:
         return Form({name: value for name, value in fields.multi_items() if isinstance(value, str)})
 
@@ -97,10 +98,10 @@ async def change(
     after_failure: str = "",
 ) -> Response:
     """Make a change, write it into the audit log, and redirect to the page `then`, which shows the sentence `done`.
-    After a failure, show the error on the page `after_failure`, by default `then`.
+    After a failure, the error is shown on the page `after_failure`, by default `then`.
 
-    `action`: a few words, as in the commands of `raymq`: "topic create". `arguments` with value None are left out of
-    the audit log; no argument may contain a message body or a token. A script gets the outcome as JSON.
+    `action`: a few words, as in the commands of `raymq`: "topic create". `arguments` whose value is None are left out
+    of the audit log; no argument may contain a message body or a token. A script gets the outcome as JSON.
     """
     try:
         await audited(request, action, arguments, call)
@@ -118,8 +119,8 @@ async def change(
 async def audited(
     request: Request, action: str, arguments: Mapping[str, Any], call: Callable[[ConsoleCluster], Any]
 ) -> Any:
-    """Make a call that changes the cluster, and write its outcome into the audit log. Returns the call's result, or
-    raises its error."""
+    """Make a call that changes the cluster, and write its outcome into the audit log. Returns the result of the call,
+    or raises the error of the call."""
     console = console_of(request)
     outcome = "an error of the console itself; its log has more"
     try:
@@ -135,8 +136,8 @@ async def audited(
 
 
 async def write_audit(request: Request, action: str, arguments: Mapping[str, Any], outcome: str) -> None:
-    """Write a change into the audit log, whether it succeeded or failed. If the cluster does not store the entry, no
-    error is raised: the entry is logged by the console, and the user's next page shows a notice."""
+    """Write a change into the audit log, whether the change succeeded or failed. If the cluster does not store the
+    entry, no error is raised. The console then logs the entry, and the user's next page shows a notice."""
     console, user = console_of(request), user_of(request)
     entry = AuditEntry(
         time.time_ns() // 1_000_000,

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 class Console:
     """The shared state of a console application: the cluster and the calls to it, cached lists, rates, sessions, live
-    tails and replays. Each application has one Console."""
+    tails and replays. Each application has one Console object."""
 
     def __init__(self, cluster: ConsoleCluster, settings: ConsoleSettings) -> None:
         self.settings = settings
@@ -46,14 +46,14 @@ class Console:
         self.snapshots = Snapshots(kept_s=min(settings.refresh_s, SNAPSHOT_KEPT_S))
         self.history = RateHistory()
         self._sparklines: dict[str, str] = {}
-        """Cached sparklines by topic. They are dropped at each new sample."""
+        """Cached sparklines (small charts) by topic. They are dropped at each new sample."""
         self.sessions = Sessions()
         self.tails = Tails(self._read_tail, rate=settings.tail_rate, max_viewers=settings.max_viewers)
         self.replays = Replays()
 
     async def ask(self, call: Callable[[ConsoleCluster], T], timeout_s: float = PAGE_QUERY_TIMEOUT_S) -> T:
-        """Run a call to the cluster in the pool of threads, and return its result. Raises the call's error, or
-        RequestTimeoutError after `timeout_s`."""
+        """Run a call to the cluster in the console's pool of threads, and return its result. Raises the call's error,
+        or RequestTimeoutError after `timeout_s`."""
         return await self.calls.call(call, timeout_s)
 
     async def cluster(self) -> CachedAnswer[ClusterView]:
@@ -76,7 +76,7 @@ class Console:
         return await self.snapshots.get(name, lambda: self.ask(call, LIST_TIMEOUT_S))
 
     async def sample_figures(self) -> None:
-        """Store a sample of the cluster's counters every SAMPLE_INTERVAL_S, until cancelled."""
+        """Store a sample of the cluster's counters every SAMPLE_INTERVAL_S, until the task is cancelled."""
         while True:
             try:
                 self.history.add(await self.ask(_figures, LIST_TIMEOUT_S))
@@ -88,8 +88,8 @@ class Console:
             await asyncio.sleep(SAMPLE_INTERVAL_S)
 
     def sparkline(self, topic: str) -> str:
-        """Return the sparkline points of a topic's incoming messages per second over the last hour; "" if they are
-        unknown."""
+        """Return the points of a topic's sparkline (small chart): incoming messages per second over the last hour.
+        Returns "" if the rates are unknown."""
         if topic not in self._sparklines:
             self._sparklines[topic] = spark_points(self.history.topics.growth(topic))
         return self._sparklines[topic]
@@ -126,13 +126,13 @@ def user_of(request: Request) -> ConsoleUser:
 
 
 def session_of(request: Request) -> Session | None:
-    """Return the user's session; None for scripts, and if the console needs no login."""
+    """Return the session of the request's user. Returns None for scripts, and if the console needs no login."""
     user: ConsoleUser | None = request.scope.get("user")
     return request.app.state.console.sessions.find(user.session, time.monotonic()) if user and user.session else None
 
 
 def notify(request: Request, kind: str, text: str) -> None:
-    """Show a sentence on the user's next page. `kind`: "done" or "failed"."""
+    """Show the sentence `text` on the user's next page. `kind`: "done" or "failed"."""
     session = session_of(request)
     if session is not None:
         session.notices = [*session.notices, Notice(kind, text)][-NOTICES_MAX:]

@@ -1,10 +1,10 @@
 """Samples of the last hour: counters of the cluster, of each topic and of each group, in bounded memory. No clock: each
 sample contains its time.
 
-Each NamedHistory keeps at most HISTORIES_MAX names, with 8 bytes for each sample: 1.5 MB for all topics, and the same
-for all groups.
+Each NamedHistory keeps at most HISTORIES_MAX names, with 8 bytes for each sample: 1.5 MB for all topics, and 1.5 MB for
+all groups.
 
-Also sparklines: a series of numbers as the points of an SVG polyline.
+Also sparklines (small charts): a series of numbers as the points of an SVG polyline.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 SPARK_WIDTH: Final = 90
 SPARK_HEIGHT: Final = 20
 SPARK_POINTS_MAX: Final = 45
-"""Maximum number of points in a sparkline: one for every two pixels."""
+"""Maximum number of points in a sparkline (small chart): one for every two pixels."""
 
 
 def spark_points(figures: Sequence[float | None]) -> str:
@@ -50,7 +50,7 @@ SAMPLE_INTERVAL_S: Final = 10.0
 HISTORY_S: Final = 3600.0
 SAMPLES_MAX: Final = int(HISTORY_S / SAMPLE_INTERVAL_S) + 1
 HISTORIES_MAX: Final = 500
-"""Maximum number of topics that have a history, and of groups that have a history."""
+"""Maximum number of topics for which a history of values is kept. The same limit applies to groups."""
 _NOT_KNOWN: Final = -1
 
 
@@ -76,8 +76,8 @@ class ClusterFigures:
 
 @dataclass(frozen=True, slots=True)
 class RatePoint:
-    """Rates per second between two samples; `at_ms` is the time of the later sample. A rate is None if its counter
-    shrank because a server restarted."""
+    """Rates per second between two samples of the cluster's counters; `at_ms` is the time of the later sample. A rate
+    is None if its counter shrank because a server restarted."""
 
     at_ms: int
     messages_in: float | None
@@ -87,15 +87,16 @@ class RatePoint:
 
 class NamedHistory:
     """The samples of the last hour of one value per name (topic or group), for up to HISTORIES_MAX names. A name is
-    dropped when a sample does not contain it. New names with the largest values take the free places."""
+    dropped when a sample does not contain it. If fewer than HISTORIES_MAX names remain, the new names with the largest
+    values are added."""
 
     def __init__(self) -> None:
         self._times: deque[int] = deque(maxlen=SAMPLES_MAX)
         self._values: dict[str, array[int]] = {}
-        """For each name, one value per sample time."""
+        """Maps each topic or group name to its values, one for each time of a sample."""
 
     def add(self, at_ms: int, values: Mapping[str, int]) -> None:
-        """Add a sample: the values of all names at time `at_ms`."""
+        """Add a sample: the values of all topics or groups at time `at_ms`."""
         self._times.append(at_ms)
         self._values = {name: series for name, series in self._values.items() if name in values}
         new = sorted(values.keys() - self._values.keys(), key=lambda name: (-values[name], name))
@@ -106,14 +107,14 @@ class NamedHistory:
             del series[: -len(self._times)]
 
     def values(self, name: str) -> list[tuple[int, int | None]]:
-        """Return the samples of a name, oldest first, as (time in ms since 1970, value). The value is None for times
-        before the name existed. Empty if the name has no history."""
+        """Return the samples of a topic or group, oldest first, as (time in ms since 1970, value). The value is None
+        for times before the name existed. Returns an empty list if the name has no history."""
         series = self._values.get(name, ())
         return [(at, None if value == _NOT_KNOWN else value) for at, value in zip(self._times, series, strict=False)]
 
     def growth(self, name: str) -> list[float | None]:
-        """Return the growth per second of a name's value between adjacent samples. The growth is None if it is unknown,
-        or if the value shrank because its server restarted."""
+        """Return the growth per second of a topic's or group's value between adjacent samples. The growth is None if it
+        is unknown, or if the value shrank because its server restarted."""
         return [
             None
             if old is None or new is None or new < old or after == before
@@ -132,7 +133,7 @@ class RateHistory:
         self.groups = NamedHistory()
 
     def add(self, sample: ClusterFigures) -> None:
-        """Add a sample of the cluster's counters, unless its time is not after the time of the last sample."""
+        """Add a sample of the cluster's counters. Samples that are not newer than the last sample are ignored."""
         if not self._samples or sample.at_ms > self._samples[-1].at_ms:
             self.topics.add(sample.at_ms, sample.topic_messages)
             self.groups.add(sample.at_ms, sample.group_lags)
@@ -140,11 +141,12 @@ class RateHistory:
 
     @property
     def newest(self) -> ClusterFigures | None:
-        """The newest sample, without the values of topics and groups; None if no sample was taken."""
+        """The newest sample of the cluster's counters, without the values of topics and groups; None if no sample was
+        taken."""
         return self._samples[-1] if self._samples else None
 
     def points(self) -> Sequence[RatePoint]:
-        """Return the rates between each two adjacent samples, oldest first."""
+        """Return the rates between each two adjacent samples of the cluster's counters, oldest first."""
         return [_rates(before, after) for before, after in pairwise(self._samples)]
 
 

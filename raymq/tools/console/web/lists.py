@@ -1,4 +1,5 @@
-"""The lists of topics and of groups, and the counters of the whole cluster, computed from the readings of the brokers.
+"""Computes the lists of topics and of groups, and the counters of the whole cluster, from the readings (totals) of the
+brokers.
 
 A list needs one or two calls to each broker group, whatever the number of topics and groups (`Admin.readings`). The
 console caches each list for some seconds (raymq.tools.console.web.snapshots), so that more viewers cause no more calls.
@@ -19,7 +20,8 @@ from raymq.tools.console.web.history import ClusterFigures
 from raymq.tools.console.web.texts import permission
 
 BROKER_READINGS_TIMEOUT_S: Final = 3.0
-"""Timeout in seconds of the call to each broker for its readings. It is shorter than the 5 s that a page waits."""
+"""Timeout in seconds of the call that reads the totals of one broker. It is shorter than the 5 s that a page
+waits."""
 NO_ANSWER: Final = f"it gave no figures in {BROKER_READINGS_TIMEOUT_S:g} s; see `raymq status`"
 
 Row_co = TypeVar("Row_co", covariant=True)
@@ -35,8 +37,8 @@ class NoAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Listing(Generic[Row_co]):
-    """A list of topics or groups: the rows from the servers that answered, and the `missing` servers, whose rows are
-    not in the list."""
+    """A list of topics or groups. It has the rows from the servers that answered, and the `missing` servers, whose rows
+    are not in the list."""
 
     rows: tuple[Row_co, ...]
     missing: tuple[NoAnswer, ...] = ()
@@ -45,8 +47,8 @@ class Listing(Generic[Row_co]):
 @dataclass(frozen=True, slots=True)
 class TopicRow:
     """One row of the topic list, for all broker groups together. `perm`: "RW", "R", "W" or "". `messages`: the number
-    of messages in the topic. `rate`: messages per second stored in the topic over the last minute. `attributes`: as
-    `raymq topic list --json` shows them."""
+    of messages in the topic. `rate`: messages per second stored in the topic over the last minute. `attributes`: the
+    topic's attributes in the form of `raymq topic list --json`."""
 
     topic: str
     queues: int
@@ -59,10 +61,10 @@ class TopicRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """One row of the group list, for all broker groups together. `consume_type`: "PUSH", "PULL", "POP", or several with
-    commas; "" without members. `message_model` has the same form. `lag`: the number of messages that the group has not
-    consumed. `lag_ms`: the age of the oldest of these messages, None if unknown. `retries`: the number of messages that
-    wait for a retry."""
+    """One row of the group list, for all broker groups together. `consume_type`: "PUSH", "PULL", "POP", or several of
+    these with commas; "" if the group has no members. `message_model` has the same form. `lag`: the number of messages
+    that the group has not consumed. `lag_ms`: the age of the oldest of these messages, None if unknown. `retries`: the
+    number of messages that wait for a retry."""
 
     group: str
     consume_type: str
@@ -76,8 +78,8 @@ class GroupRow:
 
 
 def broker_readings(admin: Admin, *, with_pairs: bool = True) -> tuple[list[BrokerReadings], tuple[NoAnswer, ...]]:
-    """Request the readings of each broker. Returns the readings of the brokers that answered, and the brokers that did
-    not answer."""
+    """Read the totals of all brokers. Returns the readings of the brokers that answered, and the brokers that did not
+    answer."""
     found = admin.readings(BROKER_READINGS_TIMEOUT_S, with_pairs=with_pairs)
     silent = tuple(NoAnswer(name, NO_ANSWER) for name, one in sorted(found.items()) if one is None)
     return [one for one in found.values() if one is not None], silent
@@ -99,8 +101,8 @@ def list_groups(admin: Admin) -> Listing[GroupRow]:
 def cluster_figures(admin: Admin, now_ms: int) -> ClusterFigures:
     """Sample the counters of the whole cluster at time `now_ms` (ms since 1970).
 
-    Raises ServiceNotAvailableError if a broker does not answer: sums without one broker would look as if a server had
-    restarted.
+    Raises ServiceNotAvailableError if a broker does not answer. Sums without this broker would be smaller, as if a
+    server had restarted.
     """
     answers, missing = broker_readings(admin, with_pairs=False)
     if missing:
@@ -119,7 +121,7 @@ def cluster_figures(admin: Admin, now_ms: int) -> ClusterFigures:
 
 
 def topic_parts(answers: Iterable[BrokerReadings]) -> dict[str, list[TopicReading]]:
-    """Group the brokers' readings by topic, sorted by topic: one reading for each broker group that has the
+    """Group the brokers' readings by topic, sorted by topic. A topic has one reading for each broker group that has the
     topic."""
     found: dict[str, list[TopicReading]] = {}
     for answer in answers:
@@ -129,8 +131,8 @@ def topic_parts(answers: Iterable[BrokerReadings]) -> dict[str, list[TopicReadin
 
 
 def group_parts(answers: Iterable[BrokerReadings]) -> dict[str, list[GroupTotals]]:
-    """Collect the brokers' totals of each consumer group, sorted by group: one entry for each broker group that has the
-    consumer group."""
+    """Group the brokers' totals by consumer group, sorted by name. A consumer group has one entry for each broker group
+    that has the consumer group."""
     found: dict[str, list[GroupTotals]] = {}
     for answer in answers:
         for group, totals in answer.group_totals.items():
@@ -139,8 +141,8 @@ def group_parts(answers: Iterable[BrokerReadings]) -> dict[str, list[GroupTotals
 
 
 def topic_rows(answers: Sequence[BrokerReadings], attributes: Mapping[str, TopicAttributes]) -> tuple[TopicRow, ...]:
-    """Build the rows of the topic list: add up each topic's readings. `attributes`: the attributes of topics, as far as
-    known."""
+    """Build the rows of the topic list: add up the brokers' readings of each topic. `attributes`: the attributes of
+    topics, if they are known."""
     groups: dict[str, set[str]] = {}
     for group, topic in {pair for answer in answers for pair in answer.groups}:
         groups.setdefault(topic, set()).add(group)
@@ -159,8 +161,8 @@ def topic_rows(answers: Sequence[BrokerReadings], attributes: Mapping[str, Topic
 
 
 def group_rows(answers: Iterable[BrokerReadings], connections: Iterable[ConsumerConnection]) -> tuple[GroupRow, ...]:
-    """Build the rows of the group list: add up each group's totals. `connections`: the connected consumers of all
-    groups."""
+    """Build the rows of the group list: add up the brokers' totals of each group. `connections`: the connected
+    consumers of all groups."""
     members: dict[str, list[ConsumerConnection]] = {}
     for one in connections:
         members.setdefault(one.consumer.group, []).append(one)

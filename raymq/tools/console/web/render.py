@@ -1,4 +1,4 @@
-"""Renderer: renders templates to HTML text. All inserted values are escaped."""
+"""Renderer: renders the console's templates to HTML text. All inserted values are escaped."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Renderer:
         environment.globals["ui"] = environment.get_template("macros.html").module
 
     def render(self, template: str, values: dict[str, Any], block: str = "") -> str:
-        """Render a template, or only one block of it, to text."""
+        """Render a template to HTML text. If `block` is given, only this block of the template is rendered."""
         found = self._environment.get_template(template)
         if not block:
             return found.render(values)

@@ -1,7 +1,7 @@
 """A cache for answers of the cluster that many pages share, and the thread pool for calls to the cluster.
 
-The console requests each list at most every SNAPSHOT_KEPT_S, however many users look at it. If the cluster does not
-answer, the page shows the last answer, with its age and the error.
+The console requests each list at most every SNAPSHOT_KEPT_S, whatever the number of users who view it. If the cluster
+does not answer, the page shows the last answer, with its age and the error.
 
 Calls to the cluster run in a bounded pool of threads, each with a timeout. After its timeout a page no longer waits for
 a call, but the thread stays busy until the call's own timeout. If all threads are busy, further calls wait within their
@@ -28,8 +28,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer(Generic[T]):
-    """A cached answer of the cluster, and its age `age_s` in seconds. `error`: why the cache could not be refreshed;
-    empty for a fresh answer. `value`: None if no call has succeeded yet."""
+    """A cached answer of the cluster, and its age `age_s` in seconds. `error`: the reason why the answer could not be
+    refreshed; empty for a fresh answer. `value`: None if no call has succeeded yet."""
 
     value: T | None
     age_s: float = 0.0
@@ -46,8 +46,8 @@ class Snapshots:
         self._asking: dict[str, asyncio.Task[str]] = {}
 
     async def get(self, name: str, ask: Callable[[], Awaitable[T]]) -> CachedAnswer[T]:
-        """Return the cached answer `name` if it is young enough; else call `ask` and cache the result. Concurrent
-        callers share one call. A RaymqError is not raised; its text is in the returned answer."""
+        """Return the cached answer with the name `name` if it is young enough. Otherwise call `ask` and cache the
+        result. Concurrent callers share one call. A RaymqError is not raised; its text is in the returned answer."""
         value, at_s = self._values.get(name, (None, 0.0))
         if name in self._values and self._clock() - at_s < self._kept_s:
             return CachedAnswer(value, self._clock() - at_s)
@@ -59,7 +59,7 @@ class Snapshots:
         return CachedAnswer(value, self._clock() - at_s, error)
 
     async def _ask(self, name: str, ask: Callable[[], Awaitable[Any]]) -> str:
-        """Call `ask` and cache its result. Returns the error text, or "" on success."""
+        """Call `ask` and cache its result under `name`. Returns the error text, or "" on success."""
         try:
             value = await ask()
         except RaymqError as error:
@@ -77,13 +77,14 @@ class Snapshots:
 LIST_TIMEOUT_S: Final = 5.0
 PAGE_QUERY_TIMEOUT_S: Final = 10.0
 PAGE_CHANGE_TIMEOUT_S: Final = 30.0
-"""Timeout in seconds of a change. It is long enough to wait for a broker that restarts in between."""
+"""Timeout in seconds of a call that changes the cluster. It is long enough to wait for a broker that is
+restarting."""
 CONSOLE_CALL_THREADS: Final = 16
 CALLS_WAITING_MAX: Final = 64
 
 
 class CallPool:
-    """The thread pool for calls to one cluster. Only one event loop may use it."""
+    """The thread pool for calls from the console to one cluster. Only one event loop may use it."""
 
     def __init__(self, cluster: ConsoleCluster, *, threads: int = CONSOLE_CALL_THREADS) -> None:
         self.cluster = cluster
@@ -97,7 +98,7 @@ class CallPool:
         *,
         about: str = "the cluster",
     ) -> T:
-        """Run `call` in a thread, and return its result. Raises RequestTimeoutError after `timeout_s`,
+        """Run `call` in a thread of the pool, and return its result. Raises RequestTimeoutError after `timeout_s`,
         ServiceNotAvailableError if too many calls are waiting, and the errors of the call."""
         if not self._free.acquire(blocking=False):
             raise ServiceNotAvailableError("too many questions wait for the cluster already; try again soon")
@@ -107,11 +108,11 @@ class CallPool:
             return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
         except TimeoutError:
             if isinstance(_error_of(future), RaymqError):
-                raise  # the call's own timeout error has more details
+                raise  # Raise the call's own timeout error, which has more details.
             raise RequestTimeoutError(about, timeout_s) from None
 
     def close(self) -> None:
-        """Refuse further calls, without waiting for running calls."""
+        """Refuse further calls to the cluster, without waiting for running calls."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

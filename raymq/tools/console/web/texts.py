@@ -1,4 +1,4 @@
-"""Format numbers, sizes, times and names for the console's pages."""
+"""Formats numbers, sizes, times and names for the console's pages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def number(value: float | None) -> str:
     """Format a number with thin spaces as thousands separators."""
     if value is None:
         return NOTHING
-    # do not convert integers to float, which would round 64-bit numbers
+    # Do not convert integers to float, because this would round 64-bit numbers.
     text = f"{value:,}" if isinstance(value, int) else f"{value:,.0f}"
     return text.replace(",", _THIN_SPACE)
 
@@ -64,13 +64,13 @@ def duration(seconds: float | None) -> str:
 
 
 def duration_ms(milliseconds: float | None) -> str:
-    """Format a duration given in milliseconds, as `duration` does."""
+    """Format a duration in milliseconds with its two largest units, like `duration`."""
     return NOTHING if milliseconds is None else duration(milliseconds / 1000)
 
 
 def time_of(at_ms: int | None) -> str:
-    """Format a time (ms since 1970) in UTC, with seconds: 2026-11-23 02:31:51. A time outside of the calendar is shown
-    as its number."""
+    """Format a time (ms since 1970) in UTC, with seconds: 2026-11-23 02:31:51. A time outside of the calendar is
+    formatted as a number."""
     if at_ms is None:
         return NOTHING
     try:
@@ -96,7 +96,8 @@ def percent(value: float | None) -> str:
 
 
 def segment(name: str) -> str:
-    """Quote a name for use as one segment of a URL path: topic names may contain % and |."""
+    """Quote a name for use as one segment of a URL path. Quoting is necessary because topic names may contain %
+    and |."""
     return quote(name, safe="")
 
 
@@ -106,7 +107,7 @@ def plural(count: int, one: str, many: str = "") -> str:
 
 
 def sentence(text: str) -> str:
-    """Turn an error's text into a sentence: with a capital letter and a full stop."""
+    """Turn an error's text into a sentence that begins with a capital letter and ends with a full stop."""
     text = text.strip()
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".") if text else ""
 
@@ -119,5 +120,5 @@ def last_line(text: str) -> str:
 
 
 def order(value: float | None) -> float:
-    """Return the sort key of a value in a sorted table: unknown values are first."""
+    """Return the sort key of a table cell's value. Unknown values come first."""
     return -1 if value is None else value

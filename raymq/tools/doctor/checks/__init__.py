@@ -1,2 +1,2 @@
-"""The doctor's checks, by subject. Each is a pure function from a DoctorSnapshot to findings, so that tests need no
-broken machine."""
+"""The checks of `raymq doctor`, by subject. Each check is a pure function from a DoctorSnapshot to findings, so that
+tests need no broken machine."""

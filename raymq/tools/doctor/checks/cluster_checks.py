@@ -91,7 +91,7 @@ def dead_letters(snapshot: DoctorSnapshot) -> list[Finding]:
 
 
 def retention(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Check that topics keep messages for longer than the slowest group needs to read them."""
+    """Check that topics keep messages for longer than the slowest consumer group needs to read them."""
     found = []
     for group in _known_groups(snapshot):
         if group.lost:
@@ -107,7 +107,7 @@ def retention(snapshot: DoctorSnapshot) -> list[Finding]:
 
 
 def _of_status(name: str, judge: Judge) -> Check:
-    """Return a check named `name` that applies `judge` to the report of `raymq status`."""
+    """Return a check named `name` that applies the function `judge` to the report of `raymq status`."""
     return Check(name, "cluster", lambda snapshot: judge(_cluster(snapshot).status))
 
 

@@ -1,4 +1,4 @@
-"""Checks of one machine: the machine on which the command runs, and every node of the Ray cluster."""
+"""Checks of single machines: the machine on which the command runs, and every node of the Ray cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DirectoryJudge = Callable[[DirectoryFacts], Finding]
 
 
 def _everywhere(judge: MachineJudge) -> Callable[[DoctorSnapshot], list[Finding]]:
-    """Return a check that applies `judge` to this machine and to each node that answered."""
+    """Return a check that applies the function `judge` to this machine and to each node that answered."""
 
     def judge_all(snapshot: DoctorSnapshot) -> list[Finding]:
         machines = [(snapshot.machine, HERE), *((node.machine, node.ip) for node in snapshot.nodes if node.machine)]
@@ -35,8 +35,8 @@ def _everywhere(judge: MachineJudge) -> Callable[[DoctorSnapshot], list[Finding]
 
 
 def _each_directory(judge: DirectoryJudge) -> Callable[[DoctorSnapshot], list[Finding]]:
-    """Return a check that applies `judge` to every readable store directory; `directories_seen` reports unreadable
-    directories."""
+    """Return a check that applies the function `judge` to every readable store directory. Another check,
+    `directories_seen`, reports unreadable directories."""
 
     return _everywhere(lambda machine: [judge(one) for one in machine.directories if not one.error])
 
@@ -83,7 +83,8 @@ def token(machine: MachineFacts) -> Iterable[Finding]:
 
 
 def free_port(machine: MachineFacts) -> Iterable[Finding]:
-    """Check that a port can be opened: Ray and raymq's direct socket connections (lanes) need free ports."""
+    """Check that a network port can be opened. Ray and raymq's direct socket connections (lanes) need free
+    ports."""
     if machine.port_error:
         yield fail(machine.port_error, "look for programs that hold many ports (ss -s), and for limits of the system")
     else:
@@ -91,7 +92,7 @@ def free_port(machine: MachineFacts) -> Iterable[Finding]:
 
 
 def open_files(machine: MachineFacts) -> Iterable[Finding]:
-    """Check that the limit of open file descriptors is high enough for logs, queues and connections."""
+    """Check that the limit of open files is high enough for logs, queues and connections."""
     seen = f"{machine.files_soft:,} open files, at most {machine.files_hard:,}"
     do = f"ulimit -n {max(65_536, FILES_FEW):d} before `raymq up`, or LimitNOFILE= in the service"
     if machine.files_soft < FILES_TOO_FEW:
@@ -103,7 +104,7 @@ def open_files(machine: MachineFacts) -> Iterable[Finding]:
 
 
 def shared_memory(machine: MachineFacts) -> Iterable[Finding]:
-    """Check that /dev/shm has room for Ray's object store."""
+    """Check that /dev/shm has enough space for Ray's object store."""
     if machine.shm_bytes is None:
         yield warn("no /dev/shm", "mount a tmpfs there: Ray's object store is slow without it")
     elif machine.shm_bytes < SHM_SMALL_BYTES:
@@ -180,7 +181,7 @@ def private_files(one: DirectoryFacts) -> Finding:
 
 
 def fiemap(one: DirectoryFacts) -> Finding:
-    """Check that the file system reports which blocks were written (FIEMAP), so that recovery need not read whole
+    """Check that the file system reports which blocks were written (FIEMAP). Without FIEMAP, recovery must read whole
     files."""
     if one.fiemap is None:
         return finding(State.SKIP, f"{one.existing_path} is not writable, so this was not tested")
@@ -191,7 +192,7 @@ def fiemap(one: DirectoryFacts) -> Finding:
 
 
 def flush_time(one: DirectoryFacts) -> Finding:
-    """Check that flushing a few bytes is fast: with SYNC_FLUSH each acknowledgement waits for a flush."""
+    """Check that flushing a few bytes to disk is fast. With SYNC_FLUSH each acknowledgement waits for a flush."""
     if not one.fdatasync_ms:
         return finding(State.SKIP, f"{one.existing_path} is not writable, so this was not tested")
     times = one.fdatasync_ms
@@ -224,7 +225,7 @@ def locks(snapshot: DoctorSnapshot) -> list[Finding]:
 
 
 def ray_cluster(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Check that the Ray cluster at the given address runs. Without an address no Ray cluster needs to run."""
+    """Check that the Ray cluster at the given address runs. Without an address, no Ray cluster is required."""
     if not snapshot.ray_error:
         return [ok(f"{len(snapshot.nodes)} nodes" if snapshot.nodes else "reached", HERE)]
     seen, _, advice = snapshot.ray_error.partition(": ")

@@ -39,7 +39,7 @@ def gauges(snapshot: DoctorSnapshot) -> list[Finding]:
 
 
 def board(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Check that Grafana has raymq's dashboard in this Ray session."""
+    """Check that raymq's Grafana dashboard is installed in this Ray session."""
     looked = [node for node in snapshot.nodes if node.board is not None]
     if not looked:
         return [warn("the head node did not report it", "`raymq metrics install`")]

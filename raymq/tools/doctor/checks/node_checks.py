@@ -66,8 +66,8 @@ def same_token(snapshot: DoctorSnapshot) -> list[Finding]:
 
 
 def clocks(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Check that the nodes' clocks agree with the head's clock: delays, retention and the times in messages depend on
-    the clocks."""
+    """Check that the nodes' clocks agree with the head node's clock. Delays, retention and the times in messages depend
+    on the clocks."""
     found = []
     for node in snapshot.nodes:
         if node.skew_ms is None:

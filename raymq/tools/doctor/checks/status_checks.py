@@ -1,7 +1,7 @@
 """Checks of the report of `raymq status`: the servers, the stores and the replicas of a running raymq.
 
-`raymq status`, `raymq doctor` and the console show the findings of these checks, so all three name the same object,
-fault and remedy.
+`raymq status`, `raymq doctor` and the console show the findings of these checks. So they name the same object, fault
+and remedy.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MAKE_ROOM: Final = "make room on the disk, or see the store's log"
 
 
 def servers(status: ClusterStatus) -> list[Finding]:
-    """Check that every server answers. A storage actor that answers but has a closed store is reported by `stores_open`
-    instead."""
+    """Check that every server answers. If a storage actor answers, but its store is closed, the check `stores_open`
+    reports this instead."""
     closed = {store.actor for store in status.stores if store.closed}
     entries = [entry for entry in status.servers if entry.actor not in closed]
     silent = [
@@ -71,8 +71,8 @@ def stores_open(status: ClusterStatus) -> list[Finding]:
 
 
 def _disk_advice(status: ClusterStatus, store: StoreReport) -> str:
-    """Return advice about a disk that cannot be used. The advice depends on whether another replica of the store is in
-    sync."""
+    """Return advice about a disk that cannot be used. The advice depends on whether another replica of the disk's store
+    is in sync."""
     look = (
         "look for disk errors in the kernel's log (dmesg); the store opens by itself as soon as its directory is "
         "readable and writable"
@@ -86,7 +86,7 @@ def _disk_advice(status: ClusterStatus, store: StoreReport) -> str:
 
 
 def stores_on_disk(status: ClusterStatus) -> list[Finding]:
-    """Check that every store found on disk, on the nodes of running stores, is running."""
+    """Check that every store that exists on disk is running. Only the nodes of running stores are searched."""
     do = "`raymq down` and `raymq up` without broker_groups start it; if it is not needed, move its directory away"
     stopped = [
         warn(f"{one.directory} holds a store that does not run", do, one.broker) for one in status.stopped_stores
@@ -95,8 +95,8 @@ def stores_on_disk(status: ClusterStatus) -> list[Finding]:
 
 
 def _replicas_ok(status: ClusterStatus, seen: str) -> list[Finding]:
-    """Return the finding of a passed check of replicas. Its text is `seen`, or "nothing is replicated" without
-    replicas."""
+    """Return the finding of a check of replicas that has passed. Its text is `seen`, or "nothing is replicated" if the
+    cluster has no replicas."""
     return [ok(seen if status.replica_groups else "nothing is replicated")]
 
 
@@ -142,7 +142,7 @@ def places(status: ClusterStatus) -> list[Finding]:
 
 
 def undamaged(status: ClusterStatus) -> list[Finding]:
-    """Check that no log has damaged records, and that no store found a damaged file when it opened."""
+    """Check that no commit log has damaged records, and that no store found a damaged file when it opened."""
     do = (
         "check the disk; raymq replaces the damaged bytes by the intact bytes of another replica; until then each "
         "reader gets an error for the damaged message, and continues with the next message"
@@ -159,7 +159,7 @@ def undamaged(status: ClusterStatus) -> list[Finding]:
 
 
 def nothing_lost(status: ClusterStatus) -> list[Finding]:
-    """Check that no elected master lacks acknowledged messages, and that no recovery has cut off the end of a
+    """Check that no elected master lacks acknowledged messages, and that no recovery has cut off the end of a commit
     log."""
     do_elected = "the group has lost messages: see docs/cluster.md, 'When a replica has lost messages'"
     found = [fail(f"elected although {one.loss}", do_elected, one.broker) for one in status.replica_groups if one.loss]
@@ -236,7 +236,7 @@ def delayed(status: ClusterStatus) -> list[Finding]:
 
 
 def deleted_unread(status: ClusterStatus) -> list[Finding]:
-    """Check that no store has deleted messages that a group had not read because its disk was full."""
+    """Check that no store with a full disk has deleted messages that a consumer group had not read."""
     found = [
         fail(
             f"{entry.messages:,} messages of {entry.topic} were deleted unread",
@@ -261,7 +261,7 @@ PROBLEM_CHECKS: Final[Mapping[str, Judge]] = {
     "replicas follow": followers,
     "in sync": in_sync,
 }
-"""The checks for faults and damage, by name."""
+"""The checks for faults and damage in the report of `raymq status`, by name."""
 ADVICE_CHECKS: Final[Mapping[str, Judge]] = {
     "servers shown": shown,
     "replicas apart": places,
@@ -270,12 +270,12 @@ ADVICE_CHECKS: Final[Mapping[str, Judge]] = {
     "delayed messages": delayed,
     "deleted unread": deleted_unread,
 }
-"""Checks that give advice about the cluster's settings and load, by name."""
+"""The checks that give advice about the cluster's settings and load, by name."""
 
 
 def problems_of(status: ClusterStatus) -> list[Finding]:
-    """Run the checks for faults and damage, and return the findings that are not OK, failures first. Empty if all
-    checks passed."""
+    """Run the checks for faults and damage on the status of a cluster. Returns the findings that are not OK, failures
+    first; empty if all checks passed."""
     found = [
         replace(one, check=name)
         for name, judge in PROBLEM_CHECKS.items()

@@ -1,2 +1,2 @@
-"""Collectors of facts about machines, nodes, the cluster and its metrics. Collectors only read facts; the checks judge
-them."""
+"""Collectors of facts about machines, nodes, the cluster and its metrics. Collectors only read facts; the checks
+evaluate them."""

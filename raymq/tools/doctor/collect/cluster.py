@@ -1,7 +1,7 @@
-"""Collect facts about the running raymq and about its metrics.
+"""Collects facts about the running raymq and about its metrics.
 
-The number of examined consumer groups and the time for them are bounded. Facts about metrics are read from the nodes'
-metrics ports, and from the rules of a Prometheus server.
+The number of examined consumer groups is bounded, and so is the time for them. Facts about metrics are read from the
+nodes' metrics ports, and from the rules of a Prometheus server.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def _collect_group(client: Client, name: str, members: int, reserved_ms: int) ->
 def group_facts(
     summary: GroupSummary, attributes: Mapping[str, TopicAttributes], members: int, reserved_ms: int
 ) -> GroupFacts:
-    """Return the facts about a consumer group. Topics with compaction are left out: they only delete superseded
-    messages."""
+    """Return the facts about a consumer group. Topics with compaction are left out, because compaction deletes only
+    superseded messages."""
     compacted = {topic for topic, values in attributes.items() if values.is_compacted}
     kept = [entry for entry in summary.queues if entry.queue.topic not in compacted]
     slowest = max(
@@ -99,7 +99,7 @@ def health_checks() -> HealthChecks | None:
     settings."""
     config: Any = getattr(
         import_module("ray._raylet"), "Config", None
-    )  # private name of Ray; a test fails if Ray removes this name
+    )  # a private name of Ray; a test fails if Ray removes it
     names = ("health_check_period_ms", "health_check_timeout_ms", "health_check_failure_threshold")
     if any(not hasattr(config, name) for name in names):
         return None

@@ -1,7 +1,7 @@
-"""Collect facts about the machine of this process: versions, import path, token, limits, store directories.
+"""Collects facts about the machine of this process: versions, import path, token, limits, store directories.
 
 The facts about a directory are its disk, its file system, its permissions, the locks of its stores, and the duration of
-a flush. The temporary file for the flushes has no name, so that no file is left behind.
+a flush. The temporary file for the test flushes has no name, so it disappears when it is closed.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ FILES_LOOKED_AT_MAX: Final = 20_000
 FILES_SHOWN_MAX: Final = 3
 _FS_IOC_FIEMAP: Final = 0xC020660B
 _FIEMAP: Final = struct.Struct("=QQLLLL")
-"""Layout of a FIEMAP request: start, length, flags, number of extents, room for extents in the reply, reserved
-(linux/fiemap.h)."""
+"""Layout of a FIEMAP request (linux/fiemap.h): start, length, flags, number of extents, number of extents that the
+reply can hold, reserved."""
 
 
 def collect_directory(path: Path, max_used_ratio: float, refuse_ratio: float) -> DirectoryFacts:
-    """Collect the facts about the directory `path`, which need not exist. An OSError is not raised; its text is stored
-    in `error`."""
+    """Collect the facts about the store directory `path`, which need not exist. An OSError is not raised; its text is
+    stored in `error`."""
     existing_path = path
     while not existing_path.exists() and existing_path != existing_path.parent:
         existing_path = existing_path.parent
@@ -85,14 +85,14 @@ def _directory_facts(path: Path, existing_path: Path, max_used_ratio: float, ref
 
 
 def readable_by_others(root: Path) -> Iterator[Path]:
-    """Yield `root` and the files and directories below it that other users may access. Symbolic links are
+    """Yield `root`, and the files and directories below it, if other users may access them. Symbolic links are
     skipped."""
     for path in islice(_walk(root), FILES_LOOKED_AT_MAX):
         try:
             if path.lstat().st_mode & 0o077 and not path.is_symlink():
                 yield path
         except FileNotFoundError:
-            continue  # a running store may delete old files during the listing
+            continue  # A running store may delete old files while the directory is listed.
 
 
 def _walk(root: Path) -> Iterator[Path]:
@@ -102,13 +102,14 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _file_system(path: Path) -> str:
-    """Return the type of the file system that contains `path`, as the kernel names it."""
+    """Return the type of the file system that contains `path`, by the kernel's name for it."""
     mounts = [one for one in psutil.disk_partitions(all=True) if path.resolve().is_relative_to(one.mountpoint)]
     return max(mounts, key=lambda one: len(one.mountpoint)).fstype if mounts else ""
 
 
 def _locks(root: Path) -> dict[str, int]:
-    """Return the locked store directories below `root`, each with the pid that holds the lock of its file `lock`.
+    """Return the locked store directories below `root`, each with the pid of the process that holds the lock of its
+    file `lock`.
 
     The locks are read from the kernel's list. An attempt to take a lock could prevent a store from opening.
     """
@@ -125,8 +126,8 @@ def _locks(root: Path) -> dict[str, int]:
 
 
 def _try_out(directory: Path) -> tuple[bool | None, tuple[float, ...]]:
-    """Return whether the file system supports FIEMAP (None if unknown), and the durations of up to FLUSHES small
-    flushes in ms, ascending."""
+    """Return whether the directory's file system supports FIEMAP (None if unknown), and the durations in ms of up to
+    FLUSHES small flushes, ascending."""
     with tempfile.TemporaryFile(dir=directory) as file:
         descriptor, times_ms = file.fileno(), []
         until_s = time.monotonic() + FLUSHES_MAX_S
@@ -141,7 +142,7 @@ def _try_out(directory: Path) -> tuple[bool | None, tuple[float, ...]]:
 
 
 def _knows_fiemap(descriptor: int) -> bool | None:
-    # without room for extents in the reply, the kernel only counts them
+    # If a FIEMAP request has no space for extents in the reply, the kernel only counts them.
     request = bytearray(_FIEMAP.pack(0, 4096, 0, 0, 0, 0))
     try:
         fcntl.ioctl(descriptor, _FS_IOC_FIEMAP, request)
@@ -152,11 +153,12 @@ def _knows_fiemap(descriptor: int) -> bool | None:
 
 SERVER_PACKAGES: Final = ("storage", "actors", "placement")
 _LONGEST_SOCKET: Final = "session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"
-"""The longest path of a socket below Ray's directory, for a process id of seven digits."""
+"""The longest relative path of a socket below Ray's temporary directory, for a process id of seven digits."""
 
 
 def collect_machine(directories: Iterable[Path], max_used_ratio: float, refuse_ratio: float) -> MachineFacts:
-    """Collect the facts about this machine and these store directories, within a few seconds."""
+    """Return the facts about this machine and these store directories; collecting them takes a few seconds at
+    most."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     socket_path = f"{get_default_ray_temp_dir()}/{_LONGEST_SOCKET}"
     token = token_path()
@@ -194,7 +196,8 @@ def _raymq_version() -> str:
 
 
 def _copies(package: str) -> tuple[str, ...]:
-    """Return the folders of the Python import path that contain this package, in order, without repeats."""
+    """Return the folders of the Python import path that contain the package `package`, in order, without
+    repeats."""
     folders = [Path(entry or ".").resolve() for entry in sys.path]
     return tuple(dict.fromkeys(str(folder) for folder in folders if (folder / package / "__init__.py").is_file()))
 
@@ -207,8 +210,8 @@ def _mode(path: Path) -> int | None:
 
 
 def _digest(token: Path) -> str:
-    """Return a short digest of this user's Ray token; empty without a token. As in Ray, RAY_AUTH_TOKEN has precedence
-    over the file."""
+    """Return a short digest of this user's Ray token; empty without a token. As in Ray, the environment variable
+    RAY_AUTH_TOKEN has precedence over the file `token`."""
     text = os.environ.get("RAY_AUTH_TOKEN", "")
     if not text:
         try:

@@ -1,5 +1,5 @@
-"""Collect facts about every node of the Ray cluster by one task per node. All tasks run at the same time, with a common
-time limit."""
+"""Collects facts about every node of the Ray cluster, with one task per node. All tasks run at the same time, with a
+common time limit."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from raymq.tools.doctor.facts import LaneFacts, MachineFacts, NodeFacts
 from raymq.tools.observability.ray_folder import has_board
 
 NODES_TIMEOUT_S: Final = 45.0
-"""Time limit in seconds for the tasks on all nodes together. It includes the start of a worker process for the first
-task on a node."""
+"""Time limit in seconds for the tasks on all nodes together. It includes the time to start a worker process for the
+first task on a node."""
 SERVER_TIMEOUT_S: Final = 5.0
 LANE_OPEN_TIMEOUT_S: Final = 3.0
 LANES_AT_ONCE: Final = 8
@@ -44,9 +44,10 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class NodeTask:
-    """The arguments of the task that collects facts on a node.
+    """The arguments of the task that collects facts on a node for `raymq doctor`.
 
-    `directories`: the store directories of all nodes. A node on which none of them exists checks `data_dir` instead.
+    `directories`: the store directories of all nodes. If none of these directories exists on a node, the task checks
+    `data_dir` instead.
     """
 
     directories: tuple[str, ...]
@@ -60,7 +61,8 @@ class NodeTask:
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """The result of the task on a node, with the node's clock (ms) at the start and the end of the task."""
+    """The result of the task that collects facts on a node, with the node's clock (ms) at the start and the end of the
+    task."""
 
     machine: MachineFacts
     lanes: tuple[LaneFacts, ...]
@@ -78,7 +80,7 @@ def servers_with_lanes(names: Sequence[str]) -> list[Server]:
         try:
             described = ActorRef(name).call("describe", timeout_s=SERVER_TIMEOUT_S)
         except RaymqError:
-            continue  # this server does not answer, which `raymq status` reports
+            continue  # Skip this server: it does not answer, which `raymq status` reports.
         found.append(Server(name, described.node_id, described.lane))
     return found
 
@@ -120,15 +122,15 @@ def _is_head(node: Mapping[str, Any]) -> bool:
 
 
 def _facts(node: Mapping[str, Any], reference: Any, begun_ms: float, received_ms: float) -> NodeFacts:
-    """Return the facts from a node's task, with the difference between the node's clock and this process's
-    clock."""
+    """Return the facts that a node's task has collected, with the difference between the node's clock and this
+    process's clock."""
     about = NodeFacts(node["NodeID"], node["NodeManagerAddress"], _is_head(node))
     try:
         answer: NodeAnswer = resolve(reference, f"the task on {about.ip}", SERVER_TIMEOUT_S)
     except (RaymqError, ray.exceptions.RayError) as error:
         return replace(about, error=str(error).splitlines()[0])
-    # The task started after it was submitted, and ended before its result was received. These two times bound the clock
-    # difference.
+    # The node's task started after it was submitted, and ended before its result was received. These two times give the
+    # bounds of the clock difference.
     least, most = answer.ended_ms - received_ms, answer.started_ms - begun_ms
     return replace(
         about,
@@ -141,8 +143,8 @@ def _facts(node: Mapping[str, Any], reference: Any, begun_ms: float, received_ms
 
 
 def _against_head(nodes: list[NodeFacts]) -> list[NodeFacts]:
-    """Return the facts of all nodes with clock differences relative to the head's clock instead of this process's
-    clock."""
+    """Convert the clock differences in the facts of all nodes: make them relative to the head node's clock instead of
+    this process's clock."""
     head = next((node for node in nodes if node.is_head and node.skew_ms is not None), None)
     if head is None:
         return [replace(node, skew_ms=None) for node in nodes]
@@ -172,8 +174,8 @@ def collect_on_node(task: NodeTask) -> NodeAnswer:
 
 
 def _try_lane(server: Server, here: str, nodes: Mapping[str, str]) -> LaneFacts:
-    """Open a lane (direct socket connection) to a server, and close it again. Returns the result of this
-    attempt."""
+    """Open a lane (direct socket connection) to a server, and close it again. Returns whether this succeeded, or the
+    error."""
     place, is_remote = nodes.get(server.node_id, server.node_id[:8]), server.node_id != here
     if is_remote and not server.lane.port:
         return LaneFacts(server.name, place, server.lane.own_node_only, has_tcp=False)

@@ -1,4 +1,4 @@
-"""Spark settings for quick jobs: one partition, because the tests have few rows."""
+"""Spark settings that make the tests of jobs fast: one partition, because the tests have few rows."""
 
 from __future__ import annotations
 

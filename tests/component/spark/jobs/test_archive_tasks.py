@@ -1,5 +1,5 @@
-"""Tests of the Spark tasks of an archive: workers write offset ranges to files, and the driver takes over the
-files."""
+"""Tests of the Spark tasks of an archive run: workers write offset ranges to files, and the driver renames the files
+into the archive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that the progress bar of a Spark job shows the job's tasks."""
+"""Tests of the progress bar of a Spark job, which shows the job's tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.history.waiting import eventually
 
 
 class Bar:
-    """A visible progress bar that records its calls."""
+    """Stand-in for a visible progress bar. Records the calls of its methods."""
 
     shown = True
 

@@ -1,4 +1,4 @@
-"""Tests of the steps of topic_stats on a few rows with known results."""
+"""Tests of the Spark steps of the topic_stats job, on a few rows with known results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ ROWS: list[Row] = [
 
 
 def frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
-    """Return a DataFrame like that of `read_topic` from rows of (topic, seconds after noon, tag, keys, body)."""
+    """Return a DataFrame with the columns of `read_topic`. `rows`: tuples of (topic, seconds after noon, tag, keys,
+    body)."""
     full = [
         (topic, "broker-a", 0, offset, tags, keys, body, {}, NOON, NOON + timedelta(seconds=seconds), f"{offset:032X}")
         for offset, (topic, seconds, tags, keys, body) in enumerate(rows)

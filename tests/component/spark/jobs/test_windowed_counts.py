@@ -1,4 +1,5 @@
-"""Tests of windows that Spark counts over a stream of files: each count is correct and is sent once."""
+"""Tests of the windowed-counts job on a stream of files: each count of a time window is correct and is sent
+once."""
 
 from __future__ import annotations
 
@@ -42,9 +43,9 @@ MINUTE = Windows(60, 60, 10)
 
 
 class Stream:
-    """A stream of files, and the counts that a streaming query over the files sends.
+    """A stream of files that stand for messages, and the counts that a streaming query over the files sends.
 
-    A file's rows are (seconds after noon, tag, keys).
+    Each row of a file is (seconds after noon, tag, keys).
     """
 
     def __init__(self, spark: SparkSession, directory: Path) -> None:
@@ -68,10 +69,10 @@ class Stream:
         self._files += 1
         path = self._directory / f"rows/{self._files}.json"
         path.write_text("\n".join(lines))
-        os.utime(path, (self._files, self._files))  # Spark takes the oldest file first
+        os.utime(path, (self._files, self._files))  # Spark reads the file with the oldest modification time first.
 
     def run(self, windows: Windows = MINUTE) -> Counted:
-        """Count the rows of all present files in one query, with a micro-batch per file."""
+        """Run one query that counts the rows of all present files, with one micro-batch per file."""
         messages = self._spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(f"{self._directory}/rows")
         stored = StoredCounts(lambda count: None)
 
@@ -84,7 +85,8 @@ class Stream:
         return await_end(query, "counts", stored)
 
     def counts(self) -> dict[tuple[int, str | None], int]:
-        """Return the sent counts by window start (seconds after noon) and tag. Fails if a count was sent twice."""
+        """Return the counts that the query has sent, by window start (seconds after noon) and tag. Fails if a count was
+        sent twice."""
         found: dict[tuple[int, str | None], int] = {}
         for row in (row for rows in self.sent.values() for row in rows):
             body = json.loads(row["body"])
@@ -114,7 +116,7 @@ def test_windows_are_sent_once_they_are_closed_and_a_restart_goes_on(stream: Str
 def test_late_messages_are_left_out_of_windows_that_were_sent_and_told(stream: Stream) -> None:
     stream.append((10, "paid", []))
     stream.append((100, "paid", []))
-    stream.append((110, "paid", []))  # this batch closes the first window, so that its counts are sent
+    stream.append((110, "paid", []))  # This row closes the first window, so that its counts are sent.
     stream.append((20, "paid", []), (65, "paid", []))
     stream.append((300, "paid", []))
     done = stream.run()

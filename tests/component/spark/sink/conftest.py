@@ -1,4 +1,5 @@
-"""Fixtures for Spark as users run it: Spark's workers write to a store in the test process."""
+"""Fixtures in which Spark's workers write to a store in the test process, as they write to a cluster for a
+user."""
 
 from __future__ import annotations
 

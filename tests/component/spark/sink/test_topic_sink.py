@@ -1,4 +1,4 @@
-"""Tests of `topic_sink` in streaming queries without Ray: each row of each batch is stored once, despite failures and
+"""Tests of `topic_sink` in streaming queries without Ray. Each row of each batch is stored once, despite failures and
 restarts."""
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tests.support.spark.local_spark import changed
 
 @pytest.fixture
 def source(spark, tmp_path):
-    """Return a streaming DataFrame of a directory's text files, and a function that adds a file."""
+    """Return a streaming DataFrame that reads the text files of a directory, and a function that adds a file to the
+    directory."""
     directory = tmp_path / "in"
     directory.mkdir()
     added = []

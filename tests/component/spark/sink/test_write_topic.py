@@ -1,5 +1,5 @@
-"""Tests of `write_topic` with Spark and without Ray: each row is stored once, with its columns; each mistake raises one
-clear error."""
+"""Tests of `write_topic` with Spark and without Ray. Each row is stored once, with its columns; each mistake of the
+caller raises one clear error."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ def test_a_plan_location_keeps_the_queues_of_the_first_attempt(spark, store, con
 
 
 def test_workers_that_are_killed_lose_and_double_nothing(spark, server, store):
-    """Spark repeats the task of a killed worker on a new worker."""
+    """A Spark worker is killed while it writes. Spark repeats its task on a new worker; no row is lost or
+    stored twice."""
     killed = []
 
     def kill(number: int, pid: int) -> None:

@@ -1,4 +1,4 @@
-"""Tests of `read_topic` with Spark and without Ray, on a store in the test process: each option is checked on known
+"""Tests of `read_topic` with Spark and without Ray, on a store in the test process. Each option is checked with known
 messages."""
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def topics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topics]:
 
 
 def numbers(frame: DataFrame) -> list[int]:
-    """Return the sorted numbers of the messages in a DataFrame. A number is computed from queue id and queue
-    offset."""
+    """Return the sorted numbers of the messages in a DataFrame. A message's number is computed from its queue id and
+    queue offset."""
     rows = frame.select("queue_id", "queue_offset").collect()
     return sorted(row.queue_offset * QUEUES + row.queue_id for row in rows)
 
@@ -183,8 +183,8 @@ def test_errors_come_before_any_job(
 def test_tasks_prefer_the_node_whose_disk_holds_their_part(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The topic's broker groups are on two nodes. Spark's scheduler requests the host of each partition's
-    broker group."""
+    """A topic's broker groups are on two nodes. Spark prefers to run each task on the node of its partition's broker
+    group."""
     brokers = {
         name: BrokerData("raymq", name, {0: f"storage-{name}-0"}, {0: f"node-of-{name}"}) for name in ("a", "b", "c")
     }
@@ -220,8 +220,8 @@ class _Route:
         raise AssertionError("nothing has failed")
 
 
-# Names of options and columns, compared with Spark's Kafka source (Structured Streaming + Kafka Integration Guide,
-# Spark 3.5)
+# Comparison of the names of options and columns with Spark's Kafka source (Structured Streaming + Kafka Integration
+# Guide, Spark 3.5)
 
 KAFKA_COLUMNS = {"key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"}
 KAFKA_OPTIONS = {
@@ -262,13 +262,13 @@ def test_options_have_the_names_of_sparks_kafka_source_where_the_meaning_is_the_
     camel = {"".join([name.split("_")[0], *(part.title() for part in name.split("_")[1:])]) for name in given}
     assert camel - KAFKA_OPTIONS == OWN_OPTIONS.keys()
     assert KAFKA_OPTIONS - camel == {
-        # raymq's options are topic, topic_pattern and client
+        # `read_topic` has its own options instead: topic, topic_pattern and client.
         *("assign", "subscribe", "subscribePattern", "kafka.bootstrap.servers"),
-        # options of Kafka's client
+        # These options configure Kafka's client.
         *("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),
         *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),  # options of streaming reads only
-        *("groupIdPrefix", "kafka.group.id"),  # a raymq read does not join a consumer group
-        "includeHeaders",  # raymq always returns properties, unless `columns` excludes them
+        *("groupIdPrefix", "kafka.group.id"),  # A read by `read_topic` does not join a consumer group.
+        "includeHeaders",  # `read_topic` always returns properties, unless `columns` omits them.
     }
 
 
@@ -277,7 +277,7 @@ def test_columns_have_the_names_of_sparks_kafka_source_where_they_are_the_same()
     assert set(SPARK_SCHEMA.names) & KAFKA_COLUMNS == {"topic"}
 
 
-# This test is the last of the module, because it deletes the oldest messages
+# The next test must be the last of this module, because it deletes the oldest messages.
 
 
 def test_messages_deleted_between_the_plan_and_the_job_fail_it_or_are_left_out_and_named(

@@ -1,5 +1,5 @@
-"""Tests that a streaming query continues from a checkpoint that an older raymq wrote, before raymq's modules moved into
-packages."""
+"""Test of an old checkpoint: a streaming query continues from a checkpoint that an older raymq wrote, before raymq's
+modules moved into packages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ CHECKPOINT = Path(__file__).resolve().parents[3] / "fixtures/raymq-before-wings/
 
 
 def test_a_query_goes_on_where_the_checkpoint_of_an_earlier_raymq_ends(spark: SparkSession, tmp_path: Path) -> None:
-    """The checkpoint covers batches 0 to 2: all messages that this test writes to its topics before the query
-    starts."""
+    """A query continues after the last batch of an older raymq's checkpoint. The checkpoint covers batches 0 to 2: all
+    messages that this test writes before the query starts."""
     shutil.copytree(CHECKPOINT, tmp_path / "checkpoint")
     topics, batches = FakeTopics({A0: (3, 250), A1: (0, 40), B0: (0, 0)}), Batches()
     before = topics.messages

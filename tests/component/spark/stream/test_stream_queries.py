@@ -1,5 +1,5 @@
-"""Tests of streaming queries over topics in a real Spark: the rows of a batch and of its repeats, and operations on the
-rows."""
+"""Tests of streaming queries over topics in a real Spark: the rows of a batch, of a repeated batch, and operations on
+the rows."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def stream(
 
 
 class Batches:
-    """A `foreachBatch` sink that stores the rows and partitions of each batch, and fails if a repeated batch
-    differs."""
+    """A `foreachBatch` sink that stores the rows and partitions of each batch. It fails if a repeated batch has other
+    rows or partitions than before."""
 
     def __init__(self) -> None:
         self.rows: dict[int, list[Row]] = {}
@@ -89,7 +89,8 @@ def test_available_now_reads_what_there_is_in_batches_and_a_restart_goes_on_ther
 def test_a_batch_that_was_not_finished_is_read_again_as_it_was_whatever_has_changed(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The sink compares the rows and partitions of a repeated batch with the batch's first run."""
+    """An unfinished batch is repeated with the same rows in the same partitions, even if topics and options have
+    changed. The sink compares the repeated batch with its first run."""
     topics, batches = FakeTopics({A0: (0, 120), B0: (0, 30)}), Batches()
     for failing in (0, 1, 2):
         batches.fail_at = failing
@@ -154,8 +155,8 @@ def test_progress_has_offsets_messages_and_lag(spark: SparkSession, tmp_path: Pa
 
 
 def test_windows_with_a_watermark_are_appended_once_they_are_closed(spark: SparkSession, tmp_path: Path) -> None:
-    """100 messages, one per second, form ten windows of 10 s. The watermark is 20 s behind the newest row and closes
-    windows that ended before it."""
+    """100 messages, one per second, form ten windows of 10 s. The watermark is 20 s before the newest row. Spark closes
+    each window that ends before the watermark, and returns it once."""
     topics = FakeTopics({A0: (0, 60)})
     frame = stream(spark, topics).withWatermark("born_timestamp", "20 seconds")
     counts = frame.groupBy(functions.window("born_timestamp", "10 seconds"), "tags").count()
@@ -202,8 +203,8 @@ def test_every_output_mode_works(spark: SparkSession, tmp_path: Path, mode: str)
 
 
 def test_two_topics_join_as_streams(spark: SparkSession, tmp_path: Path) -> None:
-    """Orders with offsets 0 to 49 are joined with payments with offsets 20 to 79. A payment must be at most 5 s later
-    than its order."""
+    """Two topics are joined as streams: orders with offsets 0 to 49, and payments with offsets 20 to 79. A payment must
+    be at most 5 s later than its order."""
     orders, payments = MessageQueue("orders", "a", 0), MessageQueue("payments", "a", 0)
     left, right = FakeTopics({orders: (0, 50)}), FakeTopics({payments: (20, 20)})
     ordered = stream(spark, left).select(functions.col("queue_offset").alias("ordered"), "born_timestamp")
@@ -265,6 +266,6 @@ def test_spark_is_asked_to_read_a_part_where_it_is(spark: SparkSession) -> None:
     assert end is not None
     frame = BatchFrames(spark, read, SCHEMA).frame(*source.batch(None, end))
     rdd = frame.queryExecution().logical().rdd()
-    # the preferred hosts that Spark's scheduler computes, which also follows narrow dependencies
+    # Get the preferred hosts from Spark's scheduler, which also follows narrow dependencies.
     hosts = [spark.sparkContext._jsc.sc().getPreferredLocs(rdd, index).mkString(",") for index in range(2)]
     assert hosts == ["10.0.0.1", "10.0.0.2,10.0.0.3"]

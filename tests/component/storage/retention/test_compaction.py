@@ -1,5 +1,5 @@
-"""Tests of compaction topics: the newest message of each key stays, whatever retention deletes and whenever the store's
-process is killed."""
+"""Tests of compaction topics. The newest message of each key is kept, whatever retention deletes and whenever the
+store's process is killed."""
 
 from __future__ import annotations
 
@@ -75,12 +75,13 @@ class Compacted:
         return self.store.compaction.run_once(now_ms)
 
     def newest(self) -> dict[int, bytes]:
-        """Return the newest message of each key, and all messages without a key, by offset."""
+        """Return the messages that compaction must keep, by offset: the newest message of each key, and all messages
+        without a key."""
         last = {key: offset for offset, (key, _) in enumerate(self.sent) if key}
         return {offset: body for offset, (key, body) in enumerate(self.sent) if key is None or last[key] == offset}
 
     def drop_log(self) -> None:
-        """Delete all old log files that retention may delete."""
+        """Delete all log files that are old and that retention may delete."""
         for path in sorted((self.root / "commitlog").iterdir()):
             os.utime(path, (0, 0))
         while True:
@@ -127,7 +128,8 @@ def test_the_newest_message_of_each_key_stays_at_its_offset_with_its_bytes(root)
 
 @pytest.mark.parametrize("field", ["queue id", "queue offset", "physical offset", "topic"])
 def test_a_damaged_record_of_the_compacted_log_is_never_another_message(root, field):
-    """The compacted log's unit of a record holds the record's place, against which the store checks the record."""
+    """A record of the compacted log is damaged so that it names another place. The store returns it as damaged, because
+    the compacted log's entry (unit) for the record holds the right place."""
     it = Compacted(root)
     it.send(*[(f"key-{n}", b"%d" % n) for n in range(4)], ("key-1", b"newest"))
     it.compact()
@@ -290,7 +292,8 @@ def test_a_deleted_topic_leaves_nothing_to_a_topic_of_its_name(root):
     it.store.close()
     left.rename(root / "compaction2")
     (root / "compaction").rmdir()
-    # the state of the directories that a crash in the middle of the topic's deletion may leave
+    # Restore the deleted directory. A crash in the middle of the topic's deletion may leave the directories in this
+    # state.
     (root / "compaction2").rename(root / "compaction")
     it.open()
     assert read(it.store) == {0: b"new"}
@@ -338,14 +341,14 @@ def test_a_replica_compacts_nothing_that_may_be_cut_when_another_one_leads(root)
 
 
 def places(store: MessageStore) -> list[int]:
-    """Return the physical offsets of the records in the queue's first file."""
+    """Return the physical offsets of all records to which the first file of the queue points."""
     [queue] = store._parts.queues.plain
     return queue.units(0, QUEUE_FILE_UNITS)["physical_offset"].tolist()
 
 
 def intact(store: MessageStore) -> dict[int, bytes | None]:
-    """Return the bodies that a consumer reads one message at a time, by offset. The body of a damaged record is
-    None."""
+    """Return the bodies of a queue, by offset, as a consumer reads them one message at a time. The body of a damaged
+    record is None."""
     found: dict[int, bytes | None] = {}
     offset, end = 0, store.queues.bounds("orders", 0).max_offset
     while offset < end:
@@ -366,7 +369,7 @@ def test_a_damaged_record_is_not_copied_and_stays_in_the_log_until_it_is_mended(
     assert at + 500 < len(before), "the record is in the first file"
     flip(root, at, field)
     assert it.compact() == 1
-    # the record at offset 90 is damaged, so the newest readable message of its key is at offset 30
+    # The record at offset 90 is damaged, so the newest readable message of its key is at offset 30.
     kept = {**it.newest(), 30: it.sent[30][1]}
     damaged = {90: None}
     assert intact(it.store) == kept | damaged
@@ -381,7 +384,7 @@ def test_a_damaged_record_is_not_copied_and_stays_in_the_log_until_it_is_mended(
     assert intact(it.store) == kept | damaged | {300: it.sent[300][1]}
     it.compact(LATER_MS + 2 * SETTLED_MS)
     with (root / "commitlog" / ("0" * 20)).open("r+b") as file:
-        file.write(before)  # restores the intact bytes, as a repair from another replica does
+        file.write(before)  # Restore the intact bytes of the record, as a repair with another replica's bytes does.
     it.send(("last", b"last"))
     it.now_ms = LATER_MS + 2 * SETTLED_MS
     assert it.compact(LATER_MS + 4 * SETTLED_MS) == 1
@@ -417,7 +420,7 @@ def test_a_copy_that_the_disk_has_damaged_holds_up_no_other(root):
     unit = queue.compacted.units[3]
     with path.open("r+b", buffering=0) as file:
         file.seek(int(unit["position"]) + 2)
-        file.write(b"\xff")  # damages the size field of the copied record
+        file.write(b"\xff")  # Damage the size field of the record in the compacted log.
     wrong = int(unit["queue_offset"])
     found = intact(it.store)
     assert {offset: body for offset, body in found.items() if offset != wrong} == {
@@ -450,12 +453,13 @@ def test_a_unit_that_is_blanked_during_a_fetch_damages_no_record(root, monkeypat
 
 
 class Died(BaseException):
-    """Simulates that the store's process was killed."""
+    """Exception that simulates a kill of the store's process."""
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_whenever_the_store_dies_the_newest_of_each_key_is_there(root, monkeypatch, seed):
-    """The test kills the store at each disk call of a compaction, one call per run."""
+    """The store is killed during a compaction, at each disk call once. Afterwards the newest message of each key can
+    still be read."""
     random = Random(seed)
     monkeypatch.setattr(compactor, "CHUNK_BYTES", 2000)
     monkeypatch.setattr(compactor, "BLANKED_AT_ONCE", 50)
@@ -489,8 +493,8 @@ def test_whenever_the_store_dies_the_newest_of_each_key_is_there(root, monkeypat
 
 
 def _compact_until(it: Compacted, monkeypatch: pytest.MonkeyPatch, cut: int, now_ms: int) -> bool:
-    """Compact, and simulate a kill at disk call number `cut`. Returns False if the kill happened, True if the
-    compaction finished."""
+    """Run a compaction, and simulate a kill at disk call number `cut`. Returns False after a kill, True if the
+    compaction finished before this call."""
     calls = iter(range(cut))
     with monkeypatch.context() as patch:
         for name in ("pwrite_all", "write_file", "rename", "sync_directory", "unlink", "flush"):

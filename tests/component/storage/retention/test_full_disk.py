@@ -1,4 +1,4 @@
-"""Tests of a disk that is too full for messages, or entirely full: which calls the store refuses, and which
+"""Tests of a disk that is too full for messages, or completely full: which calls the store refuses, and which calls
 still work."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Fill = Callable[[float], None]
 
 @pytest.fixture
 def fill(monkeypatch: pytest.MonkeyPatch) -> Fill:
-    """Return a function that sets the usage ratio that the store sees for every disk."""
+    """Return a function that sets the disk usage, as a ratio, that the store measures for every disk."""
 
     def set_usage(usage: float) -> None:
         monkeypatch.setattr(cleaner, "disk_usage", lambda path: usage)
@@ -71,7 +71,7 @@ def test_a_store_knows_from_its_opening_that_its_disk_is_full(stores, fill):
     assert not store.status().writable
     assert "93% full" in store.status().not_writable_reason
     assert store.status().retention.disk_ratio == WARNING
-    fill(0.5)  # the store accepts messages again long before retention deletes the first file
+    fill(0.5)  # The store accepts messages again before retention deletes any file.
     wait_until(lambda: store.status().writable)
     store.append([make_batch([b"x"])])
     assert bodies_of(store) == [b"x"]
@@ -106,7 +106,7 @@ def test_a_slave_whose_disk_is_fuller_than_its_masters_takes_chunks_from_half_of
     fill(CRITICAL)
     slave.cleaner.look_at_disk()
     master.append([state(b"a commit")])
-    copy()  # succeeds, because this chunk holds only records of the broker's state
+    copy()  # This copy succeeds, because its chunk holds only records of the broker's state.
     master.append([make_batch([b"2"]), state(b"another")])
     with pytest.raises(StoreNotWritableError, match="97% full"):
         copy()
@@ -117,7 +117,7 @@ def test_a_slave_whose_disk_is_fuller_than_its_masters_takes_chunks_from_half_of
 
 
 def no_room(monkeypatch: pytest.MonkeyPatch, kind: str, part: str) -> None:
-    """Make disk calls of one kind fail with ENOSPC, for files with `part` in their path."""
+    """Make disk calls of one kind fail with ENOSPC (no space left), for files with `part` in their path."""
     real = getattr(disk, kind)
 
     def call(first: Path | int, *rest: object) -> object:
@@ -130,8 +130,8 @@ def no_room(monkeypatch: pytest.MonkeyPatch, kind: str, part: str) -> None:
 
 
 def fill_log(store: MessageStore, size: int = 1000) -> int:
-    """Append until the store refuses, because the disk has no room for another log file. Returns the number of stored
-    messages."""
+    """Append messages until the store refuses one, because the disk has no space for another log file. Returns the
+    number of stored messages."""
     refused = ""
     for count in range(1000):
         try:
@@ -153,7 +153,7 @@ def test_without_room_for_another_log_file_appends_are_refused_and_nothing_has_f
         with monkeypatch.context() as full:
             full.setattr(reports, "disk_free_bytes", lambda path: 0)
             assert "no room for another file" in store.status().not_writable_reason
-        assert store.status().writable  # the disk has room again, although no append has tested it yet
+        assert store.status().writable  # The disk has space again, although no append has tested it.
         assert store.gate.failure == ""
         assert len(bodies_of(store)) == count
     store.append([make_batch([b"room again"])])
@@ -195,7 +195,7 @@ def test_without_room_for_a_snapshot_the_store_goes_on_and_nothing_is_lost(store
         with pytest.raises(OSError, match="no room for its snapshot"):
             store._checkpoints.flush_queues()
         store.append([make_batch([b"2"])])
-        wait_until(lambda: store._checkpoints._is_out_of_room)  # the checkpoint thread also finds that the disk is full
+        wait_until(lambda: store._checkpoints._is_out_of_room)  # The checkpoint thread finds that the disk is full.
         store.append([make_batch([b"3"])])
         assert store.gate.failure == ""
     store.close()
@@ -204,11 +204,12 @@ def test_without_room_for_a_snapshot_the_store_goes_on_and_nothing_is_lost(store
 
 DISK_MIB, LOG_FILE = 24, 1 << 20
 ALONE = {"clean_resource_interval_ms": 3_600_000, "message_index_enable": False}
-"""Settings with which neither the cleaner nor the index notices that the disk is full."""
+"""Store settings that turn off the regular disk check and the index, so that only appends find that the disk is
+full."""
 STATE_RECORDS = 300
-"""Number of broker state records that a test appends.
+"""Number of records of the broker's state that a test appends.
 
-The records need three more consume queue files, and a third of the space that the log reserves for broker state.
+These records need three more consume-queue files, and a third of the space that the log reserves for broker state.
 """
 
 
@@ -250,7 +251,7 @@ def test_on_a_real_full_disk_state_is_stored_and_messages_are_read_also_after_a_
             assert len(bodies_of(store)) == 100
             append_states(store, STATE_RECORDS if life else 50)
             if not life:
-                store.close()  # deletes the preallocated next log file, so the disk must be filled again
+                store.close()  # The close deletes the preallocated next log file, so the test must fill the disk again.
                 small.fill(share)
                 store = on_small_disk(small)
         store.write_config("topics.json", '{"new": 1}')
@@ -276,7 +277,7 @@ def test_messages_leave_the_end_of_the_last_log_file_to_the_brokers_state(small)
         refused_at = store.log.end_offset
         append_states(store)
         assert store.log.end_offset > refused_at
-        for _ in range(3):  # refuses even a small message, to leave the remaining space to the broker's state
+        for _ in range(3):  # Even a small message is refused: the space is for the broker's state.
             with pytest.raises(StoreNotWritableError, match="no room for another file"):
                 store.append([make_batch([b"x"])])
         append_states(store, 10)

@@ -1,4 +1,4 @@
-"""Tests of retention: its rules alone, and a store after the rules were applied (spec/storage.md §9)."""
+"""Tests of retention: first its rules alone, then stores to which the rules are applied (spec/storage.md §9)."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def filled_store(root: Path, **changes) -> MessageStore:
 
 
 def age(root: Path, count: int, now: datetime, hours: float = 100) -> None:
-    """Set the modification times of the first `count` log files to `hours` before `now`."""
+    """Make the first `count` log files old: set their modification times to `hours` before `now`."""
     for path in sorted((root / "commitlog").iterdir())[:count]:
         os.utime(path, (now.timestamp() - hours * 3600,) * 2)
 
@@ -174,7 +174,7 @@ def test_a_queue_that_was_lost_with_all_its_messages_aged_out_goes_on_where_it_e
     age(root, 2, THREE_O_CLOCK)
     assert clean_by_hand(store) == 2
     store.close()
-    shutil.rmtree(root / "consumequeue/orders/1")  # a power cut may lose the directory of a queue
+    shutil.rmtree(root / "consumequeue/orders/1")  # Delete the directory of a queue, as a power failure may.
     (root / "abort").touch()
     store = open_store(root)
     check_shortened(store, root, 2)
@@ -210,7 +210,8 @@ def test_a_full_disk_refuses_appends_keeps_reading_and_recovers(root, monkeypatc
 
 
 def test_a_full_disk_refuses_appends_and_keeps_what_is_young(root, monkeypatch):
-    """Other programs may have filled the disk. So a full disk alone is no reason to delete unread messages."""
+    """If the disk is full, the store refuses appends but deletes no young messages. Other programs may have filled the
+    disk, so a full disk alone is no reason to delete unread messages."""
     store = filled_store(root)
     monkeypatch.setattr(cleaner, "disk_usage", lambda path: 0.99)
     for hour in (3, 4):
@@ -223,7 +224,8 @@ def test_a_full_disk_refuses_appends_and_keeps_what_is_young(root, monkeypatch):
 
 
 def test_blocks_that_are_reserved_for_others_do_not_count_as_room(monkeypatch):
-    """The test simulates a disk of 100 GiB: 60 GiB used, 30 GiB available, 10 GiB reserved for root."""
+    """Space that is reserved for root does not count as free. The simulated disk of 100 GiB has 60 GiB used, 30 GiB
+    available, and 10 GiB reserved for root."""
     gib = SimpleNamespace(f_frsize=4096, f_blocks=100 << 18, f_bfree=40 << 18, f_bavail=30 << 18)
     monkeypatch.setattr(os, "statvfs", lambda path: gib)
     assert disk_usage(Path("/")) == 0.67
@@ -241,7 +243,7 @@ def test_a_disk_over_85_percent_deletes_young_files_too_where_that_is_switched_o
     bounds = store.queues.bounds("orders", 0)
     [lost] = store.cleaner.deleted_young()
     assert (lost.topic, lost.queue_id, lost.end_offset) == ("orders", 0, bounds.min_offset)
-    # messages of the first file do not count as young, because that file had reached its age limit
+    # Messages of the first log file do not count as young, because that file had reached its age limit.
     assert 100 < lost.begin_offset < lost.end_offset
     assert store.status().retention.young_files_deleted == count - 1
     assert store.statistics().runtime["commitLogYoungFilesDeleted"] == str(count - 1)
@@ -306,8 +308,8 @@ def test_readers_and_writers_go_on_while_files_are_deleted(root):
 
 
 def test_a_store_all_of_whose_records_are_gone_stops_and_opens_and_knows_where_its_queues_end(root):
-    """If the log is truncated at the start of a file, that file has no record. Retention then deletes the earlier
-    files, and with them all records."""
+    """A store without any record still finds the ends of its queues after a restart. Its log was truncated at the start
+    of a file, so that file has no record, and retention has deleted all earlier files."""
     store = filled_store(root)
     store.close()
     truncate_log(small_settings(root), LOG_FILE_BYTES)
@@ -325,8 +327,8 @@ def test_a_store_all_of_whose_records_are_gone_stops_and_opens_and_knows_where_i
 
 
 def test_a_topic_made_anew_keeps_its_offsets_though_nothing_of_it_is_left(root):
-    """One queue of the new topic is empty, and retention has deleted the records of the other queue. The store must not
-    take either queue for a queue of the deleted topic."""
+    """A topic was deleted and created again. One queue of the new topic is empty, and retention has deleted the records
+    of the other queue. The store must not treat these queues as queues of the deleted topic."""
     store = open_store(root)
     store.append([make_batch([b"deleted"])])
     store.topics.delete("orders")
@@ -348,8 +350,8 @@ def test_a_topic_made_anew_keeps_its_offsets_though_nothing_of_it_is_left(root):
 
 
 def test_index_files_may_go_while_the_index_still_looks_where_it_ended(root, monkeypatch):
-    """After the store opens, the index thread checks all index files. The test lets retention delete the first files
-    during that check."""
+    """Retention deletes the first index files while the index thread still checks all index files after the store was
+    opened. Queries and appends work afterwards."""
     store = filled_store(root, max_index_num=100)
     assert store.queries.by_key("orders", "none").complete
     store.close()
@@ -398,8 +400,8 @@ def test_a_queues_end_is_on_disk_before_its_last_record_is_deleted(tmp_path, mon
 
 
 def test_a_deletion_is_not_forgotten_before_the_records_are_gone_from_the_disk(root, monkeypatch):
-    """A power cut during the deletion may restore the log files, and with them the messages of the deleted
-    topic."""
+    """The list of deleted topics keeps a topic until its records are deleted from the disk. A power failure during the
+    deletion may restore the log files, and with them the topic's messages."""
     store = open_store(root)
     store.append([make_batch(BODIES[:50], topic="deleted"), make_batch([b"x"], topic="passing")])
     store.topics.delete("deleted")

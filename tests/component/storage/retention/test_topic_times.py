@@ -1,5 +1,4 @@
-"""Tests of retention per topic: which messages a store shows and keeps of topics that have a reserve time of
-their own."""
+"""Tests of retention per topic: which messages a store returns and keeps if a topic has its own reserve time."""
 
 from __future__ import annotations
 
@@ -53,7 +52,8 @@ def clock() -> Clock:
 
 
 def filled(root: Path, clock: Clock, count: int = 600, **changes) -> MessageStore:
-    """Return a store with a message of `orders` and a message of `bills` in each of the last `count` minutes."""
+    """Fill a store with one message of `orders` and one message of `bills` for each of the last `count` minutes.
+    Returns the open store."""
     store = open_store(root, clock_ms=clock, **changes)
     for n in range(count):
         clock.now_ms = NOW_MS - (count - 1 - n) * MINUTE_MS
@@ -177,8 +177,8 @@ def test_a_file_that_rocketmq_cannot_have_written_sets_no_topics_time(text):
 
 @pytest.mark.parametrize("kind", [*FIELDS, "old time", "new time"])
 def test_one_damaged_record_makes_no_young_message_old(root, clock, kind):
-    """The test damages the record at each offset in turn. The search for the first young message reads some of these
-    records."""
+    """One record is damaged, at each offset in turn. The search for the first young message treats no young message as
+    old. The search reads some of the damaged records."""
     store = filled(root, clock, 90)
     [queue] = [one for one in store._parts.queues.plain if one.topic == "orders"]
     expected = 90 - 31
@@ -195,12 +195,13 @@ def test_one_damaged_record_makes_no_young_message_old(root, clock, kind):
                 file.seek(start % LOG_FILE_BYTES + STORE_TIMESTAMP_OFFSET)
                 file.write(stored_ms.to_bytes(8))
         found = queue.first_stored_at(NOW_MS - 30 * MINUTE_MS)
-        if kind == "new time":  # the search may also take all messages from the damaged record on for young
+        if kind == "new time":  # The search may also treat all messages from the damaged record on as young.
             assert found in (min(offset, expected), expected)
-        # the last old message has no known time if its header is damaged, and is then kept
+        # If the header of the last old message is damaged, its store time is unknown. The store then keeps this
+        # message.
         elif offset == expected - 1:
             assert found in (offset, expected)
-        elif offset == expected:  # the damaged record is the first young message itself, which may be lost
+        elif offset == expected:  # The damaged record is the first young message, which may be lost.
             assert found in (expected, expected + 1)
         else:
             assert found == expected

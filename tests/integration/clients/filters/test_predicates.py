@@ -1,5 +1,5 @@
-"""Predicates of consumers that run on other nodes, or inside of the cluster: runner actors beside the store apply the
-predicates."""
+"""Tests of predicates (Python filter functions) of consumers that run on other nodes or in the cluster. Runner actors
+beside the store apply the predicates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make this process behave like a process that cannot read the store's files."""
+    """Make this process unable to read the store's files, like a process on another node."""
     monkeypatch.setattr(StorageClient, "reader", lambda self: None)
 
 
@@ -36,8 +36,8 @@ def prices(mq: raymq.Client, topic: str) -> str:
 
 @pytest.fixture
 def runners() -> Iterator[dict[str, ray.actor.ActorHandle]]:
-    """Yield a mapping for new runner actors, by name, which `runners_now` fills. At the end of the test all new runners
-    are killed."""
+    """Yield a mapping of the new runner actors by name; `runners_now` fills it. At the end of the test all new runner
+    actors are killed."""
     before = _names()
     yield {}
     for name in _names() - before:
@@ -82,7 +82,7 @@ def test_the_function_runs_in_a_process_of_its_own_beside_the_store(mq: raymq.Cl
                 [raymq.Message(prices, str(price).encode(), properties={"price": str(price)}) for price in (5, 95)]
             )
         assert poll(consumer, 1) == [95]
-        # kill the runner actors: the next fetch starts another runner
+        # Kill the runner actors, so that the next fetch must start another runner.
         for name in names:
             ray.kill(ray.get_actor(name, namespace=INSTANCES))
         with mq.producer() as producer:

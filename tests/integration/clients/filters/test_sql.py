@@ -1,5 +1,5 @@
-"""Filter expressions in a whole cluster: pull and push consumers, the command line, and groups whose members have
-different expressions."""
+"""Tests of SQL filter expressions in a whole cluster: pull and push consumers, the command line, and groups whose
+members have different expressions."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ RARE = raymq.sql("price > 5 AND region = 'eu'")
 
 
 def send(mq: raymq.Client, topic: str, count: int) -> set[bytes]:
-    """Send `count` messages. Returns the bodies of the messages that pass the filter RARE, which are one in
-    ten."""
+    """Send `count` messages. One in ten passes the filter RARE. Returns the bodies of the messages that pass."""
     with mq.producer() as producer:
         for number in range(count):
             properties = {"price": str(6 if number % 10 == 0 else 5), "region": "eu"}
@@ -70,8 +69,8 @@ def test_a_push_consumer_gets_what_passes_and_the_group_has_one_expression(
 
 
 class LaterOnce:
-    """A listener that postpones the first attempt of every message that passes RARE, and records later
-    attempts."""
+    """A listener that postpones the first attempt of every message that passes the filter RARE, and records all other
+    deliveries."""
 
     def __init__(self, notes: ListenerNotes) -> None:
         self.notes = notes
@@ -86,7 +85,8 @@ class LaterOnce:
 def test_redelivered_messages_pass_whatever_the_group_subscribes_to(
     mq: raymq.Client, topic: str, group: str, tmp_path: Path
 ) -> None:
-    """A group's retry topic is not filtered, so failed messages and replayed messages arrive."""
+    """Redelivered and replayed messages arrive even if they do not pass the group's filter, because the group's retry
+    topic is not filtered."""
     expected = sorted(map(int, send(mq, topic, 20)))
     notes = ListenerNotes(tmp_path / "notes")
     started = mq.push_consumer(group, consume_from=FIRST).subscribe(topic, RARE).on_message(LaterOnce(notes)).start()

@@ -1,6 +1,6 @@
-"""Running consumers of all kinds while an administrator withdraws their group's permission and restores it.
+"""Tests of running consumers of all kinds while an administrator withdraws and restores their group's permission.
 
-The module also tests other changes of administrators that consumers only notice in a cluster.
+The module also tests other changes by administrators that consumers notice only in a cluster.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tests.support.history.waiting import eventually
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 SOON_S = 20.0
-"""Seconds within which consumers must notice a change. A heartbeat and a request to the brokers take far less."""
+"""Maximum number of seconds until consumers notice a change of their permissions. A heartbeat and a request to the
+brokers take far less."""
 COUNTED = 2000
 
 
@@ -67,7 +68,7 @@ def test_pull_and_push_consumers_stop_within_seconds_say_so_and_go_on_within_sec
         assert "forbidden to read" in refusal or "consume_enable is off" in refusal
         eventually(lambda: _states(running) == {"forbidden"}, "the push consumer's stop", SOON_S)
         assert "group allow" in _trouble(running) or "consume_enable is off" in _trouble(running)
-        send(mq, topic, b"3", b"4")  # no consumer reads these messages, even if the consumer maps the store's files
+        send(mq, topic, b"3", b"4")  # No consumer of the forbidden group may read these messages.
         with pytest.raises(raymq.NoPermissionError):
             pulling.poll(timeout_s=1.0)
         assert sorted(notes.lines()) == ["1", "2"]
@@ -81,8 +82,8 @@ def test_pull_and_push_consumers_stop_within_seconds_say_so_and_go_on_within_sec
 
 
 def _refusal(consumer: raymq.PullConsumer, bodies: list[bytes]) -> str:
-    """Poll once. Returns the text of a NoPermissionError, empty without an error, and adds the received bodies to
-    `bodies`."""
+    """Poll once, and add the received bodies to `bodies`. Returns the text of the NoPermissionError that the poll
+    raised; empty if it raised none."""
     try:
         bodies += [message.body for message in consumer.poll(timeout_s=0.2)]
     except raymq.NoPermissionError as error:
@@ -91,8 +92,8 @@ def _refusal(consumer: raymq.PullConsumer, bodies: list[bytes]) -> str:
 
 
 def _states(running: Any) -> set[str]:
-    """Return the states of the consumer's queues, except queues of the group's retry topic. The retry topic continues
-    if a topic is forbidden."""
+    """Return the states of the push consumer's queues, without the queues of the group's retry topic, which is still
+    read if a topic is forbidden."""
     return {q.state for one in running.status() for q in one.queues if not q.queue.topic.startswith("%RETRY%")}
 
 
@@ -126,7 +127,7 @@ def test_a_forbidden_topic_holds_up_no_other_and_a_simple_consumer_says_so(
     with mq.pull_consumer(group, consume_from=FIRST) as consumer:
         consumer.subscribe(topic)
         consumer.subscribe(other)
-        mq.admin.forbid(group, other)  # this topic's name sorts first, so the consumer polls its queues first
+        mq.admin.forbid(group, other)  # The forbidden topic's name sorts first, so the consumer polls its queues first.
         send(mq, topic, b"1")
         [message] = poll_until(consumer, 1)
         assert message.body == b"1"
@@ -152,7 +153,7 @@ def test_a_group_goes_on_where_another_one_is_after_its_offsets_were_cloned_whil
         assert sum(committed.values()) == 50
     with mq.pull_consumer(group, consume_from=FIRST, auto_commit=False) as consumer:
         consumer.subscribe(topic)
-        poll_until(consumer, 50)  # the consumer receives 50 messages without a commit
+        poll_until(consumer, 50)  # The consumer receives 50 messages and commits none.
         command("group", "clone-offsets", ahead, group, topic)
         send(mq, topic, b"new")
         eventually(

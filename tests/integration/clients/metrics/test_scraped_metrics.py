@@ -1,4 +1,5 @@
-"""The metrics of a program that sends and consumes, read from Ray's agents as Prometheus reads them."""
+"""Tests of the metrics of a program that sends and consumes. The tests read them from Ray's agents, as
+Prometheus does."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from tests.support.metrics.scrape import Scrape, scraped
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 SENT, COMMITTED = 1000, 400
 GAUGES_GONE_S = 45.0
-"""Seconds within which a gauge must disappear. A gauge is exported every 10 s, and dropped 20 s after its last export;
-the rest is for a busy machine."""
+"""Maximum number of seconds until a gauge disappears. A gauge is exported every 10 s, and dropped 20 s after its last
+export; the remaining time is for a busy machine."""
 QUIET_S = 60.0
 
 

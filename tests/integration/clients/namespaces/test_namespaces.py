@@ -1,5 +1,5 @@
-"""Two teams use the same names of topics and groups in two namespaces. Neither team sees the other team's data,
-whichever API it uses."""
+"""Tests of namespaces: two teams use the same names of topics and groups in two namespaces. Neither team sees the other
+team's data through any API."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEAMS = ("team-a", "team-b")
 
 @pytest.fixture(scope="module")
 def teams(mq: raymq.Client) -> Iterator[list[raymq.Client]]:
-    """Yield a client for each team. Each team has a topic `orders`."""
+    """Yield a client for each of the two teams. Each team has its own topic `orders`."""
     with raymq.connect(namespace=TEAMS[0]) as one, raymq.connect(namespace=TEAMS[1]) as two:
         for client in (one, two):
             client.admin.create_topic("orders", queues=2)
@@ -91,8 +91,8 @@ def test_a_table_has_the_names_of_its_namespace(teams: list[raymq.Client]) -> No
 
 
 class Listener:
-    """A test listener that records its messages, fails once for each message with the body "again", and sends messages
-    with the body "dead" to the dead-letter queue."""
+    """A test listener that records its messages. It fails once for each message with the body "again", and sends
+    messages with the body "dead" to the dead-letter queue."""
 
     def __init__(self, notes: str) -> None:
         self.notes = notes

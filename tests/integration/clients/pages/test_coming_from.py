@@ -1,5 +1,5 @@
-"""The documentation pages for users of Kafka, Celery or ray.util.queue: each program prints the output that its page
-shows."""
+"""Tests of the documentation pages for users of Kafka, Celery or ray.util.queue: each program prints the output that
+its page shows."""
 
 from __future__ import annotations
 

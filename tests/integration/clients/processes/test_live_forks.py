@@ -1,5 +1,5 @@
-"""A forked child uses each object of a live connection. The child gets one clear error at once, and the parent loses
-nothing."""
+"""Test of forks: a forked child process that uses an object of a live connection gets one clear error at once. The
+parent process loses nothing."""
 
 from __future__ import annotations
 

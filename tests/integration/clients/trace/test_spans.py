@@ -1,4 +1,4 @@
-"""A send and the listener call for its message are in one OpenTelemetry trace, although they run in different
+"""Tests of OpenTelemetry: a send and the listener call for its message are in one trace, although they run in different
 processes."""
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def test_a_send_and_its_listener_call_after_a_retry_share_a_trace(mq: raymq.Clie
     found = json.loads(run_program(PROGRAM))
     root = found["root"]
     assert found["listener"] == [root]
-    assert found["next"] == [[root]]  # a message that the listener sends belongs to the same trace
+    assert found["next"] == [[root]]  # A message that the listener sends belongs to the same trace.
     spans = {name: (trace_id, links) for name, trace_id, links in found["spans"]}
     assert spans["send spans-of-a-program"] == (root, 0)
     assert spans["receive spans-seen-by-listeners"][1] == 1

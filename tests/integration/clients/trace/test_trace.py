@@ -1,5 +1,5 @@
-"""A traced client records the history of its messages as RocketMQ does, and `Admin.trace` combines the records of one
-message."""
+"""Tests of message tracing: a traced client records the history of its messages as RocketMQ does, and `Admin.trace`
+combines the records of one message."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def traced(mq: raymq.Client) -> Iterator[raymq.Client]:
 
 
 def life(mq: raymq.Client, message_id: str, *, attempts: int = 0) -> MessageTrace:
-    """Wait until a message's trace is stored, and return the trace."""
+    """Wait until the trace of a message is stored. Returns the trace."""
 
     def look() -> MessageTrace | None:
         try:
@@ -68,7 +68,7 @@ def test_sends_of_every_kind_are_traced(mq: raymq.Client, traced: raymq.Client, 
     # A query by the traced message's key finds the trace message, as in RocketMQ.
     texts = [message.body.decode() for message in mq.admin.query_by_key(TRACE_TOPIC, "o-2")]
     assert alone[2].message_id in {record.message_id for text in texts for record in decode_records(text).records}
-    # Only the user's messages are counted: trace messages are not traced.
+    # The statistics count only the user's messages, because trace messages are not traced.
     assert traced.trace_statistics().sent == len(sent)
 
 

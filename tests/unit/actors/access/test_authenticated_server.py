@@ -55,13 +55,13 @@ NO_NAMED_ACTOR = {
     "DelayTotals": "an actor without a name, which no other program can look up",
     "type(base.__name__, (base,), body)": "RayDP's own master, see docs/access.md",
 }
-"""Objects that the code passes to `ray.remote` although they are not raymq's named actors, each with the
+"""Objects that the code passes to `ray.remote` although they are not named actors of raymq, each with the
 reason."""
 
 
 @cache
 def given_to_ray() -> list[tuple[str, ast.expr]]:
-    """Yield each expression that the code passes to `ray.remote`, with the name of the expression's module. No module
+    """Return the expressions that the code passes to `ray.remote`, each with the name of its module. Fails if a module
     uses `ray.remote` as a decorator."""
     found = []
     for path in sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py")):
@@ -80,7 +80,7 @@ def given_to_ray() -> list[tuple[str, ast.expr]]:
 
 
 def named_actors(maker: str) -> list[type]:
-    """Return the wrapped classes of the actors that the code creates with the function named `maker`."""
+    """Return the classes of the actors that the code creates with the function `maker`."""
     return [
         getattr(import_module(module), ast.unparse(given.args[0]))
         for module, given in given_to_ray()
@@ -102,22 +102,23 @@ def users(**quotas: int) -> AuthState:
 
 
 class NameServerDouble:
-    """Fake NameServer with one method for each kind of access rule."""
+    """Fake NameServer with one method for each kind of access rule: a topic rule, a rule for lists, and a rule for
+    servers."""
 
     def __init__(self, name: str = "x") -> None:
         self.calls: list[Any] = []
 
     def topic_route(self, topic: str, offset: int = 0, *, limit: int = 1) -> tuple[str, int, int]:
-        """Return a fake description of a topic."""
+        """Fake a topic's route: return the arguments."""
         self.calls.append((topic, offset, limit))
         return topic, offset, limit
 
     def topics(self) -> list[str]:
-        """Return all topics."""
+        """Return the names of all topics."""
         return ["orders", "bills"]
 
     def wipe_write_perm(self) -> str:
-        """Fake a method that only servers may call."""
+        """Stand-in for a method that only servers and super users may call."""
         return "obeyed"
 
 
@@ -132,7 +133,7 @@ def opened(server: type, real: Any, state: AuthState | None = None) -> Any:
 
 @pytest.fixture
 def scene() -> Any:
-    """Return an authenticating server, set up as in the process of its actor."""
+    """Return an authenticating NameServer, set up as in the process of its actor."""
     return opened(NameServerDouble, NameServerDouble())
 
 
@@ -305,10 +306,10 @@ class StorageDouble:
     """Fake storage actor that returns the same message of 100 bytes for every read."""
 
     def __init__(self, name: str = "x") -> None:
-        """Accept any actor name."""
+        """Make the fake storage actor, whatever its name."""
 
     def fetch(self, requests: list[FetchRequest], max_bytes: int, wait_s: float) -> list[FetchResult]:
-        """Return the message once for each fetch request."""
+        """Return the same message once for each fetch request."""
         return [FetchResult(PullStatus.FOUND, 1, 0, 1, b"x" * 100, 1) for _ in requests]
 
     def describe(self) -> StorageDescription:

@@ -1,5 +1,5 @@
-"""Tests that send every request of every server as an unknown user, with a wrong signature, without rights, with
-rights, and as a replay.
+"""Tests of the access check of every request of every server. Each request is sent by an unknown user, with a wrong
+signature, without rights, with rights, and as a replay.
 
 A request arrives as a signed actor call or as a frame of a lane (direct socket connection). With access control on,
 plain methods refuse calls, so no third way exists. The tests take the requests from the servers' classes, and the
@@ -49,7 +49,7 @@ def named(**values: object) -> SimpleNamespace:
 BATCH = named(topic="orders", records=b"", sizes=())
 INSTANCE = "pull-billing-0"
 ARGUMENTS: dict[str, Any] = {
-    # Arguments by parameter name, for parameters that mean the same in every method.
+    # Sample arguments by parameter name, for parameters that mean the same in every method.
     "topic": "orders",
     "group": "billing",
     "queues": [("orders", 0)],
@@ -83,20 +83,20 @@ ANSWERS: dict[str, Any] = {
     "Broker.topic_offsets": {},
     "Pull.status": {"instances": []},
 }
-"""Results of fake methods whose lists are reduced to the names that a user may see. Other methods return empty
-lists."""
+"""Results of fake methods that return lists of names. The server then removes the names that the user may not see. All
+other fake methods return empty lists."""
 
 BY_NAME = {server.__name__: server for server in SERVERS}
 
 
 def requests_of(server: str) -> list[str]:
-    """Return the titles of a server's requests, such as "Broker.status"."""
+    """Return the names of a server's requests, such as "Broker.status"."""
     methods = vars(actor_class(BY_NAME[server]))
     return sorted(f"{server}.{name.removeprefix(SIGNED)}" for name in methods if name.startswith(SIGNED))
 
 
 class Recorder:
-    """Real server that records the methods that were called."""
+    """Stand-in for a real server: it has the server's methods, and records which methods were called."""
 
     def __init__(self, server: type) -> None:
         self.reached: list[str] = []
@@ -142,8 +142,8 @@ class Request:
         server._authentication.guard(LaneFrame(who.user), self.method, self.arguments)
 
     def state(self, needs: Sequence[Need], which: int = 0) -> AuthState:
-        """Return users among whom CARL has just the rights of `needs`. If a need allows several actions, `which`
-        selects one."""
+        """Return an access state in which CARL has exactly the rights in `needs`. If a right can be one of several
+        actions, `which` selects the action."""
         state = users().with_user(User(CARL.user, CARL.key), is_new=True)
         allowed: dict[str, list[str]] = {}
         for need in needs:
@@ -154,8 +154,8 @@ class Request:
 
 
 def with_every_request(check: Callable[[Request], None]) -> Callable[[str], None]:
-    """Turn `check` into a test with one case per server. The test fails with the list of all of the server's requests
-    that failed the check."""
+    """Turn `check` into a test with one case per server. The test calls `check` for each of the server's requests, and
+    reports all failures together."""
 
     @pytest.mark.parametrize("server", sorted(BY_NAME))
     def of_server(server: str) -> None:
@@ -197,12 +197,12 @@ def test_a_wrong_signature_gets_nobody_in(request_: Request) -> None:
     ):
         with pytest.raises(AuthenticationError):
             request_.by_call(server, who)
-        # a lane's handshake is checked with this key
+        # The server checks the handshake of a lane (direct socket connection) with this user's key.
         assert server._authentication.authorizer.key_of(who.user) != who.key
     with pytest.raises(AccessDeniedError):
         request_.by_lane(server, Identity("stranger", b"s" * 32))
-    # Two signatures of this user: one for this method with other arguments, one for these arguments with another
-    # method.
+    # Two wrong pairs of ADMIN's signature and payload: a signature for other arguments of this method, and a signature
+    # for another method with these arguments.
     signature, _ = signed(ADMIN, request_.method, "other")
     other, payload = signed(ADMIN, "other", *request_.arguments)
     for pair in ((signature, payload), (other, payload)):
@@ -214,7 +214,7 @@ def test_a_wrong_signature_gets_nobody_in(request_: Request) -> None:
 @with_every_request
 def test_without_permission_a_request_is_refused(request_: Request) -> None:
     if not (request_.needs or request_.for_servers):
-        # every user may send this request: the reply is filtered, or contains no names
+        # Every user may send this request, because its reply is filtered or contains no names.
         request_.by_call(request_.server(), BOB)
         return
     server = request_.server()

@@ -1,5 +1,5 @@
-"""Tests of the metering of users' consumption: the user whose quota a read counts against, the maximum size of a read,
-and the wait after a read."""
+"""Tests of how a server meters users' consumption: the user whose quota a read counts against, the maximum size of a
+read, and the wait after a read."""
 
 from __future__ import annotations
 

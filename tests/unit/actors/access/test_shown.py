@@ -1,4 +1,4 @@
-"""Tests that lists in replies are reduced to the names that a user may see."""
+"""Tests that lists in a server's replies contain only the names that the user may see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the broker's remote methods and threads: each thread continues if its task fails or if another thread
+"""Tests of the broker's remote methods and threads: a thread continues if its task fails, and also if another thread
 blocks."""
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def test_the_actor_has_the_methods_that_others_call_and_no_more():
 
 
 def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Exception) -> Any:
-    """Return a broker with real threads, whose tasks all raise `fails`. Its threads end after ROUNDS pauses."""
+    """Return a broker with real threads and tasks that all raise `fails`. The broker's threads end after ROUNDS
+    pauses."""
     for pause in ("NOT_READY_INTERVAL_S", "BROKER_HEARTBEAT_INTERVAL_S"):
         monkeypatch.setattr(module, pause, 0.0)
     for interval in ("STATS_INTERVAL_S", "STATE_SNAPSHOT_INTERVAL_S", "PROTECT_INTERVAL_S"):
@@ -138,8 +139,8 @@ def test_before_the_masters_state_is_read_nothing_is_registered_and_no_housekeep
 
 
 def test_the_next_master_is_found_while_a_change_holds_up_the_move_to_the_one_before(monkeypatch):
-    """A state change may be in flight to a store that no longer leads. The change ends only after the thread has found
-    the next leading store."""
+    """The broker finds the next master while its move to the previous master still waits for a state change. The change
+    ends only after the thread has found the next master."""
     leaders = iter([GroupLeader("broker-a", 1, 5, ""), GroupLeader("broker-a", 2, 6, "")])
     answer = SimpleNamespace(call=lambda *args, **kwargs: next(leaders))
     monkeypatch.setattr(master_store, "ActorRef", lambda name: answer)

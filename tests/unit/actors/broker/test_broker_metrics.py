@@ -1,5 +1,5 @@
-"""Tests of a broker's metrics against a known state. The broker calls the store twice, for any number of topics and
-groups."""
+"""Tests of a broker's metrics for a known broker state. The broker calls the store only twice, for any number of topics
+and groups."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ WAITING = RequestFigures("client", 2, 10.0, 8, 900.0, 3, 70.0, 5, 6)
 
 
 class Store:
-    """Fake store in which each queue has the offsets 2 to 9. The first message was stored a minute ago, and each next
-    message 1 ms later."""
+    """Fake store in which each queue has the offsets 2 to 9. Each queue's first message was stored a minute ago, and
+    each further message 1 ms after the previous message."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -55,7 +55,7 @@ def ray_metrics(monkeypatch):
 
 
 class Log:
-    """Fake state log. Its state is unknown until `World` sets the state."""
+    """Fake state log of a broker. The broker state is unknown until `World` sets the state."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -76,7 +76,7 @@ class Log:
 
 
 class World:
-    """A broker's metrics, computed from a broker state, a store and clients that a test sets."""
+    """A broker's metrics, computed from a broker state, a store and client connections that a test sets."""
 
     def __init__(self) -> None:
         self.state, self.store = BrokerState(), Store()

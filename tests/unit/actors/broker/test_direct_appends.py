@@ -1,6 +1,7 @@
-"""Tests of state records that the thread of a broker's lane (direct socket connection) sends itself, over a real lane.
+"""Tests of direct appends: the thread of a broker's lane (direct socket connection) sends state records to the storage
+actor itself. The tests use a real lane.
 
-The tests check the replies, and the records that the lane's thread leaves to the writer thread because storing them may
+They check the replies. They also check that the lane's thread leaves records to the writer thread if storing them may
 block.
 """
 
@@ -35,7 +36,7 @@ BORN: tuple[str, int] = ("10.0.0.1", 0)
 
 
 class Storage:
-    """Fake client of a storage actor on this node. `appended`: batches that were sent through this client instead of
+    """Fake client of a storage actor on the broker's node. `appended`: batches that were sent through this client, not
     directly by the lane's thread."""
 
     name = "storage-broker-a-0"
@@ -53,7 +54,8 @@ class Storage:
 
 
 class Broker:
-    """Runs the event loop of a broker's lane, with direct appends to a storage actor at `address`."""
+    """Runs the event loop of a broker's lane (direct socket connection), with direct appends to a storage actor at
+    `address`."""
 
     def __init__(self, address: LaneAddress, node_id: str = "here") -> None:
         self.storage: Any = Storage(address, node_id)
@@ -98,7 +100,7 @@ def broker() -> Iterator[Callable[..., Broker]]:
 
 
 class Silent:
-    """Fake storage actor that receives appends, and replies only when the test commands a reply."""
+    """Fake storage actor that receives appends, and replies only when a test makes it reply."""
 
     def __init__(self) -> None:
         self.taken: Queue[tuple[LaneRequest, list[bytes], Any]] = Queue()

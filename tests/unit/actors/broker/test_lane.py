@@ -1,5 +1,5 @@
-"""Tests that calls of a broker's clients have equal results and equal errors over a lane (direct socket connection) and
-as actor methods."""
+"""Tests of the calls of a broker's clients. A call has the same result or error over a lane (direct socket connection)
+as it has as an actor method."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FIRST = StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
 
 
 class LocalBroker(PopMethods, TransactionMethods, QuestionMethods):
-    """Broker without Ray, on a store that keeps state records. The broker's queues hold the messages 3 to 9."""
+    """A broker without Ray, on a store that keeps state records. The broker's queues hold the offsets 3 to 9."""
 
     def __init__(self) -> None:
         self.store = Store("storage-broker-a-0")
@@ -71,7 +71,7 @@ class LocalBroker(PopMethods, TransactionMethods, QuestionMethods):
 
     @property
     def later(self) -> dict[str, Any]:
-        """Return the methods whose handlers send the replies themselves, after the handler has returned."""
+        """Return the broker's methods that send their replies later, after the handler has returned."""
         return {**self._answered_later, "take_questions": self._take_questions_soon}
 
     def open_lane(self) -> BrokerLane:
@@ -101,7 +101,7 @@ class LocalBroker(PopMethods, TransactionMethods, QuestionMethods):
         return []
 
     def leave_transaction_checks(self, group: str, client_id: str) -> None:
-        """Accept the call without any effect."""
+        """Stand-in for the broker's method; does nothing."""
 
     def heartbeat(self, heartbeat: ClientHeartbeat) -> ClientMetrics:
         self.clients.heartbeat(heartbeat, 0.0)
@@ -116,8 +116,8 @@ class LocalBroker(PopMethods, TransactionMethods, QuestionMethods):
 
 
 class Actor:
-    """Fake of the broker's actor that calls the broker's methods with copies of the arguments. `way` gives access to
-    the broker's lanes (direct socket connections)."""
+    """Fake of the broker's actor that calls the broker's methods with copies of the arguments. `way`: whether clients
+    reach the broker's lane (direct socket connection) by "unix" or "tcp"."""
 
     def __init__(self, broker: LocalBroker, way: str) -> None:
         self.broker, self.way = broker, way
@@ -151,8 +151,8 @@ def client_of(broker: LocalBroker, way: str, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture(params=["unix", "tcp"])
 def client(broker: LocalBroker, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Yield a function that makes a client's call to the broker over a lane (Unix socket or TCP, depending on the
-    test's parameter). At the end, check that all calls used the lane."""
+    """Yield a function that makes a client's call to the broker over a lane (direct socket connection): Unix socket or
+    TCP, depending on the test's parameter. At the end, check that all calls used the lane."""
     client, actor = client_of(broker, request.param, monkeypatch)
 
     def call(method: str, *args: Any) -> Any:
@@ -167,7 +167,7 @@ def queue(queue_id: int, topic: str = "orders") -> MessageQueue:
     return MessageQueue(topic, "broker-a", queue_id)
 
 
-# Tests that run over each kind of lane: Unix socket and TCP
+# Tests that run over each kind of lane (direct socket connection): Unix socket and TCP
 
 
 def test_a_commit_is_answered_with_what_became_of_each_queue(client, broker):
@@ -221,12 +221,12 @@ def test_the_starts_of_many_queues_are_committed_together(client, broker):
     wanted = {"orders": {0: 1, 1: 1, 2: 0}, "bills": {0: 1, 7: 1}, "gone": {0: 1}}
     assert client("start_offsets", "g", wanted, FIRST) == {
         "orders": {0: QueueOffset(3), 1: QueueOffset(3), 2: QueueOffset(3)}
-    }  # queue 7 of topic bills and topic gone do not exist, so they are left out
+    }  # topic gone, and queue 7 of topic bills, do not exist, so the result does not contain them
     assert client("start_offsets", "g", {"orders": {0: 2}, "bills": {0: 2}}, StartOffsetQuery()) == {
         "orders": {0: QueueOffset(3)},
         "bills": {0: QueueOffset(10)},
     }
-    # a query with generation 0 stored no start offset
+    # A query for start offsets with generation 0 stores no committed offset.
     assert client("committed_offsets", "g", "orders") == {0: 3, 1: 3}
     assert len(broker.send.writes) == written + 2
     assert client("commit_offsets", "g", {"orders": {0: OffsetCommit(5, 1, 0)}}).fenced == {queue(0)}
@@ -251,7 +251,7 @@ def test_groups_topics_and_clients_are_made_known(client, broker):
     assert broker.clients.consumers(0.0) == []
 
 
-# Tests of the lane itself
+# Tests of the broker's lane (direct socket connection) itself
 
 
 @pytest.fixture
@@ -341,7 +341,7 @@ def test_the_clients_of_a_process_are_shared_until_they_are_closed(broker, monke
     module.close_broker_clients()
     assert threading.active_count() >= 1
     eventually(lambda: broker.lane._server.connections == 0, "the lane to be closed", WAIT_S)
-    commit(one, 0, 2)  # as a consumer that still runs after its broker client was closed
+    commit(one, 0, 2)  # a consumer may still run and commit after its broker client was closed
     one.drop_lanes()
     assert actor.calls == ["describe", "describe"]
 
@@ -389,7 +389,7 @@ def test_calls_that_no_thread_takes_in_time_are_refused_and_heartbeats_wait_in_a
                 end("three")
             with pytest.raises(SystemBusyError, match="wait_time_in_client_manager_queue_ms is 50"):
                 client.call("take_transaction_checks", "g", "me", timeout_s=WAIT_S)
-            commit(client, 0, 1)  # a commit needs no free thread
+            commit(client, 0, 1)  # a commit succeeds although all request threads are busy
             assert not any(one.done() for one in ends)
         finally:
             goes_on.set()

@@ -1,4 +1,4 @@
-"""Tests of a broker's counters and of its protection against slow groups, on a separate store."""
+"""Tests of a broker's counters and of its protection against slow consumer groups, on a separate store."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_groups_get_and_give_back_is_listed_by_topic(store):
 
 
 def fall_behind(store, state) -> None:
-    """Put group "slow" at the first of ten messages, and group "quick" after the last message."""
+    """Set the committed offset of group "slow" to the first of ten messages, and of group "quick" to the end."""
     store.append([make_batch([b"x" * 1000 for _ in range(10)])])
     for group, offset in (("slow", 0), ("quick", 10)):
         state.offsets.set(group, "orders", {0: offset}, {})
@@ -118,7 +118,7 @@ def test_groups_that_had_not_read_what_a_full_disk_took_are_named_though_they_go
     assert store.cleaner.run_once(datetime.now()) > 0
     first = store.queues.bounds("orders", 0).min_offset
     assert 10 < first < 290
-    # as a consumer commits after it finds the gap of deleted messages
+    # Commit the first existing offset, as a consumer does after it finds that messages were deleted.
     state.offsets.set("slow", "orders", {0: first}, {})
     for _ in range(2):
         watch.note_deletions()

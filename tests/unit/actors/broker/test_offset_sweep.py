@@ -1,5 +1,5 @@
-"""Tests of the sweep that removes the offsets of topics that groups no longer consume, on a state log with a fake
-store."""
+"""Tests of the sweep that removes a group's offsets of topics that the group no longer consumes, on a state log with a
+fake store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.actors.broker.test_state_log import Sender, Store
 
 
 class Groups(GroupMethods):
-    """Group methods of a broker whose queues all begin at offset `first`."""
+    """The group methods of a broker on a fake store. `first`: the first offset of the queues of each topic."""
 
     def __init__(self) -> None:
         self.first = {"orders": 0, "bills": 0}
@@ -44,7 +44,7 @@ class Groups(GroupMethods):
         return self._log.change(decide)
 
     def commit_offsets(self, group: str, commits: Mapping[str, Mapping[int, OffsetCommit]]) -> CommitAnswer:
-        """Commit offsets over a lane as a client does, and wait for the result."""
+        """Commit offsets over a lane (direct socket connection) as a client does, and wait for the result."""
         answer: Future[CommitAnswer] = Future()
         self._commit_soon(group, commits, answer.set_result, answer.set_exception)
         return answer.result(WAIT_S)

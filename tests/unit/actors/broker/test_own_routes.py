@@ -1,4 +1,4 @@
-"""Tests of the routes that a broker gives to its own internal producers."""
+"""Tests of the routes that a broker uses for its own internal producers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from raymq.common.protocol.route import MASTER_ID, PERM_READ, TopicConfig
 
 
 class OwnGroup:
-    """Fake routes of broker-a: topic `orders` with 4 queues and topic `read-only` with 2 queues. The class records each
-    topic creation."""
+    """Fake routes of broker-a: topic `orders` with 4 queues and topic `read-only` with 2 queues. Records each topic
+    creation."""
 
     def __init__(self) -> None:
         self.state = BrokerState(

@@ -1,5 +1,5 @@
-"""Tests that results for plain Ray handles consist of built-in values and exceptions, so that a process without raymq
-can unpickle them."""
+"""Tests that a server's results for plain Ray handles contain only built-in values and exceptions. A process without
+raymq can then unpickle the results."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of a broker's readings (statistics per topic and group). The number of calls to the store is small and bounded,
-for any number of topics and groups."""
+"""Tests of a broker's readings (statistics per topic and group). A small, fixed number of store calls suffices for any
+number of topics and groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raymq.common.protocol.store import QueueBounds, StoreStatistics, TopicPuts
 
 
 class Store:
-    """Fake store in which each queue has the offsets 0 to 9, but its messages are deleted."""
+    """Fake store in which each queue has the offsets 0 to 9, although its messages are deleted."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -61,7 +61,8 @@ def test_topics_and_groups_are_read_in_few_calls():
         "idle": TopicReading(0, 0, 4, 6, 40, 2.0, 200.0),
     }
     assert len(found.groups) == 50
-    assert found.groups["g3", "orders"] == GroupReading(17, 0 + 6 + 10 + 10, None)  # delay None: the message is deleted
+    # the delay is None because the message is deleted
+    assert found.groups["g3", "orders"] == GroupReading(17, 0 + 6 + 10 + 10, None)
     assert found.left_out == 0
     assert store.calls == ["statistics", "bounds", "times 50"]
 
@@ -89,7 +90,8 @@ def test_groups_have_totals_of_all_topics_with_what_waits_to_be_tried_again():
     state.topics |= {name: SimpleNamespace(read_queue_nums=1, perm=6) for name in (retry_topic("g1"), dlq_topic("g1"))}
     found = take_readings(state, Store(), {("g1", "orders"): 17, ("g1", retry_topic("g1")): 3}, stats)  # type: ignore[arg-type]  # a stand-in
     assert found.group_totals == {
-        "g0": GroupTotals(0, 26, None, 9 + 10 + 10 + 10, 0, True),  # group g0 has committed only in its retry topic
+        # group g0 has committed offsets only in its retry topic
+        "g0": GroupTotals(0, 26, None, 9 + 10 + 10 + 10, 0, True),
         "g1": GroupTotals(20, 26, None, 10, 10, False),
         "g2": GroupTotals(0, 26, None, 0, 0, True),
     }

@@ -1,5 +1,5 @@
-"""Tests of receive calls at a broker: the broker replies at once or after a long poll, ends expired calls in time, and
-bounds the number of waiting calls."""
+"""Tests of receive calls at a broker. The broker answers at once or after a long poll, ends expired calls in time, and
+limits the number of waiting calls."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ LONG_S = 30.0
 
 
 class Ends:
-    """Fake source of queue end offsets, which reports them on request or on a change."""
+    """Fake source of the end offsets of queues. It reports an end offset when it is asked, or when the offset
+    changes."""
 
     def __init__(self) -> None:
         self.there: dict[TopicQueue, QueueEnds] = {}
@@ -73,7 +74,7 @@ class Ends:
 
 
 class Broker:
-    """Receive methods of a broker, on a store that keeps state records."""
+    """A broker that has only the methods of receive calls, on a store that keeps state records."""
 
     def __init__(self, ends: Any = None) -> None:
         self.ends = ends or Ends()

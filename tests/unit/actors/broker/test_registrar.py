@@ -1,5 +1,5 @@
-"""Tests of a broker's heartbeats and registrations at NameServers that reply, lose their state, or do not
-exist."""
+"""Tests of a broker's heartbeats and registrations at NameServers. A NameServer answers, has lost its state, or does
+not exist."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Scene:
         return self.first.calls, self.second.calls
 
     def beat(self) -> tuple[list[str], list[str]]:
-        """Send one heartbeat. Returns the calls that it made, for each of the two NameServers."""
+        """Send one heartbeat. Returns the calls that the heartbeat made, for each of the two NameServers."""
         self.first.calls, self.second.calls = [], []
         self.registrar.beat()
         return self.first.calls, self.second.calls

@@ -1,5 +1,5 @@
-"""Tests of a broker's state when its group's master changes: reads work, unsafe writes are refused, and no acknowledged
-change is lost.
+"""Tests of a broker's state log when the master of its broker group changes. Reads work, unsafe writes are refused, and
+no acknowledged change is lost.
 
 The tests run with changes that the log's writer thread stores, and with changes that the thread of the broker's lane
 (direct socket connection) stores directly.
@@ -45,8 +45,8 @@ WAIT_S = 30.0
 class Store:
     """Fake storage actor with config files and a log of state records.
 
-    The last `hidden` records are not readable yet. While `away` is set, the actor does not reply. The actor refuses the
-    methods named in `broken`.
+    The last `hidden` records are not readable yet. While `away` is set, the actor does not answer. The actor refuses
+    the methods named in `broken`.
     """
 
     def __init__(self, name: str) -> None:
@@ -93,8 +93,8 @@ class Store:
 
 
 class Sender:
-    """Fake sender that stores the state log's appends in `store`, durably if `durable` is set. If `outcome` is set, the
-    sender raises it once, after storing."""
+    """Fake sender that stores the state log's appends in `store`. The appends are durable if `durable` is set. If
+    `outcome` is set, the sender raises this error once, after an append was stored."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.durable = store, True
@@ -118,7 +118,7 @@ class Sender:
 
 
 class Sent:
-    """State records that were sent directly, with the outcome of each send."""
+    """A group of state records that was sent directly to the store, with the outcome of the send."""
 
     def __init__(self, outcome: StoredRecords | RaymqError) -> None:
         self.outcome = outcome
@@ -132,7 +132,7 @@ class Sent:
 
 class Direct:
     """Fake direct path to the store: sends state records in order, from any thread. A separate thread delivers the
-    replies."""
+    store's answers."""
 
     is_own_thread = True
 
@@ -288,14 +288,14 @@ def test_a_change_that_waits_for_a_store_that_stands_still_ends_when_another_is_
 def test_a_change_that_comes_while_the_new_master_is_read_is_decided_on_what_was_read_there(
     scene: Scene, threads: ThreadPoolExecutor
 ) -> None:
-    """The change must not be stored while the new master's records are being read. Otherwise the state computed from
-    these records would replace the change."""
+    """A change waits until the new master's records have been read. Otherwise the state computed from these records
+    would overwrite the change."""
     scene.make_group("before")
     sending, reading = CallGate(), CallGate()
     scene.send.before = sending
     under_way = threads.submit(scene.make_group, "underway")
     sending.wait()
-    # This change has already checked that the old state is ready, and waits for the write in progress.
+    # This change has already found the old state ready, and waits for the write in progress.
     waiting = threads.submit(scene.log.change, lambda state: {"kind": "group", "group": "waiting"})
     scene.second.on_fetch = reading
     ready = scene.log._ready
@@ -430,7 +430,7 @@ def test_retention_may_delete_on_a_copy_only_what_its_own_snapshots_have(scene: 
     scene.second.broken = set()
     scene.make_group("b")
     scene.log.snapshot()
-    assert HOLDS_FILE not in scene.second.files  # the file's .bak is missing, so all records are kept
+    assert HOLDS_FILE not in scene.second.files  # a snapshot file has no .bak yet, so retention keeps all state records
     position = json.loads(scene.second.files[POSITION_FILE])["queueOffset"]
     scene.make_group("c")
     scene.log.snapshot()
@@ -438,7 +438,7 @@ def test_retention_may_delete_on_a_copy_only_what_its_own_snapshots_have(scene: 
 
 
 def held(storage: Any) -> int:
-    """Return the log position from which retention keeps a store's state records."""
+    """Return the log position of the oldest state record that retention must keep in a store."""
     return int(json.loads(storage.files[HOLDS_FILE])[STATE_TOPIC]["0"])
 
 
@@ -497,12 +497,12 @@ def test_nothing_is_changed_before_the_new_master_has_agreed(scene: Scene) -> No
     assert not scene.log.is_ready
 
 
-# Changes that arrive while another change is being stored
+# Tests of state changes that arrive while another change is being stored
 
 
 def submitted(scene: Scene, *decides: Callable[[BrokerState], Any]) -> list[Future[bool]]:
-    """Submit changes while another change is being stored, and wait until all are complete. Returns their
-    futures."""
+    """Submit state changes while another change is being stored, and wait until they have completed. Returns the
+    futures of the submitted changes."""
     gate = CallGate()
     scene.send.before = gate
     first = scene.log.submit(lambda state: state.decide_group("first"))
@@ -517,7 +517,7 @@ def submitted(scene: Scene, *decides: Callable[[BrokerState], Any]) -> list[Futu
 
 
 def connected(scene: Scene) -> Direct:
-    """Return the scene's direct path to the first store, after a change has connected it."""
+    """Return the scene's direct path to the first store. A first change has made the state log use this path."""
     direct = scene.direct
     assert direct is not None
     scene.make_group("before")
@@ -527,7 +527,7 @@ def connected(scene: Scene) -> Direct:
 
 
 def idle(scene: Scene) -> None:
-    """Wait until no write runs. A change completes slightly before its write ends."""
+    """Wait until the state log writes nothing. A change completes slightly before its write ends."""
     eventually(lambda: not scene.log._writing, "the write to end", WAIT_S)
 
 
@@ -547,7 +547,8 @@ def test_a_change_is_stored_directly_and_not_by_the_writer(scene: Scene, monkeyp
 def test_what_comes_while_the_writer_writes_is_stored_directly_after_that(scene: Scene) -> None:
     direct = connected(scene)
     sent = direct.sent
-    # the first change, which is still being written, opens a topic at the store
+    # While these two changes are submitted, the writer thread still writes the first change, which opens a topic at the
+    # store.
     submitted(scene, group_only("h"), group_only("i"))
     assert direct.sent == sent + 1
     assert {"h", "i"} <= scene.reloaded(scene.first)
@@ -582,8 +583,8 @@ def test_another_master_is_not_written_to_before_it_is_read_nor_over_the_old_one
 
 
 def group_only(name: str) -> Callable[[BrokerState], Any]:
-    """Return a change that creates only a group. A store with several replicas does not need to open a topic for this
-    change."""
+    """Return a state change that creates only a group, for which no topic must be opened at a store with several
+    replicas."""
     return lambda state: {"kind": "group", "group": name}
 
 
@@ -619,7 +620,8 @@ def test_a_change_that_is_being_stored_is_neither_visible_nor_answered(scene: Sc
     scene.send.before = gate
     made = scene.log.submit(group("g"))
     gate.wait()
-    again = scene.log.submit(group("g"))  # the group exists as requested only after the first change is stored
+    # a repeated request for the group completes only after the first change is stored
+    again = scene.log.submit(group("g"))
     assert "g" not in scene.log.ready().groups
     assert scene.log.read(lambda state: "g" in state.groups) is False
     assert not made.done()
@@ -666,7 +668,7 @@ def test_all_changes_of_a_write_of_unknown_outcome_may_be_tried_again(scene: Sce
 
 
 def submitted_after(scene: Scene, *decides: Callable[[BrokerState], Any]) -> list[Future[bool]]:
-    """Submit changes while a mark record is being stored. Returns the futures of these changes."""
+    """Submit state changes while a mark record is being stored. Returns the futures of the changes."""
     gate = CallGate()
     scene.send.before = gate
     futures = [scene.log.submit(decide) for decide in decides]
@@ -737,7 +739,8 @@ def test_a_log_that_is_closed_carries_out_what_waits_and_takes_no_more(scene: Sc
 
 
 def test_a_mark_that_the_store_refuses_for_good_fails_the_changes_that_need_it(scene: Scene) -> None:
-    """The broker has just read its state, so it must store a mark record before the next change."""
+    """If the store refuses the mark record, the changes that need it fail. The broker has just read its state, so it
+    must store a mark record before the next change."""
     scene.send.refused[b"mark"] = ClientStateError("fenced")
     futures = [scene.log.submit(group(name)) for name in ("g", "h")]
     assert {type(future.exception(WAIT_S)) for future in futures} == {ClientStateError}

@@ -28,8 +28,8 @@ from raymq.records.format.encode import EncodedBatch
 
 
 class Store:
-    """Fake store that stores each producer sequence number once. It raises `errors` in order, before storing, or after
-    storing if `late` is set."""
+    """Fake store that stores each producer sequence number once. It raises the next error of `errors` before it stores
+    a record, or after it has stored the record if `late` is set."""
 
     def __init__(self, name: str) -> None:
         self.name = name

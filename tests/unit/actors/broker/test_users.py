@@ -1,4 +1,4 @@
-"""Tests of the broker's methods for managing users: before and after the first change, and with access control
+"""Tests of the broker's methods for managing users. They run before and after the first change, and with access control
 off."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Tests of requests to clients through a broker, with the client's polling thread: sent, answered, refused, late and
-ended requests."""
+"""Tests of requests that a broker passes to clients, whose threads poll the broker for requests. The requests are sent,
+answered, refused, late or ended."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
 
 @pytest.fixture
 def client(broker: Broker) -> Iterator[Any]:
-    """Yield a function that starts a client `c`. The client answers requests by calling the function that it is
-    given."""
+    """Yield a function that starts a client `c`. The client answers each request with the function that the test
+    passes."""
     listeners = []
 
     def start(answer: Any) -> QuestionListener:

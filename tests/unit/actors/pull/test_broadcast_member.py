@@ -1,4 +1,4 @@
-"""Tests that a consumer instance in BROADCASTING mode consumes all queues of the topics' routes."""
+"""Tests that a consumer instance in BROADCASTING mode consumes all queues in the routes of its topics."""
 
 from __future__ import annotations
 

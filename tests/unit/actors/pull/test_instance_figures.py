@@ -1,5 +1,5 @@
-"""Tests of a push-consumer instance's metrics: received messages, messages in memory, and queues with messages that are
-not fetched yet."""
+"""Tests of the metrics of a push-consumer instance: received messages, messages in memory, and queues with messages
+that are not fetched yet."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of the feed that sends tasks to a listener's process, which works, fails, dies and restarts. Ray is not used:
-the process's actor handle is a fake."""
+"""Tests of the feed that sends tasks to a listener's process. The process works, fails, dies and restarts. The tests do
+not use Ray: the actor handle of the process is a fake."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Handle:
 
 
 class Method:
-    """Fake actor method `ready` or `keep`. A call to a killed process fails, as a Ray call does."""
+    """A fake actor method, `ready` or `keep`. Calling it on a killed process fails, as a Ray call does."""
 
     def __init__(self, handle: Handle, name: str) -> None:
         self._handle, self._name = handle, name
@@ -261,7 +261,8 @@ def test_after_the_process_died_nothing_is_lost_and_what_was_finished_is_not_rep
         heard.append(number)
         if number == 5 and heard.count(5) == 1:
             gate.set()
-            threading.Event().wait(WAIT_S)  # this process incarnation never returns from the call
+            # this incarnation of the listener's process never returns from the listener call
+            threading.Event().wait(WAIT_S)
 
     scene = scenes(handle, orderly=orderly, threads=1)
     scene.fetch(10)
@@ -327,7 +328,7 @@ def test_a_listener_that_has_been_silent_and_is_dead_for_good_is_noticed(scenes,
     scene = scenes(lambda message: None)
     monkeypatch.setattr(pull_feed, "SILENT_AFTER_S", 0.0)
     scene.feed.look()
-    assert not scene.gone.is_set()  # the listener's process has answered
+    assert not scene.gone.is_set()  # the listener's process has answered, so it does not count as ended
     monkeypatch.setattr(Method, "remote", lambda self: Reference(failed(ActorDiedError())))
     eventually(lambda: scene.feed.look() or scene.gone.is_set(), "its end", WAIT_S)
 
@@ -350,7 +351,7 @@ def test_a_feed_that_fails_keeps_no_other_from_its_turns(scenes, monkeypatch):
 
 def test_a_feed_without_work_has_no_turns_one_after_the_other(scenes):
     scene = scenes(lambda message: None)
-    with scene.instance.lock:  # one fetch that completes at once, then a pause
+    with scene.instance.lock:  # complete one fetch; no other fetch follows
         scene.instance.core.fetched(Q, 0, real_run(0, 10), 10, time.monotonic())
     scene.feed.wake()
     eventually(lambda: scene.feed.consumed == 10, "all is counted", WAIT_S)
@@ -358,7 +359,7 @@ def test_a_feed_without_work_has_no_turns_one_after_the_other(scenes):
     assert scene.feed.next_turn_s > time.monotonic()
 
 
-# The connection between a feed and its listener
+# Tests of the connection between a feed and its listener
 
 
 def number_of(message) -> int:
@@ -407,7 +408,8 @@ def test_records_stay_in_the_stores_files_and_are_heard(scenes, tmp_path):
 
 @pytest.mark.parametrize("bytes_for_s", [pull_feed.BYTES_FOR_S, 0.0])
 def test_what_the_listener_cannot_read_in_place_comes_in_bytes(scenes, tmp_path, monkeypatch, bytes_for_s):
-    """The record bytes also reach the listener if the task is resent only after `bytes_for_s` has passed."""
+    """The listener gets records that it cannot read in place as bytes, also if the task is sent again only after
+    `bytes_for_s` has passed."""
     monkeypatch.setattr(pull_feed, "BYTES_FOR_S", bytes_for_s)
     store_records(tmp_path, 20)
     records = located(tmp_path, 0, 20)

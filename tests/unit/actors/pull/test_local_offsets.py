@@ -1,4 +1,5 @@
-"""Tests of a broadcasting instance's offset file, with a crash at each step of a write."""
+"""Tests of the file in which a broadcasting consumer instance stores its offsets, with a crash at each step of
+a write."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def test_a_crash_between_any_two_steps_leaves_the_old_or_the_new_offsets(tmp_pat
 
 
 class Brokers:
-    """Fake of the group's brokers, which only return the start offset of the settings."""
+    """Fake of the group's brokers. They only return the start offset that the settings demand."""
 
     refusal: Exception | None = None
 
@@ -138,7 +139,8 @@ def test_an_offset_does_not_count_for_a_topic_that_was_created_anew(tmp_path):
     ids: dict[str, dict[str, str]] = {}
 
     def start(known: dict[str, dict[str, str]]) -> dict[MessageQueue, QueueOffset]:
-        """Return the start offsets of a new incarnation of the instance, which then commits offsets 225 and 7."""
+        """Start a new incarnation of the instance, and return its start offsets. The incarnation then commits the
+        offsets 225 and 7."""
         store = LocalFileOffsetStore("pull-billing-0", settings, Brokers(), lambda topics: known)
         store.prepare("broker-a", 1.0)
         starts = store.start_offsets({Q: 0, P: 0})

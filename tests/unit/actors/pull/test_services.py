@@ -1,4 +1,5 @@
-"""Tests that one Fetcher reads for all consumer instances, and keeps the queues of each instance separate."""
+"""Tests that one Fetcher reads for all consumer instances of a Pull actor, and keeps the queues of each instance
+separate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that a storage process ends after its disk has failed."""
+"""Tests that a storage actor's process ends after its disk has failed."""
 
 from __future__ import annotations
 

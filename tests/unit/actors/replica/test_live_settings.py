@@ -1,5 +1,5 @@
-"""Tests of a storage actor's live settings: the actor keeps them in a file, and the components of its store apply them.
-Each family of settings has one test."""
+"""Tests of the settings of a storage actor that can change while it runs. The actor keeps them in a file, and the
+components of its store apply them. Each family of settings has one test."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_an_open_store_applies_live_settings(tmp_path: Path):
         store.follow_settings()
         assert store.gate.timeout_s == 1.234
         assert store.transactions._rules.check_max == 3
-        assert store.cleaner.deleted_young() == []  # the result is None while the setting is off
+        assert store.cleaner.deleted_young() == []  # the list is not None, so the setting is on
         store.cleaner.run_once(datetime.now())
         with store.polls.waiting([("orders", 0)]), pytest.raises(SystemBusyError, match="fetch_waiters_max"):
             store.polls.register([("orders", 0)], lambda: None)

@@ -18,7 +18,7 @@ FOLLOWING = Following(0, 7, "store", 100, learner=False)
 
 
 class Slave:
-    """Fake slave that returns the master that the slave follows."""
+    """Fake slave that reports which master it follows."""
 
     def __init__(self, *answers: Following | None) -> None:
         self.answers = list(answers)
@@ -29,9 +29,9 @@ class Slave:
 
 
 def replicator_of(monkeypatch: pytest.MonkeyPatch, slave: Slave, *, late: int) -> Replicator:
-    """Return a slave's Replicator without its loop. The chunk arrives after `late` waits have timed out.
+    """Return a slave's Replicator whose loop does not run. The chunk arrives after `late` waits have timed out.
 
-    Each wait advances the test's clock. Nothing else does.
+    Only these waits advance the test's clock.
     """
     made: Any = object.__new__(Replicator)
     made._name, made._slave, made._stopping = StorageName("broker-a", 1), slave, threading.Event()

@@ -1,4 +1,4 @@
-"""Tests of the key of raymq's own actors, and of the user in whose name the launcher calls servers."""
+"""Tests of the secret key of raymq's own actors, and of the user in whose name the launcher calls servers."""
 
 from __future__ import annotations
 

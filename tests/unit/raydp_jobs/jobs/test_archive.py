@@ -1,5 +1,5 @@
-"""Tests of the archive job: the archive grows with each run, even if a run was interrupted, and damage to the archive
-is detected."""
+"""Tests of the archive job. The archive grows with each run, even if a run was interrupted, and damaged archive files
+are detected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUEUES = {MessageQueue("orders", "broker-a", 3): (0, 60), MessageQueue("orders",
 
 
 class Killed(BaseException):
-    """Simulated kill of a run. It is a BaseException, so `except Exception` does not catch it."""
+    """Simulates that a run was killed. It is a BaseException, so that `except Exception` does not catch it."""
 
 
 def stage(ranges: Sequence[OffsetRange], staging: Path) -> list[Written]:
@@ -47,8 +47,8 @@ def run(folder: Path, queues: dict[MessageQueue, tuple[int, int]] | None = None,
 
 
 def rows(folder: Path) -> list[tuple[str, int, int]]:
-    """Return the broker group, queue id and offset of every row of the archive. The files are read as Spark or pandas
-    reads them."""
+    """Return the broker group, queue id and offset of every row of the archive. Reads the files as Spark or pandas
+    does."""
     table = ds.dataset(folder, format="parquet", partitioning="hive", ignore_prefixes=["_", "."]).to_table()
     return sorted(
         zip(*(table.column(name).to_pylist() for name in ("broker_name", "queue_id", "queue_offset")), strict=True)
@@ -60,7 +60,7 @@ EXPECTED = sorted(
 )
 
 
-# Archiving one offset range
+# Tests of archiving one offset range
 
 
 def names(written: list[Written]) -> list[tuple[int, int, str, int]]:
@@ -109,7 +109,7 @@ def test_offsets_without_a_message_belong_to_the_file_before_them(tmp_path: Path
 
 
 def with_damage(batch: pa.RecordBatch, damaged: set[int]) -> pa.RecordBatch:
-    """Return the batch with some messages marked as damaged: a damaged message has only its position."""
+    """Return the batch with some messages marked as damaged. A damaged message keeps only its queue and offset."""
     places = {"topic", "broker_name", "queue_id", "queue_offset"}
     keep = pa.array([offset not in damaged for offset in batch.column("queue_offset").to_pylist()])
     columns = [
@@ -169,7 +169,7 @@ def test_two_attempts_of_one_task_leave_one_whole_file(tmp_path: Path) -> None:
     assert names(write_range(RANGE, interrupted(), tmp_path)) == names(write_range(RANGE, messages_of(RANGE), tmp_path))
 
 
-# Several runs into one archive
+# Tests of several runs of the archive job into one archive
 
 
 def test_a_run_archives_each_message_once_and_the_next_adds_what_came(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ class KillAt:
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def stepped(*args: Any, **options: Any) -> Any:
             self.made += 1
-            is_last = self.made == self.step  # decide before the operation, because mkdir may call itself
+            is_last = self.made == self.step  # decide before the call, because the wrapped mkdir may call itself
             if is_last and self.before:
                 raise Killed
             result = function(*args, **options)
@@ -239,7 +239,8 @@ class KillAt:
 def test_a_run_killed_between_any_two_steps_leaves_whole_files_and_the_next_one_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
 ) -> None:
-    """A killed run executes no cleanup, so its staging files remain."""
+    """A run that is killed at any step leaves only complete archive files, and the next run continues. The killed run
+    does not clean up, so its staging files remain."""
     queues = {MessageQueue("orders", "broker-a", 3): (20, 30), MessageQueue("orders", "broker-b", 0): (0, 3)}
     expected = [*(("broker-a", 3, n) for n in range(20, 30)), *(("broker-b", 0, n) for n in range(3))]
     kills, step = 0, 0
@@ -305,11 +306,11 @@ def test_files_that_were_not_asked_for_never_come_into_place(tmp_path: Path) -> 
     assert find_pieces(tmp_path / "orders") == []
 
 
-# Damaged archive files
+# Tests of damaged archive files
 
 
 def _rewrite(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
-    """Rewrite a file with changed rows but its old metadata."""
+    """Change the rows of an archive file, but keep its old metadata."""
     table, metadata = change(pq.read_table(path, partitioning=None)), raymq_metadata(path)
     with pq.ParquetWriter(path, table.schema) as writer:
         writer.write_table(table)
@@ -321,7 +322,7 @@ def _cut(path: Path) -> None:
 
 
 def _flip(path: Path) -> None:
-    """Invert a byte in the pages of the file's first column."""
+    """Invert a byte in the data pages of the first column of an archive file."""
     data = bytearray(path.read_bytes())
     column = pq.read_metadata(path).row_group(0).column(6)
     data[column.data_page_offset + column.total_compressed_size - 5] ^= 0xFF
@@ -392,7 +393,7 @@ def test_a_footer_has_as_many_rows_as_it_says(tmp_path: Path) -> None:
         check_file(tmp_path / written.piece.path, "bills", written.piece)
 
 
-# The command line of the archive job
+# Tests of the command line of the archive job
 
 
 def test_verify_says_what_is_there_and_exits_with_1_when_something_is_wrong(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tests of the names of an archive's files, and of the plan that a run derives from these names."""
+"""Tests of the names of archive files, and of how a run derives its plan from these names."""
 
 from __future__ import annotations
 

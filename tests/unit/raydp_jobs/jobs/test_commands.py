@@ -1,4 +1,4 @@
-"""Tests of the commands for jobs that run on Spark: the options that each command passes to the job's `run`, and the
+"""Tests of the commands for jobs that run on Spark: the options that a command passes to its job's `run`, and the
 command's output."""
 
 from __future__ import annotations
@@ -159,7 +159,8 @@ class Query:
 
     @property
     def recentProgress(self) -> list[dict[str, Any]]:
-        """Return the progress of one more batch at each check. Batch n reports n rows dropped by the watermark."""
+        """Return the progress of the query's batches, with one more batch at each call. Batch n reports n rows dropped
+        by the watermark."""
         return [
             {"batchId": batch, "stateOperators": [{"numRowsDroppedByWatermark": batch}]} for batch in range(self.looks)
         ]

@@ -31,7 +31,7 @@ START_MS = 1_772_323_200_000
 def letter(
     number: int, *, topic: str = "orders", error: str = "", attempts: int = 17, replayed: bool = False
 ) -> DeadLetter:
-    """Return dead letter `number`. Its message became a dead letter `number` half hours after 2026-03-01 began."""
+    """Return dead letter `number`. It became a dead letter `number` half hours after the start of 2026-03-01."""
     message = MessageExt(
         topic="%DLQ%billing",
         body=b"{}",

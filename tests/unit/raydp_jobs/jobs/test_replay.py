@@ -1,5 +1,5 @@
-"""Tests of the job that sends Parquet files to a topic again: selection, order and rate of the rows. Each row is sent
-once."""
+"""Tests of the replay job, which sends the rows of Parquet files to a topic again: selection, order and rate of the
+rows. Each row is sent once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RANGES = [OffsetRange("orders", "broker-a", 3, 0, 60), OffsetRange("orders", "br
 
 
 def archive(folder: Path, ranges: list[OffsetRange]) -> Path:
-    """Write the files of an archive, as a run of the archive job writes them."""
+    """Write archive files of the given offset ranges, as a run of the archive job writes them."""
     folder.mkdir(exist_ok=True)
     for item in ranges:
         write_range(item, messages_of(item), folder)
@@ -37,7 +37,7 @@ def archive(folder: Path, ranges: list[OffsetRange]) -> Path:
 
 class Writer:
     """Fake writer that stores rows in a dictionary: (producer id, sequence number) → row. The writer fails at row
-    `fails_at` of the replay."""
+    number `fails_at` of the replay."""
 
     def __init__(self, cluster: Cluster, producer: str, queues: list[MessageQueue], first_queue: int) -> None:
         self.cluster, self.producer = cluster, producer
@@ -112,7 +112,7 @@ def expected(ranges: list[OffsetRange] = RANGES) -> list[bytes]:
     )
 
 
-# Each row is sent exactly once
+# Tests that a replay sends each row exactly once
 
 
 def test_an_archive_is_sent_once_however_often_it_is_run(tmp_path: Path) -> None:
@@ -139,7 +139,8 @@ def test_a_run_that_failed_is_gone_on_with(tmp_path: Path, fails_at: int) -> Non
 
 
 def test_an_archive_that_grew_has_only_its_new_rows_sent(tmp_path: Path) -> None:
-    """The archive gained a queue whose name sorts before the old queues, and more files in the old queues."""
+    """If an archive has grown, a second replay sends only its new rows. The archive gained a queue whose name sorts
+    before the old queues, and more files in the old queues."""
     cluster, folder = Cluster(), archive(tmp_path / "orders", RANGES)
     replay(cluster, folder)
     more = [OffsetRange("orders", "broker-a", 3, 60, 70), OffsetRange("orders", "aaa", 0, 0, 5)]
@@ -149,8 +150,8 @@ def test_an_archive_that_grew_has_only_its_new_rows_sent(tmp_path: Path) -> None
 
 
 def test_an_archive_whose_oldest_files_were_deleted_is_sent_anew(tmp_path: Path) -> None:
-    """The deleted files shift the numbers of the remaining rows. If the replay treated these rows as rows sent earlier,
-    it would skip as many rows as were deleted."""
+    """If the oldest files of an archive were deleted, a replay sends all remaining rows again. The deletion changes the
+    row numbers, so a continued replay would skip rows that were never sent."""
     cluster, folder = Cluster(), archive(tmp_path / "orders", RANGES[:1])
     replay(cluster, folder)
     next(folder.glob("day=2026-03-01/*.parquet")).unlink()
@@ -211,7 +212,7 @@ def test_progress_is_told_in_rows_of_the_files(tmp_path: Path) -> None:
     assert (done.rows, done.selected, done.sent) == (90, 0, 0)
 
 
-# Selection and content of rows
+# Tests of the rows that a replay selects, and of their content
 
 
 def test_messages_have_their_columns_again(tmp_path: Path) -> None:
@@ -252,8 +253,7 @@ def test_any_parquet_with_bodies_is_sent_file_by_file_to_all_queues(tmp_path: Pa
     assert [tuple(writer.queues) for writer in cluster.writers] == [QUEUES, QUEUES]
     assert {tuple(row) for row in cluster.stored.values()} == {("body",)}
     assert replay(cluster, tmp_path).sent == 0
-    # A replay of one file has another source, and so another producer name, than a replay of the folder: its rows are
-    # sent again.
+    # A replay of one file has another producer name than a replay of its folder, so its rows are sent again.
     assert replay(cluster, tmp_path / "b.parquet").sent == 3
 
 
@@ -274,7 +274,7 @@ def test_lines_advance_alike() -> None:
     assert order == [(0, 4), (1, 10), (3, 3), (3, 6), (0, 4), (0, 4)]
 
 
-# Refused options and files
+# Tests of options and files that a replay refuses
 
 
 def test_a_directory_of_archives_names_one_of_them(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_an_illegal_rate_is_refused(rate: Any) -> None:
         Pace(rate)
 
 
-# The rate of sending, measured on a clock that only pauses advance
+# Tests of the rate at which a replay sends rows, measured on a clock that only pauses advance
 
 
 class Clock:

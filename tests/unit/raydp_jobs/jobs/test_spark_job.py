@@ -1,4 +1,4 @@
-"""Tests that errors of Spark's tasks are reported in one line."""
+"""Tests that a job reports an error of a Spark task in one line."""
 
 from __future__ import annotations
 

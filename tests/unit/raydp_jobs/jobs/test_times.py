@@ -1,4 +1,4 @@
-"""Tests of the points in time that jobs accept as options."""
+"""Tests of the job options that are points in time."""
 
 from __future__ import annotations
 

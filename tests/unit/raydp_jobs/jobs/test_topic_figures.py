@@ -1,4 +1,4 @@
-"""Tests of the topic statistics as JSON, as tables and as a picture."""
+"""Tests of a topic's statistics in the form of JSON, tables and a picture."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_table_has_the_newest_buckets_and_says_so(monkeypatch: pytest.Monkey
     show([figures(count=SHOWN_BUCKETS + 5)], 60)
     printed = text.getvalue()
     assert f"the newest {SHOWN_BUCKETS} of {SHOWN_BUCKETS + 5} stretches of 60 s" in printed
-    # 2 more lines: the times of the topic's first and last message
+    # The output has two more lines with such a time: the times of the topic's first and last message.
     assert printed.count("│ 2026-03-01T12:") == SHOWN_BUCKETS + 2
     assert "(no tag)" in printed
     assert "(others)" in printed

@@ -1,5 +1,5 @@
-"""Tests of a stream's access to its cluster: finding queues, broker groups that do not reply, and commits to a
-group."""
+"""Tests of how a streaming query accesses its cluster: it finds queues, tolerates broker groups that do not answer, and
+commits offsets for a group."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PAID = MessageQueue("payments", "a", 0)
 class Cluster(Queues):
     """Fake cluster: each topic has one queue of ten messages in each of the broker groups a and b.
 
-    `fails`: broker groups that raise an error. `hangs`: broker groups that do not reply until the event is set.
+    `fails`: broker groups that raise an error. `hangs`: broker groups that do not answer until the event is set.
     """
 
     def __init__(self, *topics: str) -> None:
@@ -77,7 +77,7 @@ def joined(monkeypatch: pytest.MonkeyPatch, cluster: Cluster, choice: TopicChoic
 
 
 def later(topics: TopicCluster, seconds: float) -> None:
-    """Let `seconds` pass, and run the search for new queues that is due after this time."""
+    """Advance the clock by `seconds`, and run the search for new queues that is then due."""
     clock: Any = topics._clock
     clock.now_s += seconds
     topics.queues()
@@ -156,7 +156,7 @@ def test_a_start_that_no_message_is_as_late_as_is_refused(monkeypatch: pytest.Mo
 
 
 class FakeGroup:
-    """Fake of a group's committed offsets. `down`: brokers that do not reply."""
+    """Fake of a group's committed offsets. `down`: names of the brokers that do not answer."""
 
     def __init__(self, group: str) -> None:
         self.group, self.down = group, False

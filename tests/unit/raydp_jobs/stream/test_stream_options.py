@@ -12,14 +12,14 @@ from raydp_jobs.stream.planner import BatchLimits
 from raydp_jobs.stream.topic_stream import StartingOptions, stream_topic
 from raymq.common.errors import InvalidArgumentError
 
-# PySpark raises these warnings
+# PySpark raises this deprecation warning.
 pytestmark = pytest.mark.filterwarnings("ignore:distutils Version classes:DeprecationWarning")
 
 KAFKA_OPTIONS = (
     "startingOffsets startingTimestamp startingOffsetsByTimestamp startingOffsetsByTimestampStrategy failOnDataLoss "
     "minPartitions maxOffsetsPerTrigger minOffsetsPerTrigger"
 ).split()
-"""Options of Spark 3.5's Kafka source for streaming queries that `stream_topic` also has."""
+"""Names of the streaming options of Spark 3.5's Kafka source that `stream_topic` also has."""
 OTHER_NAMES = {
     "topic": "subscribe",
     "topic_pattern": "subscribePattern",
@@ -31,8 +31,8 @@ OTHER_NAMES = {
     "commit_group": None,
     "client": None,
 }
-"""Options of `stream_topic` with another name in Spark's Kafka source, or None if the Kafka source has no
-counterpart."""
+"""Options of `stream_topic`, each with its other name in Spark's Kafka source, or None if the Kafka source has no such
+option."""
 
 
 def test_option_names_are_those_of_sparks_kafka_source() -> None:

@@ -1,5 +1,5 @@
-"""Tests of TopicSource, the source that Spark calls, without Spark: commits, pauses, fixed end offsets and deleted
-topics."""
+"""Tests of TopicSource, the object that Spark calls to read a topic as a stream. The tests run without Spark, and cover
+commits, pauses, fixed end offsets and deleted topics."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ A0, B0, PAID = MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 0), M
 
 
 class Query:
-    """A streaming query as Spark runs it: each batch ends before the next is requested. `pauses`: durations of the
-    source's sleeps, in seconds."""
+    """A streaming query as Spark runs it: each batch ends before Spark requests the next batch. `pauses`: durations of
+    the source's sleeps, in seconds."""
 
     def __init__(self, topics: FakeTopics, *, query_id: str = "q", source: TopicSource | None = None, **limits: Any):
         self.now_s, self.pauses = 0.0, [0.0][:0]
@@ -36,7 +36,8 @@ class Query:
             self.now_s += seconds
 
     def batch(self, *, unlimited: bool = False) -> dict[MessageQueue, range] | None:
-        """Run the next batch and return its offsets per queue. Returns None if no new messages exist."""
+        """Run the query's next batch and return its offsets per queue. Returns None if there are no new
+        messages."""
         end = self.source.latest_offset(self.id, self.position, unlimited=unlimited)
         if end is None or end == self.position:
             return None
@@ -124,7 +125,7 @@ def test_a_topic_that_is_deleted_is_an_error_or_is_left_out() -> None:
     query.batch(), strict.batch()
     del topics.held[PAID]
     topics.append(A0, 1)
-    assert query.batch() == {A0: range(5, 6)}  # the cluster has not reported topic `paid` as deleted
+    assert query.batch() == {A0: range(5, 6)}  # the cluster has not yet reported that topic `paid` is deleted
     topics.gone = {PAID}
     topics.append(A0, 1)
     assert query.batch() == {A0: range(6, 7)}
@@ -211,7 +212,7 @@ def test_the_cluster_is_closed_with_the_last_query() -> None:
     query.batch(), other.batch()
     query.source.stop("q")
     assert topics.closed == 0
-    # a metrics call after the stop does not register the query again
+    # A request for metrics after the stop does not register the query again.
     assert query.source.metrics("q", None)["offsetsBehindLatest"] == "0"
     query.source.stop("other")
     assert topics.closed == 1

@@ -1,5 +1,5 @@
 """Tests that modules can be imported by their former names, because pickles and actors of an earlier raymq use these
-names. Each module is loaded only once."""
+names. A module is loaded only once, under whichever name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ print("the same")
 
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a separate process, because an import by a former name changes the importing process."""
+    """Run Python in a separate process, because importing a module by a former name changes the importing
+    process."""
     command = [sys.executable, *arguments]
     environment = {**os.environ, **variables}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)

@@ -1,5 +1,5 @@
-"""Tests of the user that a process acts as: one user at a time, until the last object that holds the identity releases
-it."""
+"""Tests of the user in whose name a process calls raymq. A process has one user at a time, until the last object that
+uses the user's identity releases it."""
 
 from __future__ import annotations
 

@@ -35,7 +35,8 @@ def test_malformed_text_is_replaced_as_in_java(data, text):
 
 
 def test_a_tag_and_a_key_with_an_encoded_surrogate_hash_as_in_java():
-    """The expected value is the tag code of `x ED A0 80 y` as RocketMQ 4.9.8 writes it."""
+    """A tag and a key that contain an encoded surrogate have the hash codes of Java. The expected value is the tag code
+    of `x ED A0 80 y` as RocketMQ 4.9.8 writes it."""
     properties = decode_properties(b"TAGS\x01x\xed\xa0\x80y\x02KEYS\x01k\xed\xa0\x80z")
     assert tags_code(properties["TAGS"]) == 0x20C294
     assert index_key_hash("S", properties["KEYS"]) == index_key_hash("S", "k\ufffdz")

@@ -1,4 +1,4 @@
-"""Tests that the constructor of a message refuses illegal fields."""
+"""Tests that the constructor of a message refuses illegal values."""
 
 from __future__ import annotations
 

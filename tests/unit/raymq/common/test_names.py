@@ -1,4 +1,4 @@
-"""Tests of the rules for names, and of parsing actor names."""
+"""Tests of the rules for the names of topics and groups, and of parsing the names of actors."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_the_first_failure_is_raised_when_all_calls_have_ended() -> None:
 
 
 def aside_in_main(code: str) -> str:
-    """Run a program that makes `aside` calls (in a helper thread) from its main thread. Returns the program's
+    """Run a program whose main thread makes `aside` calls, which run in a helper thread. Returns the program's
     output."""
     program = f"import threading\nfrom raymq import parallel\nfrom raymq.common.parallel import aside\n{dedent(code)}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S, check=True)
@@ -94,8 +94,8 @@ def test_a_call_is_made_though_no_further_helper_can_be_started() -> None:
 
 
 def test_a_signal_that_comes_just_before_the_wait_is_handled_soon() -> None:
-    """The signal of the helper thread may arrive before or while the main thread waits. The order is not
-    defined."""
+    """The main thread handles a signal soon, whether the signal arrives before or during the wait for the helper
+    thread. The test sends the signal from the helper thread, so either case may occur."""
     assert (
         aside_in_main("""
         import signal, time

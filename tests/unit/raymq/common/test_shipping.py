@@ -1,5 +1,5 @@
-"""Tests of functions that run none of their code when called, such as coroutine functions. raymq refuses these
-functions wherever it accepts a function."""
+"""Tests that raymq refuses functions that run none of their code when called, such as coroutine functions, wherever it
+accepts a function."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from storage.hooks.hook import find_hook
 
 
 async def coroutine(argument: Any) -> None:
-    """Stand in for a user's coroutine function."""
+    """Stand-in for a user's coroutine function."""
 
 
 def generator(argument: Any) -> Any:
@@ -31,12 +31,12 @@ async def async_generator(argument: Any) -> Any:
 
 class Later:
     async def __call__(self, argument: Any) -> None:
-        """Stand in for a user's callable object with a coroutine method."""
+        """Stand-in for the call method, a coroutine, of a user's callable object."""
 
 
 class Plain:
     def __call__(self, argument: Any) -> None:
-        """Stand in for a user's callable object."""
+        """Stand-in for the call method of a user's callable object."""
 
 
 KINDS = [

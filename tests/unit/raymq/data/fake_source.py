@@ -1,4 +1,5 @@
-"""Fake of a cluster's topics for the planner of a read: queues with bounds, and one message stored per ms."""
+"""A fake cluster for the planner of a read: topics whose queues have given bounds, and store one message per
+ms."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ PARTS = 4
 
 
 class FakeSource:
-    """Fake queues with their bounds, [min, max). The class counts the requests for bounds."""
+    """Fake queues with their bounds: minimum offset and end offset. The object counts the requests for bounds."""
 
     def __init__(self, bounds: Mapping[MessageQueue, tuple[int, int]]) -> None:
         self._bounds = dict(bounds)

@@ -1,4 +1,4 @@
-"""Tests of converting a scan's batch to a block of a Ray dataset."""
+"""Tests of converting a batch of a scan to a block of a Ray dataset."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ def test_columns_that_are_not_there_are_refused() -> None:
 
 
 def test_a_damaged_message_is_a_row_with_a_null_value_and_an_error() -> None:
-    """Only the queue and the offset of the message are known; all other columns are null."""
+    """A damaged message becomes a row with only the message's queue and offset, and an error. All other columns are
+    null."""
     records = bytearray(encode_batch(MESSAGES, 7, born_host=("127.0.0.1", 0), born_timestamp_ms=BORN_MS,
                                      message_ids=["A", "B", "C"]).records)  # fmt: skip
     starts = record_starts(bytes(records))
@@ -122,7 +123,7 @@ def test_a_damaged_message_is_a_row_with_a_null_value_and_an_error() -> None:
     batch = decode_columns(bytes(records), starts, broker_name="broker-b", body_type="binary", places=places,
                            columns=needed_of(columns))  # fmt: skip
     rows = to_block(batch, columns).to_pylist()
-    # the intact records' offsets were never set, so these rows have an error too
+    # The offsets inside the intact records were never set, so the rows of these records have an error too.
     assert all(row["error"] for row in rows)
     batch = decode_columns(bytes(records), starts, broker_name="broker-b", body_type="binary",
                            columns=needed_of(columns))  # fmt: skip

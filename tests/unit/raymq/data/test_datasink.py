@@ -1,5 +1,5 @@
-"""Tests of the datasink in the driver and in its tasks, without Ray. A writer that records its arguments replaces the
-cluster."""
+"""Tests of the Ray Data datasink in the driver and in its tasks, without Ray. A fake replaces the cluster and records
+the arguments of the writers."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_retried_task_says_the_same_of_itself(cluster: FakeCluster) -> None:
     shipped = cloudpickle.dumps(sink)
     for _ in range(2):
         pickle.loads(shipped).write(iter(BLOCKS), context())
-    cluster.queues = QUEUES[:2]  # a later change of the topic's queues has no effect
+    cluster.queues = QUEUES[:2]  # the topic's queues change later, which has no effect on the sink
     pickle.loads(shipped).write(iter(BLOCKS), context())
     first, second, third = cluster.writers
     assert first == second == third
@@ -133,7 +133,7 @@ def test_the_start_checks_the_fields_and_fixes_the_queues_anew(cluster: FakeClus
     sink = TopicDatasink("orders", body_field="y")
     with pytest.raises(InvalidArgumentError, match="body_field='y'; they have x"):
         sink.on_write_start(pa.schema([("x", pa.string())]))
-    sink.on_write_start(pa.schema([]))  # the empty schema of a dataset whose columns are not known yet
+    sink.on_write_start(pa.schema([]))  # Ray Data passes an empty schema if the dataset's columns are not known yet
     with pytest.raises(InvalidArgumentError, match="body_field='y'"):
         sink.write(iter(BLOCKS), context())
     cluster.queues = QUEUES[:1]

@@ -1,5 +1,5 @@
-"""Tests of the datasource's plan and of its read tasks, without Ray. A fake replaces the cluster behind the
-client."""
+"""Tests of the plan and of the read tasks of the Ray Data datasource, without Ray. A fake replaces the cluster behind
+the client."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from raymq.data.reading import read_topic
 from raymq.records.kernels.columns import schema_with
 from tests.unit.raymq.data.fake_source import FakeSource
 
-# Ray itself raises these warnings
+# Ray itself raises these deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore:.* is deprecated:DeprecationWarning:ray.data.context")
 
 QUEUES = {
@@ -43,8 +43,8 @@ BODY = b"x" * 1000
 
 
 class FakeCluster:
-    """Fake cluster that replaces driver_client, worker_client and open_ranges. `read`: the columns that each read
-    requested."""
+    """Fake cluster that replaces driver_client, worker_client and open_ranges. `read`: for each read, the columns that
+    it requested."""
 
     def __init__(self) -> None:
         self.names = NO_NAMESPACE
@@ -163,7 +163,7 @@ def test_a_projection_reads_no_bodies(cluster: FakeCluster) -> None:
     assert pruned.estimate_inmemory_data_size() < source.estimate_inmemory_data_size()
     [counted, *_] = blocks_of(source.apply_projection({}).get_read_tasks(1))
     assert counted.num_rows == ROWS
-    assert source.get_projection_map() is None  # the datasource itself is unchanged
+    assert source.get_projection_map() is None  # the original datasource has no projection
 
 
 def test_a_projection_keeps_within_the_columns_that_were_asked_for(cluster: FakeCluster) -> None:

@@ -1,4 +1,4 @@
-"""Tests of the plans of iter_topic: the offset range of each dataset, and the time of the next check for
+"""Tests of the plans that iter_topic makes: the offset range of each dataset, and the time of the next check for
 messages."""
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ BEGIN = StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
 
 
 class FakeOffsets:
-    """Fake of a group's offsets at the brokers. `fenced`: queues that a group member holds, so that commits to them are
-    refused."""
+    """Fake brokers with a group's committed offsets. `fenced`: queues that a group member holds, so that the brokers
+    refuse commits for them."""
 
     def __init__(self, group: str) -> None:
         self.committed: dict[MessageQueue, int] = {}
@@ -90,7 +90,7 @@ def test_each_dataset_begins_where_the_last_one_was_committed(offsets: FakeOffse
     assert (spans(first), clock.slept) == ({0: (0, 50), 1: (0, 10)}, [])
     progress.commit(first)
     assert spans(next(looks)) == {0: (50, 100), 1: (10, 20)}
-    # the previous range was not committed, so its queue offsets are included again
+    # The previous offset range was not committed, so the next dataset contains it again.
     assert spans(next(looks)) == {0: (50, 100), 1: (10, 20)}
     assert offsets.groups == ["broker-a"]
     assert clock.slept == [2.0, 2.0]
@@ -141,7 +141,7 @@ def test_a_reset_moves_the_next_dataset(offsets: FakeOffsets) -> None:
     looks = planned(source, progress, clock)
     first = next(looks)
     offsets.committed[A0], offsets.versions[A0] = 20, 1
-    progress.commit(first)  # this commit belongs to a range from before the reset
+    progress.commit(first)  # commits an offset range from before the reset
     assert spans(next(looks)) == {0: (20, 50)}
 
 

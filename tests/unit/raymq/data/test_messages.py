@@ -1,4 +1,4 @@
-"""Tests of converting rows to messages: each kind of field, and refused values."""
+"""Tests of converting the rows of a table to messages: each kind of field, and values that are refused."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from raymq.client.producer.table_rows import TableRows
 from raymq.common.errors import InvalidArgumentError, MessageIllegalError
 from raymq.data.messages import MessageFields, to_messages
 
-# Ray itself raises these warnings
+# Ray itself raises these deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore:.* is deprecated:DeprecationWarning:ray.data.context")
 
 
 def messages(rows: pa.Table | dict[str, Any], **options: Any) -> dict[str, list[Any]]:
-    """Convert rows to messages. Returns the columns that a producer receives."""
+    """Convert the rows of a table to messages. Returns the columns that a producer receives."""
     table = to_messages(rows if isinstance(rows, pa.Table) else pa.table(rows), MessageFields(**options))
     plain = table.drop_columns(["deliver_time"]) if "deliver_time" in table.column_names else table
     TableRows("orders", plain).check(0, table.num_rows, 1 << 20)

@@ -1,5 +1,5 @@
-"""Tests of the package raymq.data without Ray Data: Ray Data is imported only on use, and an error names Ray Data if it
-is missing."""
+"""Tests of the package raymq.data without Ray Data. The package imports Ray Data only when it is used, and an error
+names Ray Data if it is missing."""
 
 from __future__ import annotations
 

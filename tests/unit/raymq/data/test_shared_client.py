@@ -1,4 +1,5 @@
-"""Tests of the client that all tasks of a process share: the client is made once, and closed when it is idle."""
+"""Tests of the client that all tasks of a process share: it is made once, and closed when no task has used it for some
+time."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class FakeClient:
 
 
 class Connections:
-    """Fake connect function that makes fake clients, and lists every client that it made."""
+    """Fake connect function. It makes fake clients and keeps a list of them."""
 
     def __init__(self) -> None:
         self.made: list[FakeClient] = []
@@ -62,7 +63,7 @@ def test_a_client_in_use_is_not_closed() -> None:
     shared = SharedClient(connections, idle_s=0.0)
     with shared.use():
         with shared.use():
-            pass  # the end of this block could start the idle timer
+            pass  # the outer block still uses the client, so the end of this inner block must not start the idle timer
         assert not connections.made[0].closed.wait(0.1)
     assert connections.made[0].closed.wait(10.0)
 
@@ -130,7 +131,7 @@ def test_a_task_of_another_user_does_not_get_a_client_in_use() -> None:
         pass
 
 
-# In a forked child
+# Tests of the shared client in a forked child process
 
 
 def test_a_child_connects_anew_though_a_task_of_the_parent_uses_the_client_and_its_lock_is_held() -> None:
@@ -138,7 +139,7 @@ def test_a_child_connects_anew_though_a_task_of_the_parent_uses_the_client_and_i
     shared = SharedClient(connections, idle_s=60.0)
 
     def use() -> list[bool]:
-        with shared.use(BOB) as own:  # not the user of the parent process's task
+        with shared.use(BOB) as own:  # the child's task has another user than the parent's task
             return [own is connections.made[1], connections.made[0].closed.is_set(), own.closed.is_set()]
 
     with shared.use(ALICE) as client, shared._lock:

@@ -25,7 +25,8 @@ def test_a_long_queue_is_many_tasks_and_short_ones_share_one() -> None:
 
 
 def test_messages_of_uneven_size_are_cut_by_their_bytes() -> None:
-    """The first half of the queue contains nine tenths of the bytes."""
+    """Offset ranges are divided by bytes if message sizes differ: the first half of the queue has nine tenths of the
+    bytes."""
     parts = divide(sized([a_range(0, 0, 1000)], [[900, 100]]), 2)
     assert [(part[0].range.start_offset, part[0].range.end_offset) for part in parts] == [(0, 278), (278, 1000)]
 
@@ -59,8 +60,8 @@ def test_each_offset_is_in_exactly_one_task_and_tasks_are_even(
         for offset in range(one.range.start_offset, one.range.end_offset)
     ]
     assert offsets == [(one.queue_id, offset) for one in ranges for offset in range(one.start_offset, one.end_offset)]
-    # A piece may exceed its share by one message at each of its ends, because messages cannot be split, and by the
-    # bytes of rounding.
+    # A task may exceed its share of bytes by one message at each end, because messages cannot be split. Rounding may
+    # add a few bytes.
     heaviest = max((piece.size_bytes / piece.range.size for piece in found), default=0.0)
     total = sum(piece.size_bytes for piece in found)
     for part in parts:

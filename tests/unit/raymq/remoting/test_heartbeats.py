@@ -1,4 +1,4 @@
-"""Tests of a client's heartbeats: sent at once on a change, to every broker. At its end, the client
+"""Tests of a client's heartbeats. On a change, the client sends a heartbeat to every broker at once. When it closes, it
 unregisters."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Tests of a client's recalls of delayed messages: recall handles, the checks before the request to the store, and the
-meaning of the store's reply."""
+"""Tests of recalling delayed messages: recall handles, the client's checks before the request to the store, and the
+meaning of the store's answer."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def test_golden_159_the_handle_is_rocketmqs():
     [
         "",
         "xx",
-        "djIgb3JkZXJzIGJyb2tlci1hIDE4MDAwMDAwMDAwMDAgSUQ=",  # a handle of version v2
-        "djEgb3JkZXJzIGJyb2tlci1h",  # a handle with only three parts
-        "djEgb3JkZXJzIGJyb2tlci1hIHNvb24gSUQ=",  # a handle whose time is not a number
+        "djIgb3JkZXJzIGJyb2tlci1hIDE4MDAwMDAwMDAwMDAgSUQ=",  # a recall handle of version v2
+        "djEgb3JkZXJzIGJyb2tlci1h",  # a recall handle with only three parts
+        "djEgb3JkZXJzIGJyb2tlci1hIHNvb24gSUQ=",  # a recall handle whose time is not a number
         "ümlaut",
         None,
     ],
@@ -67,7 +67,7 @@ def test_the_record_is_rocketmqs_deletion_record(monkeypatch):
 
 
 class Store:
-    """Fake store that replies with the given store times or errors, and records the batches."""
+    """Fake store that answers with the given store times or errors, and records the batches."""
 
     def __init__(self, *answers) -> None:
         self.answers, self.batches = list(answers), []

@@ -1,4 +1,4 @@
-"""Tests of RouteCache with NameServers that reply, have restarted, or do not run."""
+"""Tests of RouteCache with NameServers that answer, have restarted, or do not run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OLD, NEW = topic_route(a=1), topic_route(a=2)
 
 
 class Servers:
-    """Fake NameServers by number. Each returns a value or raises an error."""
+    """Fake NameServers by number. Each NameServer returns a value or raises an error."""
 
     def __init__(self, monkeypatch, *answers) -> None:
         self.answers = list(answers)
@@ -111,7 +111,8 @@ def test_a_nameserver_that_was_restarted_takes_no_broker_away(monkeypatch):
     servers.answers = [some, some]
     routes.invalidate("orders")
     assert routes.get("orders") is routes.get("orders") is both
-    assert len(servers.asked) == 3  # an incomplete route is requested again after the same pause as after a failure
+    # the pause before an incomplete route is requested again is the pause after a failure
+    assert len(servers.asked) == 3
     servers.answers = [some, new := topic_route(a=2, b=1)]
     routes.invalidate("orders")
     assert routes.get("orders") is new
@@ -145,7 +146,7 @@ def test_while_no_nameserver_answers_the_known_route_serves_on(monkeypatch, fail
     eventually(lambda: len(servers.asked) == asked + 1, "the question", WAIT_S)
     eventually(lambda: not routes._refreshing, "the answer", WAIT_S)
     assert routes.get("orders") is OLD
-    assert len(servers.asked) == asked + 1  # the route is not requested again for each message
+    assert len(servers.asked) == asked + 1  # a missing route is not requested again for each message
     servers.answers = [NEW]
     servers.now_s += ASK_AGAIN_AFTER_S
     eventually(lambda: routes.get("orders") is NEW, "the new route", WAIT_S)
@@ -209,7 +210,7 @@ def test_the_lists_of_topics_and_brokers_are_never_kept(monkeypatch):
 
 
 class Cluster:
-    """Fake NameServer and its brokers, which may create topics."""
+    """Fake NameServer and its fake brokers, which may create topics."""
 
     def __init__(self, monkeypatch, *, auto_create: bool, perm: int = 6) -> None:
         self.created: list[tuple] = []
@@ -258,8 +259,8 @@ def test_every_nameserver_is_called_also_when_one_fails(monkeypatch):
 
 
 def test_brokers_that_a_restarted_nameserver_does_know_are_updated_at_once(monkeypatch):
-    """A known broker group may have a new master, and the missing broker may be unreachable for a long time. So the
-    update must not wait for the missing broker."""
+    """If a restarted NameServer lacks some brokers, the client updates the other brokers at once. One of them may have
+    a new master, and a missing broker may be unreachable for a long time."""
     both, some = topic_route(a=1, b=1), replace(topic_route(a=2), complete=False)
     servers = Servers(monkeypatch, both)
     routes = servers.routes()
@@ -296,7 +297,8 @@ def test_the_layout_of_a_topic_is_taken_from_a_restarted_nameserver(monkeypatch)
 
 
 def routes_of(*topics: str, nums: int = 1):
-    """Return a fake NameServer's reply function for these topics, for requests of one topic and of many topics."""
+    """Return the function with which a fake NameServer answers requests for one topic and for many topics. It has
+    routes for `topics`."""
     table = {topic: topic_route(topic, a=nums) for topic in topics}
 
     def answer(method, asked):

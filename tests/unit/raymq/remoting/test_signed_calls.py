@@ -1,4 +1,4 @@
-"""Tests of remote calls in a process that acts as a user. Each call uses the signed variant of the method; the
+"""Tests of the remote calls of a process that acts as a user. Each call uses the signed variant of the method. The
 signature is valid for one actor, one method and one call."""
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def test_a_call_that_was_signed_before_the_server_began_is_signed_anew_within_it
 ) -> None:
     def resolve(reference: int, what: str, timeout_s: float) -> str:
         if reference <= times:
-            actor_ref._learn(SignedTooEarlyError(what, "broker-a", b"l" * 16, 5_000))  # the real call does the same
+            # the real resolve function also learns the actor's clock from this error
+            actor_ref._learn(SignedTooEarlyError(what, "broker-a", b"l" * 16, 5_000))
             raise SignedTooEarlyError(what)
         return "answer"
 
@@ -86,7 +87,8 @@ def test_a_call_that_was_signed_before_the_server_began_is_signed_anew_within_it
 
 
 class Process:
-    """Fake process of the actor broker-a with authentication. It wraps errors in a RayTaskError, as Ray does."""
+    """Fake process of the actor broker-a, which authenticates its callers. It wraps errors in a RayTaskError, as Ray
+    does."""
 
     def __init__(self) -> None:
         self.authenticated = OwnerAuthentication(ActorOwner("broker-a", ALICE))

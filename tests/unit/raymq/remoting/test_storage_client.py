@@ -1,5 +1,5 @@
-"""Tests of StorageClient: its lanes (direct socket connections), lanes that cannot be opened or that break, and lost
-replies."""
+"""Tests of StorageClient and its lanes (direct socket connections). Some lanes cannot be opened or break, and some
+answers are lost."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def servers():
     opened: list[LaneServer] = []
 
     def serve(methods) -> LaneServer:
-        """Run a lane server with these methods as control calls. The server passes APPEND requests to
-        methods["append"]."""
+        """Run a server of lanes (direct socket connections) that serves `methods` as control calls. The server passes
+        APPEND requests to methods["append"]."""
         handlers = {
             FrameKind.OPEN: lambda request: request.drop(),
             FrameKind.CALL: ControlCalls(methods, lambda name, call, fail: call()),
@@ -59,7 +59,8 @@ def servers():
 
 @pytest.fixture
 def client(monkeypatch):
-    """Return a function that makes a client of a fake actor with given methods, on the node "here"."""
+    """Return a function that makes a client of a fake storage actor with the given methods. The actor is on the node
+    "here"."""
     clients = []
 
     def make(**methods) -> tuple[StorageClient, FakeActor]:
@@ -97,7 +98,7 @@ def test_on_the_stores_node_calls_go_over_a_lane_that_is_kept(client, servers):
 
 @pytest.fixture
 def patience(monkeypatch):
-    """Return a function that sets how long a call tries to open a lane, in seconds."""
+    """Return a function that sets for how many seconds a call tries to open a lane (direct socket connection)."""
 
     def patience(seconds: float) -> None:
         monkeypatch.setattr(lane_pool, "OPEN_PATIENCE_S", seconds)
@@ -125,7 +126,8 @@ def test_a_port_that_refuses_is_an_error_that_names_the_address(client, patience
         storage, actor = client(describe=lambda: description(address, node_id="elsewhere"))
         with pytest.raises(ServiceNotAvailableError, match=rf"at 127.0.0.1:{address.port} can be opened.*refused"):
             storage.append([], WAIT_S)
-    assert actor.calls.count("describe") == len(actor.calls) > 1  # each attempt looks up the lane's address again
+    # each connection attempt looks up the server's address again
+    assert actor.calls.count("describe") == len(actor.calls) > 1
 
 
 def test_a_port_that_never_answers_costs_no_more_than_the_calls_timeout(client, monkeypatch):
@@ -153,7 +155,7 @@ def test_a_call_waits_until_the_server_takes_connections_again(client, servers, 
     found = []
     thread = threading.Thread(target=lambda: found.append(storage.queue_bounds("orders", 0, WAIT_S)))
     thread.start()
-    for _ in range(3):  # three requests mean that at least two were refused
+    for _ in range(3):  # three requests for the address mean that at least two connections were refused
         assert asked.acquire(timeout=WAIT_S)
     monkeypatch.setattr(lane_server, "CONNECTIONS_MAX", 1)
     thread.join(WAIT_S)
@@ -241,7 +243,7 @@ def test_a_lane_call_without_an_answer_is_a_timeout_and_the_next_call_takes_anot
     kept = []
     server = servers({"append": kept.append, "queue_bounds": lambda topic, queue_id: BOUNDS})
     storage, _ = client(describe=lambda: description(server.address))
-    # open a lane now, because opening one would take part of the next call's timeout
+    # Open the connection now, because opening it would otherwise take part of the next call's timeout.
     storage.queue_bounds("orders", 0, WAIT_S)
     with pytest.raises(RequestTimeoutError):
         storage.append([], 0.2)
@@ -263,7 +265,7 @@ def test_an_actor_whose_store_did_not_open_gives_the_reason(client):
         storage.fetch([], 1000, 0.0, WAIT_S)
 
 
-# StorageClient.persist_until
+# Tests of StorageClient.persist_until
 
 
 class Clock:

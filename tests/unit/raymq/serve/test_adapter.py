@@ -1,5 +1,5 @@
-"""Tests of the interface of a Ray Serve TaskProcessorAdapter: all nine methods, and the five coroutine methods, without
-Ray."""
+"""Tests of RaymqTaskProcessorAdapter, raymq's task processor for Ray Serve, without Ray: its nine methods and its five
+coroutine methods."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ CALLS = {
     "get_metrics": (),
     "health_check": (),
 }
-"""Methods that users' programs call, each with arguments."""
+"""Methods of the adapter that users' programs call, each with arguments."""
 DAY_MS = 86_400_000
 
 
 @pytest.fixture(autouse=True)
 def tasks(monkeypatch: pytest.MonkeyPatch) -> FakeTaskQueue:
-    """Return the fake raymq to which the adapters connect at their first call."""
+    """Return the fake task queue to which the adapters connect at their first call."""
     tasks = FakeTaskQueue(RaymqTaskProcessorAdapter(config())._settings)
     monkeypatch.setattr(adapter_module.TaskConnection, "open", lambda settings: tasks)
     return tasks
@@ -74,7 +74,7 @@ def ended(adapter: RaymqTaskProcessorAdapter, task: TaskResult) -> TaskResult:
     return eventually(end, "the task's end", WAIT_S)
 
 
-# The adapter class itself
+# Tests of the adapter class itself
 
 
 def test_it_is_an_adapter_with_every_method_of_one():
@@ -148,7 +148,7 @@ def test_a_closed_adapter_has_no_connection_until_it_is_initialized_again(adapte
     assert adapter.enqueue_task_sync("add").status == "PENDING"
 
 
-# Task handlers
+# Tests of task handlers
 
 
 def test_a_handler_has_its_own_name_unless_it_is_given_one(adapter):
@@ -168,7 +168,7 @@ def test_two_handlers_with_one_name_are_refused(adapter):
         adapter.register_task_handle(lambda: 1, "add")
 
 
-# Programs that enqueue and cancel tasks
+# Tests of programs that enqueue and cancel tasks
 
 
 def test_a_program_makes_an_adapter_of_the_config_of_a_deployment():
@@ -278,7 +278,7 @@ def test_health_is_an_answer_and_a_consumer_that_takes_tasks(adapter, tasks):
     assert "does not take tasks" in adapter.health_check_sync()[0][tasks.name]["error"]
 
 
-# Replicas that run tasks
+# Tests of Ray Serve replicas that run tasks
 
 
 def test_start_and_stop_may_be_called_again(adapter):

@@ -1,4 +1,4 @@
-"""Tests of the configuration of a task queue: its topics, its group, and refused values."""
+"""Tests of the configuration of a task queue: its topics, its consumer group, and values that are refused."""
 
 from __future__ import annotations
 

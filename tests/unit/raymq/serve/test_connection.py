@@ -1,5 +1,5 @@
-"""Tests of a process's connection to the raymq that stores its tasks: creating topics, sending messages, and looking up
-task states."""
+"""Tests of the connection of a Ray Serve process to the raymq cluster that stores its tasks. They cover creating
+topics, sending messages, and looking up task states."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ TASK = Task("t1", "resize", (1,), {}, 5.0)
 
 
 class FakeClient:
-    """Fake client of two broker groups. A message's sharding key selects the broker group; without a key, the group is
-    `a`."""
+    """Fake client of two broker groups. A message's sharding key selects the broker group; a message without a key goes
+    to group `a`."""
 
     def __init__(self) -> None:
         self.names = NO_NAMESPACE
@@ -45,7 +45,7 @@ class FakeClient:
         self.groups: dict[str, GroupConfig] = {}
         self.sent: list[tuple[Message, dict[str, Any]]] = []
         self.stored: list[tuple[str, MessageExt]] = []
-        """Stored task states: the broker group, and the message that holds the state."""
+        """Stored task states, each as (broker group, message that holds the state)."""
         self.asked: list[str | None] = []
         self.consumers: list[FakeConsumer] = []
         self.closed = False
@@ -65,7 +65,7 @@ class FakeClient:
     def close(self) -> None:
         self.closed = True
 
-    # Fake routes and administration
+    # Fake of the client's routes and administration calls
 
     def get(self, topic: str) -> TopicRoute:
         if topic not in self.topics:
@@ -101,7 +101,7 @@ class FakeClient:
     def describe_topic(self, topic: str) -> list[QueueDescription]:
         return self.held
 
-    # Fake producer
+    # Fake of the client's producer
 
     def send_async(self, message: Message, **where: Any) -> Future[object]:
         self.sent.append((message, where))

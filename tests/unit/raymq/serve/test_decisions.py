@@ -1,4 +1,4 @@
-"""Tests of the decision that a worker makes about a delivered task."""
+"""Tests of what a worker decides about a task when the task is delivered and when it has ended."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def known(*states: TaskState) -> TaskHistory:
 
 
 def told(end: End) -> tuple[str, Any]:
-    """Return the state and the result that a decision reports."""
+    """Return the task state and the result that a decision will report."""
     assert end.state is not None
     assert decode_state(end.body) == end.state
     assert (end.state.task_id, end.state.created_at_s, end.state.at_s, end.state.worker) == ("t1", 5.0, 9.0, "w")
     return end.state.state.value, end.state.result
 
 
-# Decisions when a task is delivered
+# Tests of decisions when a task is delivered
 
 
 def test_a_task_with_a_handler_is_run_and_said_to_be():
@@ -93,7 +93,7 @@ def test_an_attempt_that_replicas_die_of_has_failed():
     assert (told(end)[0], end.delay_level) == ("FAILURE", DEAD)
 
 
-# Decisions when a task has ended
+# Tests of decisions when a task has ended
 
 
 def test_a_result_is_reported():

@@ -1,5 +1,5 @@
-"""Tests of the autoscaling policy by lag: the number of replicas that the policy requests, and its queries for
-the lag."""
+"""Tests of the policy that scales Ray Serve replicas by a group's lag: how many replicas it requests, and how it
+queries the lag."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.support.history.waiting import eventually
 
 
 class Cluster:
-    """Fake raymq that returns a group's lag, or raises an error."""
+    """Fake raymq cluster that returns a group's lag, or raises an error."""
 
     def __init__(self) -> None:
         self.lag, self.retry_lag = 0, 0
         self.failure: Exception | None = None
         self.gate = threading.Event()
-        """Event that a query waits for before it returns."""
+        """Event that each query of the lag waits for."""
         self.gate.set()
         self.asked: list[str] = []
         self.addresses: list[str | None] = []
@@ -59,7 +59,7 @@ def context(replicas: int, requests: float = 0.0) -> SimpleNamespace:
 
 
 def wants(policy: RaymqLagPolicy, replicas: int, *, lag: int, requests: float = 0.0) -> float:
-    """Return the number of replicas that the policy requests after it has received this lag."""
+    """Return the number of replicas that the policy requests after it has received the lag `lag`."""
 
     def heard() -> bool:
         return policy(context(replicas))[1] == {"lag": lag}

@@ -1,4 +1,4 @@
-"""Tests of computing a task's state from the states that were reported."""
+"""Tests of computing a task's state from all states that were reported for the task."""
 
 from __future__ import annotations
 

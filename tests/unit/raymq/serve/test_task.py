@@ -1,4 +1,4 @@
-"""Tests of encoding a task as JSON in a message."""
+"""Tests of encoding a Ray Serve task as JSON in a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of a replica's worker, whose threads receive, run, complete and acknowledge tasks."""
+"""Tests of the worker in a Ray Serve replica. Its threads receive, run, complete and acknowledge tasks."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def put(tasks: FakeTaskQueue, name: str, *args: Any, task_id: str = "t1", **kwar
 
 
 def wait_for_states(tasks: FakeTaskQueue, *words: str, task_id: str = "t1") -> Any:
-    """Wait until a task has reported these states and its message is acknowledged. Returns the result of the last
-    state."""
+    """Wait until a task has reported the states in `words` and its message is acknowledged. Returns the result in the
+    last state."""
 
     def done() -> bool:
         return tasks.words(task_id) == list(words) and not tasks.unacknowledged

@@ -1,4 +1,4 @@
-"""Tests of the completion of a started append: when its flush and its copies are done, when its timeout ends, or when
+"""Tests of when a started append completes: when its flush and its copies are done, when its timeout expires, or when
 the disk has failed."""
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Disk:
 
 
 class Append:
-    """A started append of two batches, one that waits for durability and one that does not. The deadline for the flush
-    is at 10 s."""
+    """A started append of two batches. One batch waits until it is durable, the other does not. The flush must be done
+    by 10 s."""
 
     def __init__(self, disk: Disk | None, acks: ReplicaAcks | None = None) -> None:
         self.told: list[float | None] = []
@@ -51,8 +51,8 @@ class Append:
 
 
 def copies_up_to(ends: list[int]) -> ReplicaAcks:
-    """Return fake acknowledgements: the replicas have the log up to the last of `ends`. The append waits 3 s for the
-    copies."""
+    """Return fake acknowledgements of the replicas, which have the log up to the last element of `ends`. An append
+    waits 3 s for the copies."""
     return ReplicaAcks(None, lambda end_offset: ends[-1] >= end_offset, 3.0)
 
 

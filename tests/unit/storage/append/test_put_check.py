@@ -1,5 +1,5 @@
-"""Tests of the checks before a put and their results (spec/storage.md §1), of running flags (§9), and of property CRC
-and hosts end to end."""
+"""Tests of the checks before an append and their results (spec/storage.md §1), and of the store's running flags (§9).
+Also tests property CRC and hosts from the append to the read."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_flags_have_rocketmqs_numbers_and_those_that_forbid_writing_say_why():
     for flag in RunningFlag:
         assert flags.set_flag(flag, flag.name or "")
         assert not flags.set_flag(flag, "again")
-    assert flags.bits == 255  # RocketMQ's flags (127) and raymq's DISK_CRITICAL
+    assert flags.bits == 255  # all of RocketMQ's flags (127), and raymq's flag DISK_CRITICAL
     assert flags.not_writable_reason == "NOT_WRITABLE; QUEUE_ERROR; INDEX_ERROR; DISK_FULL; FENCED; QUEUE_DISK_FULL"
     assert not flags.readable
     assert flags.clear_flag(RunningFlag.NOT_READABLE)

@@ -1,4 +1,4 @@
-"""Tests that the two ways of reading the properties in a block of records give equal results."""
+"""Tests that the two ways of reading the record properties in a block of the log give equal results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from storage.dispatch.block_properties import FoundProperties, read_properties
 
 
 def records(dice: random.Random) -> bytes:
-    """Return batches of a few producers, whose messages have tags or no tags."""
+    """Return the bytes of random batches of a few producers. Some messages have tags."""
     tags = dice.choice(([None], ["a"], ["a", "b"], [None, "ab", "é"], ["Aa", "BB"]))
     parts = []
     for number in range(dice.randrange(1, 6)):

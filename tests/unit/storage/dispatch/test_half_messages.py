@@ -1,5 +1,5 @@
-"""Tests of the table of half messages, which is built from the log's records, including records that RocketMQ
-writes."""
+"""Tests of the table of half messages (prepared messages of transactions). A store builds it from the log's records,
+including records that RocketMQ wrote."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from storage.dispatch.half_messages import HalfMessages, Outcome
 
 
 class Log:
-    """Fake log that passes each record to a table of half messages, at the next offset of the record's queue."""
+    """Fake log that passes each record to a table of half messages. A record gets the next offset of its queue."""
 
     def __init__(self) -> None:
         self.table = HalfMessages()
@@ -54,8 +54,8 @@ class Log:
 
 
 def test_op_records_end_what_they_name_in_any_order_and_the_rest_stays_open():
-    """Golden fact 99, not taken over: raymq has no op offset, so an op record that arrives out of order also completes
-    the half messages that it names."""
+    """Golden fact 99, not taken over: raymq has no op offset. An op record that arrives out of order also completes the
+    half messages that it names."""
     log = Log()
     for number in range(14):
         log.half(f"T{number}")
@@ -85,8 +85,8 @@ def test_a_record_of_the_op_topic_with_another_tag_or_no_numbers_ends_nothing():
 
 
 def test_an_op_record_for_the_first_of_several_copies_ends_all():
-    """Golden fact 101: RocketMQ's copies of a half message name the first copy's offset, and RocketMQ's op record may
-    name only this offset."""
+    """Golden fact 101: an op record that names only the first copy of a half message completes all copies. RocketMQ's
+    later copies name the first copy's offset."""
     log = Log()
     for _ in range(4):
         log.half("other")

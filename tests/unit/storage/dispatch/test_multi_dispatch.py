@@ -1,5 +1,5 @@
-"""Tests of a record's queue units (entries of consume queues) in other queues: the queues that the record's properties
-name, without implausible entries."""
+"""Tests of a record's consume-queue entries (units) in other queues, which the record's properties name. Implausible
+entries are skipped."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ def view_of(names: str, offsets: str, *, topic: str = "orders", queue_id: int = 
     ],
 )
 def test_light_queue_units(names, offsets, expected):
-    """A log of 9,100 bytes has space for at most 100 messages, so larger queue offsets are implausible."""
+    """A record's properties name its light queues and offsets. A log of 9,100 bytes has space for at most 100 messages,
+    so larger queue offsets are implausible and skipped."""
     assert light_queue_units(view_of(names, offsets), 9100) == expected
 
 
 @pytest.mark.parametrize("topic", ["%RETRY%g", "rmq_sys_wheel_timer", "SCHEDULE_TOPIC_XXXX"])
 def test_messages_of_these_topics_may_be_in_other_queues_too(topic):
-    """RocketMQ 4.9 gives messages of these topics offsets in the other queues. Without offsets, a message is in no
+    """RocketMQ 4.9 gives messages of these topics offsets in other queues, too. A message without such offsets is in no
     other queue."""
     assert light_queue_units(view_of("%LMQ%a", "7", topic=topic), 9100) == [(("%LMQ%a", 0), 7)]
     assert light_queue_units(view_of("%LMQ%a", "", topic=topic), 9100) == []

@@ -16,8 +16,8 @@ FILE_BYTES = 4096
 
 
 def file_with(properties: bytes, *, ends_at: int, behind: bytes = b"") -> tuple[memoryview, int, int]:
-    """Return a log file that contains a record with these properties, the record's start, and its size. The record ends
-    at byte `ends_at`."""
+    """Return a log file that contains a record with these properties, the record's start, and the record's size. The
+    record ends at byte `ends_at` of the file."""
     size = len(encode_row(Row("T", 0, 0, properties), 0))
     start = ends_at - size
     record = encode_row(Row("T", 0, 0, properties), FILE_START + start)
@@ -31,15 +31,16 @@ def file_with(properties: bytes, *, ends_at: int, behind: bytes = b"") -> tuple[
     [
         (b"TAGS\x01t", 1024 + 100, False),
         (b"", 1024 + 100, False),
-        # Not torn: the last property's value ends with a NUL byte, in the middle or at the end of a sector.
+        # Not torn: the value of the record's last property ends with a NUL byte, in the middle or at the end of a
+        # sector.
         (b"TAGS\x01t\x02bin\x01C-string\0", 1024 + 100, False),
         (b"bin\x01C-string\0", 1024, False),
         (b"bin\x01\0", 1024 + 100, False),
-        # Torn if all bytes of the record in its last sector are zero.
+        # Torn: all bytes of the record in the record's last sector are zero.
         (b"TAGS\x01t\x02bin\x01C-string\0", 1024 + 1, True),
         (b"TAGS\x01t\x02bin\x01C-string" + bytes(100), 1024 + 100, True),
         (b"TAGS\x01t\x02bin\x01C-string" + bytes(100), 1024 + 101, False),
-        # Torn: the bytes before the zeros are not a complete property.
+        # Torn: the bytes before the zeros do not end with a complete property.
         (b"TAGS\x01t\x02\0\0", 1024 + 100, True),
         (b"TAGS\x01t\x02bi\0\0", 1024 + 100, True),
         (b"TAGS\x01t\x02\x01v\0", 1024 + 100, True),

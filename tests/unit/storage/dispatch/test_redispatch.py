@@ -1,5 +1,5 @@
-"""Tests of dispatching records again in blocks: a block must not hide lost queue units, deleted topics, or producers
-that must be forgotten."""
+"""Tests of dispatching the log's records again in blocks. A block must not hide missing consume-queue entries (units),
+deleted topics, or producers that the store must forget."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def records(*rows: tuple[str, int, str, int]) -> bytes:
 
 
 def block_of(data: bytes) -> Block:
-    # At 1 MiB into the log, every queue offset in these tests is plausible.
+    # The block starts at 1 MiB of the log, so that every queue offset in these tests is plausible.
     block = read_block(memoryview(data), 0, 1 << 20, check_crc=True, delay_levels_ms=DELAY_LEVELS_MS)
     assert block is not None
     return block

@@ -1,5 +1,5 @@
-"""Tests of the repeated messages that a store still recognises if damage makes its snapshot useless (docs/design.md,
-"Repeats after damage")."""
+"""Tests of the repeated messages that a store still recognises after damage has made its snapshot useless
+(docs/design.md, "Repeats after damage")."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILE_BYTES = 16_384
 
 
 def append(store: MessageStore, producer: str) -> AppendResult:
-    """Append the first message of `producer`. A second call repeats the message."""
+    """Append the first message of `producer`. A second call for the same producer repeats the message."""
     [result] = store.append([make_batch([b"first"], producer=(producer, 0, 0))])
     return result
 
@@ -46,7 +46,8 @@ def test_repeats_of_the_last_two_files_are_recognised_and_older_ones_may_be_stor
     append(store, "in the last file")
     store.close()
     store = open_store(root, mapped_file_size_commit_log_bytes=FILE_BYTES)
-    assert append(store, "old").duplicate  # the snapshot contains the producer's sequence number
+    # the store recognises the repeat, because the snapshot contains the producer's sequence number
+    assert append(store, "old").duplicate
     store.close()
     lose_snapshot(root)
     store = open_store(root, mapped_file_size_commit_log_bytes=FILE_BYTES)

@@ -1,4 +1,4 @@
-"""Tests of config files, which are replaced atomically, and read in RocketMQ's dialect of JSON."""
+"""Tests of a store's config files. A file is replaced atomically, and read in RocketMQ's dialect of JSON."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_flipped_bit_anywhere_in_a_file_is_found_and_the_text_is_read(tmp_path
     config.write("topics.json", text)
     path = config.directory / "topics.json"
     good = path.read_bytes()
-    assert json.loads(good) == {"orders": 7}  # plain JSON, which RocketMQ can read too
+    assert json.loads(good) == {"orders": 7}  # the file is plain JSON, which RocketMQ can read, too
     for position in range(len(good)):
         for bit in range(8):
             path.write_bytes(good[:position] + bytes([good[position] ^ 1 << bit]) + good[position + 1 :])
@@ -112,7 +112,7 @@ def test_names_that_leave_the_directory_are_refused(config, name):
 
 
 def test_reading_a_config_file_during_its_replacement_loses_nothing(tmp_path):
-    # the writer belongs to the broker, the reader to a thread of the store
+    # The broker owns the writer, and a thread of the store owns the reader.
     writer, reader = ConfigFiles(tmp_path), ConfigFiles(tmp_path)
     writer.write("topics.json", "{}")
     ended, seen = threading.Event(), set()

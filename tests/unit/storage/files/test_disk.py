@@ -1,4 +1,4 @@
-"""Tests of module storage.files.disk, and the check that the store's modules change the disk only through this
+"""Tests of the module storage.files.disk. One test checks that the store's modules change the disk only through this
 module."""
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ BACK_DOORS = {
 }  # fmt: skip
 PATH_METHODS = {"unlink", "rename", "replace", "write_text", "write_bytes", "mkdir", "rmdir", "touch", "open"}
 REPLACES = {"replace"}
-"""Path methods whose name str.replace and dataclasses.replace share, which do not change the disk."""
+"""Names of path methods that str or dataclasses also have. Calls of these names count as calls that do not change the
+disk."""
 
 
 def calls(module: Path) -> list[tuple[int, str]]:
@@ -45,8 +46,8 @@ def calls(module: Path) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("module", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.name)
 def test_no_module_goes_to_the_disk_past_the_seam(module):
-    """The tests of power loss and I/O errors intercept `storage.files.disk`, so they would miss a write that bypasses
-    this module."""
+    """No module of the store changes the disk without `storage.files.disk`. The tests of power loss and I/O errors
+    intercept only this module."""
     if module.name != "disk.py":
         assert calls(module) == []
 
@@ -86,7 +87,7 @@ def test_flushing_a_path_that_is_gone_is_nothing(tmp_path):
 
 def test_bytes_are_written_again_within_their_bounds_only(tmp_path, monkeypatch):
     path = tmp_path / "log"
-    data = bytes(range(256)) * 16 * 1024  # the function writes this much data in several pieces
+    data = bytes(range(256)) * 16 * 1024  # `write_again` writes this much data in several pieces
     path.write_bytes(data)
     written: list[tuple[int, int]] = []
     flushed: list[int] = []
@@ -103,6 +104,6 @@ def test_bytes_are_written_again_within_their_bounds_only(tmp_path, monkeypatch)
     assert (written[0][0], written[-1][1]) == (1000, 3_000_001)
     assert all(one[1] == other[0] for one, other in pairwise(written))
     assert len(flushed) == 1
-    # the file does not grow, although the range ends after the file's end
+    # The file does not grow, although the range to write again ends after the file's end.
     disk.write_again(path, len(data) - 10, len(data) + 10)
     assert path.read_bytes() == data

@@ -1,4 +1,4 @@
-"""Tests of opening a directory of equally sized files after a power cut."""
+"""Tests of opening a directory of store files, which all have the same size, after a power cut."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ SIZE = 400
     ids=["an empty file in the middle", "an empty last file", "both wrong"],
 )
 def test_a_deleted_file_does_not_come_back_with_the_next_power_cut(tmp_path, sizes: Sequence[int], left: list[int]):
-    """The second start follows a clean stop, so recovery repairs nothing at that start."""
+    """A file that the first start deleted does not reappear after a power cut. The second start treats the stop as
+    clean, so recovery repairs nothing then."""
     queue = tmp_path / "0" / "queue"
     queue.mkdir(parents=True)
     for number, size in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""Tests that the journal keeps the newest value of each key, even after crashes."""
+"""Tests that a journal file keeps the newest value of each key, even after crashes."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ BLOCK = 4096
 
 @pytest.fixture(params=["the file system tells", "the file system cannot tell"])
 def file(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MappedFile]:
-    """Yield a preallocated file whose written extents are read although the file is small. One parameter simulates a
-    file system that cannot report extents."""
+    """Yield a preallocated file, and make its written extents count although the file is small. One parameter simulates
+    a file system that cannot report extents."""
     monkeypatch.setattr(mapped_file, "_FLUSH_FIRST_BYTES", 0)
     if request.param == "the file system cannot tell":
 
@@ -72,8 +72,8 @@ def test_more_extents_than_one_answer_holds_are_all_looked_at(file: MappedFile) 
 
 
 def test_what_another_process_left_in_memory_only_is_found(file: MappedFile) -> None:
-    """The file system reports a block as written only after the block is on disk, but the page cache may contain newer
-    bytes of another process."""
+    """Bytes that another process wrote only to the page cache are found. The file system reports a block as written
+    only after the block is on disk."""
     descriptor = os.open(file.path, os.O_RDWR)
     os.pwrite(descriptor, b"x", SIZE - 10)
     os.close(descriptor)

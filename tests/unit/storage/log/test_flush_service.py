@@ -1,5 +1,5 @@
-"""Tests of group commit: a waiting caller continues only after the flush is on disk and all observers were
-notified."""
+"""Tests of group commit: one flush serves many waiting callers. A caller continues only after the flush is on disk and
+all observers were notified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of several log directories: the log creates files in the directories in turn, and finds a file in any
+"""Tests of a commit log in several directories: it creates files in the directories in turn, and finds a file in any
 directory."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def disks(tmp_path: Path) -> list[Path]:
 
 
 def made(paths: LogPaths, count: int) -> list[str]:
-    """Return the names of the directories that are chosen for log files 0, 1, 2 …"""
+    """Return the names of the directories in which the log creates its files 0, 1, 2 …"""
     return [paths.choose_path(index * SIZE)[0].parent.name for index in range(count)]
 
 

@@ -16,8 +16,8 @@ HOST = encode_host("127.0.0.1", 1)
 
 
 def file_of(*bodies: bytes, size: int = 0) -> tuple[memoryview, list[int]]:
-    """Return a log file at physical offset START with a record for each body, and the records' positions. If `size` is
-    set, a BLANK record fills the file up to `size`."""
+    """Return a log file at physical offset START with one record per body, and the positions of the records. If `size`
+    is set, a BLANK record fills the file up to `size`."""
     batch = make_batch(bodies)
     ends = record_ends(batch.sizes)
     data = bytearray(batch.records)
@@ -49,7 +49,7 @@ def test_a_record_within_a_body_is_not_taken_for_the_next_one():
     inner, _ = file_of(b"not me")
     data, starts = file_of(b"first", bytes(inner), b"last")
     place = bytes(data).find(bytes(inner))
-    # make the inner record's physical offset equal to its real position
+    # Set the physical offset in the inner record to its real position, so that it looks like a record of the log.
     data[place + 28 : place + 36] = (START + place).to_bytes(8)
     assert is_intact(data, START, place)
     data[starts[1] + 8] ^= 1  # damage the checksum of the second record's body

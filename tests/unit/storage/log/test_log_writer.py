@@ -1,5 +1,5 @@
-"""Tests of the log's writer: it writes equal bytes through a memory map and through pwrite, and prefaults only pages
-after the log's end."""
+"""Tests of the commit log's writer. It writes equal bytes through a memory map and through pwrite, and prefaults only
+pages after the log's end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def new_writer(directory: Path, *, makes_pages: bool = True) -> LogWriter:
-    """Return a writer for log files of FILE bytes, with two files."""
+    """Return a writer of a log with two files of FILE bytes."""
     directory.mkdir()
     writer = LogWriter(FILE, makes_pages=makes_pages)
     for start in (0, FILE):
@@ -78,7 +78,7 @@ def test_pages_are_made_behind_the_logs_end_a_step_at_a_time(tmp_path: Path, mon
     assert writer.make_pages(100, 300) == STEP
     assert writer.make_pages(300, STEP) == STEP
     assert writer.make_pages(STEP - 10, STEP + 1) == 2 * STEP
-    assert writer.make_pages(2 * STEP, 5 * STEP - 1) == FILE  # a large append prefaults more pages
+    assert writer.make_pages(2 * STEP, 5 * STEP - 1) == FILE  # for a large append, the writer prefaults more pages
     assert writer.make_pages(FILE - 10, FILE + 1) == FILE + STEP
     assert made == [(100, STEP - 100), (STEP, STEP), (2 * STEP, FILE - 2 * STEP), (0, STEP)]
 

@@ -1,5 +1,5 @@
-"""Tests of the buffers of the transient store pool: their content, the bytes that a commit writes, and when a buffer is
-free again."""
+"""Tests of the write buffers of the transient store pool: their content, the bytes that a commit writes to the log, and
+when a buffer is free again."""
 
 from __future__ import annotations
 

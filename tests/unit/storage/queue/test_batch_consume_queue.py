@@ -1,4 +1,4 @@
-"""Tests of the consume queue of inner batches, which are records with many messages (spec/storage.md §2 "Batch
+"""Tests of the consume queue of inner batches: records that hold many messages each (spec/storage.md §2 "Batch
 unit")."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ FILE_BYTES = 4 * 46
 
 
 def unit(index: int) -> BatchUnit:
-    """Return the queue unit of record `index`. The record has 100 bytes at physical offset 1000 + 100 · index and store
-    time 10 · index ms. Its first message has offset 3 · index."""
+    """Return the consume-queue entry (unit) of record `index`. The record has 100 bytes at physical offset 1000 + 100 ·
+    index and store time 10 · index ms. Its first message has offset 3 · index."""
     return BatchUnit(1000 + 100 * index, 100, 65, 10 * index, 3 * index, 3)
 
 
@@ -28,7 +28,7 @@ def open_queue(root: Path) -> BatchConsumeQueue:
 
 @pytest.fixture
 def queue(tmp_path) -> BatchConsumeQueue:
-    """Return a queue with ten queue units in three files."""
+    """Return a consume queue with ten entries (units) in three files."""
     made = open_queue(tmp_path)
     for index in range(10):
         made.append_unit(unit(index))

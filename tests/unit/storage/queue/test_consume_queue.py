@@ -1,5 +1,5 @@
-"""Tests of recovering a queue of single messages: the queue units that recovery keeps, and the part of the queue's
-files that it reads."""
+"""Tests of recovering the consume queue of single messages: which entries (units) recovery keeps, and which part of the
+queue's files it reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORD_BYTES = 100
 
 
 class CountingReader(LogReader):
-    """LogReader that counts the queue units that it is asked to read."""
+    """LogReader that counts the consume-queue entries (units) for which it is called."""
 
     units_asked = 0
 
@@ -35,8 +35,8 @@ def open_queue(root: Path) -> tuple[ConsumeQueue, CountingReader]:
 
 
 def write(root: Path, begins: list[int]) -> None:
-    """Append one queue unit to the queue for each physical offset in `begins`. Each unit points to a record of 100
-    bytes."""
+    """Append one entry (unit) to the consume queue for each physical offset in `begins`. Each entry points to a record
+    of 100 bytes."""
     queue, _ = open_queue(root)
     queue.reserve(len(begins))
     count = len(begins)

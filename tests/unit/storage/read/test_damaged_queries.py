@@ -1,5 +1,4 @@
-"""Tests of queries on a store with one damaged record: all other messages are found, and the damage is
-reported."""
+"""Tests of queries on a store with one damaged record: they find all other messages, and report the damage."""
 
 from __future__ import annotations
 
@@ -47,7 +46,8 @@ def test_all_intact_records_are_found_and_the_damaged_one_is_reported(store, tmp
     found = store.queries.by_key("orders", "all")
     starts = record_starts(found.records).tolist()
     kept = [read_header(found.records, start).physical_offset for start in starts]
-    if field == "body":  # the store returns the record unchanged, and the reader of the record checks the body's CRC
+    # the store returns a record with a damaged body unchanged, because the reader of the record checks the body's CRC
+    if field == "body":
         assert (kept, found.damaged) == (before, ())
     else:
         assert (sorted([*kept, *found.damaged]), found.damaged) == (before, (before[number],))

@@ -1,5 +1,5 @@
-"""Tests of searching the log for records whose queue or offset was changed by damage. If queues are missing, the
-searches are bounded, and recovery then trusts all records."""
+"""Tests of how recovery searches the log for records whose queue or offset was changed by damage. If queues are
+missing, the number of searches is limited, and recovery then trusts all records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("no_flushes")
 
 @pytest.fixture
 def surveys(monkeypatch: pytest.MonkeyPatch) -> Iterator[mock.Mock]:
-    """Yield a mock that counts the searches. Each search reads only a few records."""
+    """Yield a mock that counts recovery's searches of the log. Each search reads only a few records."""
     for module in (storage.recovery.changed_places, storage.recovery.walk):
         monkeypatch.setattr(module, "SURVEY_BYTES", 1000)
     for module in (record_blocks, storage.recovery.log_files):
@@ -35,7 +35,8 @@ def surveys(monkeypatch: pytest.MonkeyPatch) -> Iterator[mock.Mock]:
 
 
 def test_a_topic_that_rocketmq_deleted_is_searched_once(tmp_path: Path, surveys: mock.Mock) -> None:
-    """RocketMQ stores no note of a deleted topic: after a clean stop, the topic's records have no queue."""
+    """Recovery searches once for a topic that RocketMQ deleted. RocketMQ does not record the deletion, so after a clean
+    stop the topic's records have no queue."""
     store = open_store(tmp_path)
     for number in range(200):
         store.append([make_batch([b"%d" % number])])
@@ -51,8 +52,8 @@ def test_a_topic_that_rocketmq_deleted_is_searched_once(tmp_path: Path, surveys:
 
 
 def test_searches_that_find_nothing_come_to_an_end(tmp_path: Path, surveys: mock.Mock, caplog) -> None:
-    """The log contains many short topics that RocketMQ deleted, and no two records of a topic are near each
-    other."""
+    """Recovery stops searching after searches that find nothing. The log contains many short topics that RocketMQ
+    deleted, and no two records of a topic are near each other."""
     store = open_store(tmp_path)
     for number in range(150):
         store.append([make_batch([b"%d" % number], topic=f"topic-of-{number}"), make_batch([b"x" * 900])])

@@ -1,4 +1,4 @@
-"""Tests of records that do not fit their queues: which records recovery treats as changed by damage, and which it
+"""Tests of records that do not fit their queues: which of them recovery treats as changed by damage, and which it
 trusts."""
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ SIZE = 100
 
 
 def claims_of(text: str) -> list[PlaceClaim]:
-    """Return a PlaceClaim (the queue and offset that a record names) for each word of `text`: the queue's letter and
-    the offset.
+    """Return one PlaceClaim (the queue and offset that a record names) per word of `text`. A word is a queue's letter
+    and an offset.
 
     Letters stand for queue ids from 0 on. Capital letters belong to another topic. "?" stands for bytes without
     meaning.
@@ -38,11 +38,11 @@ def changes(
     units: dict[int, str] | None = None,
     sequences: dict[int, tuple[str, int]] | None = None,
 ) -> dict[int, str | None]:
-    """Return the rows of `text` whose records are changed by damage. Each row maps to the queue and offset that the
-    record should name, or to None if they are unknown.
+    """Return the records of `text` that recovery treats as changed by damage. Maps the record's number to the queue and
+    offset that the record should name, or to None if they are unknown.
 
-    `units`: queue units that point to a row, as queue and offset. `sequences`: the producer and sequence number of a
-    row.
+    `units`: by record number, the queue and offset of a consume-queue entry (unit) that points to the record.
+    `sequences`: by record number, the record's producer and sequence number.
     """
     unknown = [position * SIZE for position, word in enumerate(text.split()) if word == "?"]
     survey = Survey(claims_of(text), set(), unknown, 0, len(text.split()) * SIZE)
@@ -130,7 +130,7 @@ def test_neither_of_two_records_that_may_both_be_changed_is_trusted() -> None:
     assert changes(text) == {2: None, 3: None}
     assert changes(text, units={2: "a10"}) == {2: "a10"}
     assert changes(text, units={3: "a10"}) == {3: "a10"}
-    # Damage changed either the queue id or the offset, which was 0 before.
+    # Damage changed either the queue id of record c2, or its offset, which was 0 before.
     assert changes("a0 a1 c2", new_queues_begin_at=0) == {2: None}
 
 
@@ -150,14 +150,14 @@ def test_a_producer_decides_if_no_unit_does() -> None:
     assert changes(text, sequences={0: ("p", 3), 1: ("q", 3), 2: ("p", 4), 3: ("q", 4)}) == {2: "a10"}
     assert changes(text, sequences={0: ("p", 3), 1: ("q", 3), 2: ("q", 4), 3: ("p", 4)}) == {3: "a10"}
     assert changes(text, sequences={0: ("p", 3), 1: ("p", 3), 2: ("p", 4), 3: ("p", 4)}) == {2: None, 3: None}
-    # The producer of the intact record has equally many messages in both queues, and messages of another producer lie
-    # between them.
+    # The producer of the intact record has as many messages in one queue as in the other. Messages of another producer
+    # lie between them.
     text = "a9 b8 b9 b10 b10 a11 b11"
     sequences = {0: ("p", 3), 1: ("p", 3), 2: ("q", 3), 3: ("r", 5), 4: ("p", 4)}
     assert changes(text, sequences=sequences) == {3: None, 4: None}
     assert changes("a9 a10 a15", sequences={1: ("p", 7), 2: ("p", 8)}) == {2: "a11"}
     assert changes("a9 a10 a15", sequences={1: ("p", 7), 2: ("p", 9)}) == {}
-    # the offsets differ in two bits, so damage to a single bit cannot explain them
+    # The offsets 11 and 14 differ in two bits, so damage to a single bit cannot explain the record.
     assert changes("a9 a10 a14", sequences={1: ("p", 7), 2: ("p", 8)}) == {}
 
 
@@ -167,14 +167,14 @@ def test_a_producer_that_goes_on_in_a_topic_made_anew_proves_nothing() -> None:
 
 
 def test_units_that_rocketmq_put_at_wrong_offsets_do_not_make_a_record_damaged() -> None:
-    """After a gap, RocketMQ appends a record's queue unit at the queue's end, so this unit and all later units have
-    wrong offsets."""
+    """Consume-queue entries (units) at wrong offsets do not make a record count as damaged. After a gap, RocketMQ
+    appends an entry at the queue's end, so all later entries have wrong offsets."""
     assert changes("a7 a10 a11 a12", units={1: "a8", 2: "a9", 3: "a10"}) == {}
 
 
 def test_a_queue_of_a_deleted_topic_may_begin_in_its_middle() -> None:
-    """A replica recorded the topic's deletion too late, so the first record after the deletion counts as
-    deleted."""
+    """If a queue of a deleted topic begins at an offset other than 0, its records count as intact. A replica had
+    recorded the topic's deletion too late."""
     claims = claims_of("a0 a1 c0 a0 c1 c2 a1")
     claims[:3] = [claim._replace(is_chained=False) for claim in claims[:3]]
     survey = Survey(claims, set(), [], 0, len(claims) * SIZE)
@@ -183,5 +183,6 @@ def test_a_queue_of_a_deleted_topic_may_begin_in_its_middle() -> None:
 
 
 def test_a_unit_of_another_queue_s_file_does_not_make_a_record_damaged() -> None:
-    """The test swaps the files of two queues, as a user might; the records are intact."""
+    """If a user swaps the files of two consume queues, their entries (units) do not make intact records count as
+    damaged."""
     assert changes("a0 b0 a1 b1 a2 b2", new_queues_begin_at=0, units={0: "b0", 1: "a0", 4: "b2", 5: "a2"}) == {}

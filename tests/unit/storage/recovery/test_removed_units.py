@@ -1,5 +1,5 @@
-"""Tests that queue units (entries of a consume queue) that recovery removes stay removed, so that they do not
-contradict later records."""
+"""Tests that consume-queue entries (units) that recovery removes do not reappear. They could contradict later
+records."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.support.stores.stores import PowerCuts, bodies_of, killed_copy, make_
 def test_a_unit_that_recovery_removed_does_not_come_back_after_a_power_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log lost the record of a queue unit. The next record, which belongs to another queue, is written at the
-    position to which this unit points."""
+    """A consume-queue entry (unit) that recovery removed does not reappear after a power cut. The log has lost its
+    record. At that position, the store then writes a record of another queue."""
     store = open_store(tmp_path / "first", flush_interval_consume_queue_ms=60_000)
     for queue_id in (0, 1):
         store.append([make_batch([b"0", b"1", b"2"], queue_id=queue_id)])

@@ -1,4 +1,5 @@
-"""Tests of the epoch file (spec/storage.md §11.2), and of the common prefix of two replicas' epoch files."""
+"""Tests of a replica's epoch file (spec/storage.md §11.2), and of finding the common prefix of two replicas' logs by
+their epoch files."""
 
 from __future__ import annotations
 
@@ -134,13 +135,13 @@ def test_two_damaged_slots_are_logged_as_an_error(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("theirs", "their_end", "lost_from"),
     [
-        ([EpochEntry(6, 0)], 1200, None),  # both logs have only the same epoch
+        ([EpochEntry(6, 0)], 1200, None),  # both logs have one epoch, the same
         ([EpochEntry(6, 0)], 900, 900),
         ([EpochEntry(6, 0), EpochEntry(7, 1000)], 1000, None),
         ([EpochEntry(6, 0), EpochEntry(7, 800)], 2000, 800),
         ([EpochEntry(6, 0), EpochEntry(7, 800), EpochEntry(9, 1500)], 2000, 800),
-        ([EpochEntry(5, 0), EpochEntry(7, 0)], 2000, 0),  # the other log was started again from offset 0
-        ([EpochEntry(9, 4800)], 5000, None),  # retention deleted the earlier part of the log
+        ([EpochEntry(5, 0), EpochEntry(7, 0)], 2000, 0),  # the other replica's log was started again from offset 0
+        ([EpochEntry(9, 4800)], 5000, None),  # retention deleted the earlier part of the other replica's log
     ],
 )
 def test_a_newer_epoch_that_began_before_the_confirm_offset_lacks_confirmed_messages(theirs, their_end, lost_from):

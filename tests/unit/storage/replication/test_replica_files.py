@@ -1,4 +1,5 @@
-"""Tests of a store directory's identity when the directory is reopened or loses files."""
+"""Tests of the identity of a store directory: when it is kept, and when it changes, as the directory is reopened or
+loses files."""
 
 from __future__ import annotations
 

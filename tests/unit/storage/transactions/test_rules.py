@@ -1,5 +1,5 @@
-"""Tests of the transaction rules: RocketMQ's golden facts 85 to 101 that are rules. The ids of the tests contain the
-facts' numbers."""
+"""Tests of the transaction rules in RocketMQ's golden facts 85 to 101. The ids of the tests contain the facts'
+numbers."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def test_an_end_that_names_another_half_message_is_refused_with_code_1(found, te
 
 @pytest.mark.parametrize("state", [0, 4, 12 + 8, -1])
 def test_an_end_that_is_neither_commit_nor_rollback_is_refused(state):
-    """Golden fact 95, not taken over: RocketMQ does not reply to a request that is neither commit nor rollback."""
+    """Golden fact 95, not taken over: raymq refuses a request that is neither commit nor rollback, while RocketMQ does
+    not answer it."""
     with pytest.raises(InvalidArgumentError):
         wanted_outcome(state)
 

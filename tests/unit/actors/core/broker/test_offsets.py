@@ -1,5 +1,5 @@
-"""Tests of offset commits. A commit is ignored if it lowers the offset, comes from an earlier owner, or was sent before
-a reset."""
+"""Tests of offset commits. The broker ignores a commit that lowers the offset, comes from an earlier owner of the
+queue, or was sent before a reset."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def test_an_older_owner_is_fenced_once_a_newer_one_has_begun():
 
 
 def test_commits_of_a_newer_generation_fence_as_its_start_does():
-    """The broker may have restarted after it granted the start offset, and may have no record of the grant."""
+    """A commit with a newer generation fences older owners, as the request for the start offset does. After a restart
+    the broker may have no record of that request."""
     owners = Owners()
     judge(11, 7, owners=owners)
     assert judge(12, 6, owners=owners).fenced == [0]

@@ -1,4 +1,4 @@
-"""Tests of a group's lag in a topic."""
+"""Tests of a consumer group's lag in a topic."""
 
 from __future__ import annotations
 

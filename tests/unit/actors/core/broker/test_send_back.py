@@ -1,4 +1,5 @@
-"""Tests of a message that is sent back several times: golden fact 13, and the fields that must not change."""
+"""Tests of a message that a consumer sends back several times: golden fact 13, and the fields that must not
+change."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def give_back(records: bytes, at: ReturnWriter | None = None, *, delay_level: in
 
 
 def delivered(batch) -> bytes:
-    """Return the record that the store's scheduler writes to the retry topic after the delay."""
+    """Return the record that the store's scheduler writes to the retry topic when the retry delay is over."""
     waiting = read_waiting(stored(batch.records, batch.sizes))
     moved = move_record(
         waiting, waiting.real_topic, waiting.real_queue_id, producer=ProducerSequence("d", 0, 0), store_host_ipv6=False

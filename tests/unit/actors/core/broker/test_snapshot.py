@@ -1,5 +1,5 @@
-"""Tests of the snapshot's files: loading them restores the state, and they have RocketMQ's file names and JSON
-structure."""
+"""Tests of the files of a broker state's snapshot: loading them restores the state, and they have RocketMQ's file names
+and JSON structure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ ROCKETMQ_GROUPS = """{
 
 
 def committed(offsets: dict[int, int]) -> BrokerState:
-    """Return a state with topic `orders` of four queues and group `billing`, which has committed `offsets`."""
+    """Return a broker state with topic `orders` of four queues and group `billing`, which has committed
+    `offsets`."""
     state = BrokerState()
     for change in (state.decide_topic("orders", 4, 4), *state.decide_group("billing")):
         state.apply(change, 1000)

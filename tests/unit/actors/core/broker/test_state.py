@@ -1,5 +1,5 @@
-"""Tests of the broker's state records: a decision alone does not change the state, and a replay may begin anywhere
-before a snapshot's end."""
+"""Tests of the broker's state records. A decision alone does not change the state. A replay may begin at any record
+before the end of a snapshot."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def commit_changes(state: BrokerState, offsets: dict[int, int], group: str = "bi
 
 
 def content(state: BrokerState):
-    """Return the state without its version: the version counts changes, and may count a change twice after a
-    replay."""
+    """Return the content of a broker state without its version. The version counts changes, and may count a change
+    twice after a replay."""
     return state.topics, state.groups, state.offsets
 
 
@@ -65,7 +65,7 @@ def snapshot_of(state: BrokerState, position: int) -> tuple[BrokerState, int]:
     return load_snapshot(dump_snapshot(state, position).get, parse_fastjson)
 
 
-# Decisions: which record a request leads to
+# Tests of decisions: which state record a request leads to
 
 
 def test_a_decision_changes_nothing_until_it_is_applied():
@@ -219,7 +219,7 @@ def test_a_topic_made_again_tells_the_members_of_the_former_to_begin_anew():
     assert state.offsets.get("billing", "orders", 0) == QueueOffset(3, 2)
 
 
-# Changes of existing topics
+# Tests of changing existing topics
 
 
 def as_configured(state: BrokerState, topic: str) -> TopicConfig:
@@ -298,7 +298,7 @@ def test_a_topic_is_not_changed_into_what_it_cannot_be():
         state.decide_topic_update("rmq_sys_broker_state", 8, None, None)
 
 
-# Changes of groups
+# Tests of changing consumer groups
 
 
 def test_a_group_comes_with_the_topic_of_its_retries():
@@ -403,7 +403,7 @@ def test_returned_values_are_copies():
     assert state.offsets.committed("billing", "orders") == {0: 5}
 
 
-# State records and their replay
+# Tests of state records and their replay
 
 
 def test_a_change_survives_its_encoding():
@@ -484,7 +484,8 @@ def test_a_restart_from_the_snapshots_own_position_has_the_version_of_before():
 
 
 def test_a_crash_between_the_files_of_a_snapshot_is_harmless():
-    """The snapshot's position is written last, so after a crash newer files may exist beside an older position."""
+    """A crash between the writes of two snapshot files does no harm. The file with the position is written last, so
+    newer files may exist beside an older position."""
     records = [(body, 1000 + index) for index, body in enumerate(history(4, 30))]
     final, older, newer = BrokerState(), BrokerState(), BrokerState()
     replay(final, records)
@@ -501,8 +502,8 @@ def test_a_crash_between_the_files_of_a_snapshot_is_harmless():
 
 @pytest.mark.parametrize("older_file", [TOPICS_FILE, GROUPS_FILE, OFFSETS_FILE, POSITION_FILE])
 def test_a_file_of_an_older_snapshot_than_the_others_is_harmless(older_file):
-    """An older file is read if the newer file is damaged, so that its .bak is used. The same happens if the file is
-    read just before its rewrite, and the other files after their rewrites."""
+    """One snapshot file that is older than the other files does no harm. This happens if the newer file is damaged and
+    its .bak is read. It also happens if a file is read just before its rewrite, and the others after theirs."""
     records = [(body, 1000 + index) for index, body in enumerate(history(4, 30))]
     final, older, newer = BrokerState(), BrokerState(), BrokerState()
     replay(final, records)
@@ -525,7 +526,7 @@ def test_a_topic_that_was_deleted_since_the_older_position_was_written_is_harmle
     assert load_snapshot(disk.get, parse_fastjson)[0].topics == state.topics
 
 
-# Layouts: the queues of a topic in all broker groups
+# Tests of layouts: the queues that a topic has in each broker group
 
 
 def layout_of(state: BrokerState, topic: str) -> str:
@@ -608,7 +609,7 @@ def test_a_group_commits_in_a_light_queue_which_nobody_creates_or_changes():
     assert restored.offsets.committed("billing", "%LMQ%alice") == {0: 7}
 
 
-# Settings that change while the broker runs
+# Tests of settings that change while the broker runs
 
 
 def test_a_live_setting_is_a_record_that_survives_in_log_and_snapshot():
@@ -621,7 +622,8 @@ def test_a_live_setting_is_a_record_that_survives_in_log_and_snapshot():
     assert snapshot_of(state, 7)[0].settings == state.settings
     before = state.topics_version
     state.apply(state.decide_setting(start, "broker.broker_permission", 4), 5)
-    assert state.topics_version != before  # NameServers must receive the change
+    # the version of the topics changes, so that NameServers receive the new settings
+    assert state.topics_version != before
     state.apply(state.decide_setting_unset("fileReservedTime"), 5)
     assert state.settings == {"broker.broker_permission": 4}
     assert state.decide_setting_unset("fileReservedTime") is None

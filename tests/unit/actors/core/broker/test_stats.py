@@ -1,4 +1,4 @@
-"""Tests of counters and of their rates over the last minute, hour and day."""
+"""Tests of a broker's counters and of their rates over the last minute, hour and day."""
 
 from __future__ import annotations
 

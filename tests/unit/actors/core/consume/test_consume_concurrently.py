@@ -1,5 +1,5 @@
-"""Tests of ConsumeConcurrently: a message that is slow, fails, or kills the listener's process delays only the offset
-to commit."""
+"""Tests of ConsumeConcurrently: a message that is slow, fails, or kills the listener's process delays only the
+committed offset, and no other message."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def commit_point(core: ProcessQueues) -> int:
 
 
 def paced(core: ProcessQueues, seconds_per_message: float) -> None:
-    """Report one completed task, so that `core` measures a consume time of `seconds_per_message`."""
+    """Report one completed task, from which `core` computes a consume time of `seconds_per_message`."""
     fetch(core, Q, 0)
     [task] = core.deliverable(0.0)
     core.reported(task, ConsumeReport(consume_s=seconds_per_message), 0.0)
@@ -140,7 +140,8 @@ def test_a_queue_that_is_being_sent_back_from_is_not_released():
     [sent] = core.reported(task, ConsumeReport(failures=(Failure(0, 1, "x"),)), 0.0).send_backs
     core.revoke([Q], 0.0)
     assert core.release(0.0) == []
-    core.send_back_failed(sent, 0.0)  # the send-back failed, so the queue's next owner will deliver the message
+    # sending the message back failed, so the queue's next owner will deliver the message
+    core.send_back_failed(sent, 0.0)
     assert core.release(0.0) == [Q]
     assert core.deliverable(100.0) == []
 
@@ -168,7 +169,7 @@ def test_much_that_is_finished_and_not_committed_holds_the_delivery():
     assert [offsets_of(task) for task in core.deliverable(0.0)] == [[101]]
 
 
-# A listener whose process dies
+# Tests of a listener whose process dies
 
 
 def test_after_a_death_what_was_in_flight_comes_again_unchanged():
@@ -183,7 +184,7 @@ def test_after_a_death_what_was_in_flight_comes_again_unchanged():
 
 def die_until_sent_back(core: ProcessQueues, deadly: int, limit: int = 100) -> tuple[SendBack, int, list[int]]:
     """Let the listener's process die at each delivery of the message at offset `deadly`, until that message is sent
-    back. Returns the send-back, the number of deaths, and the messages consumed before."""
+    back. Returns the send-back, the number of deaths, and the offsets that were consumed before."""
     deaths, consumed = 0, []
     for _ in range(limit):
         tasks = core.deliverable(0.0)

@@ -1,5 +1,5 @@
-"""Tests of ConsumeOrderly: messages are consumed one after another, a failed message is retried before later messages,
-and a crash repeats at most one task."""
+"""Tests of ConsumeOrderly: messages of a queue are consumed one after another, a failed message is retried before later
+messages, and a crash repeats at most one task."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def commit(core: ProcessQueues) -> None:
 
 
 def fail(core: ProcessQueues, index: int, now_s: float = 0.0, **how):
-    """Report that the single task in flight failed at message number `index`."""
+    """Report that the listener failed at message number `index` of the only task in flight."""
     [task] = core.deliverable(now_s)
     rest = tuple(range(index + 1, len(task.messages)))
     return core.reported(task, ConsumeReport(unfinished=rest, failures=(Failure(index, 1, "x", **how),)), now_s)

@@ -29,7 +29,7 @@ def commit_of(offset: int | None, *, backwards: bool = False) -> OffsetCommit:
 
 
 def consume(core: ProcessQueues) -> list[int]:
-    """Deliver all messages and report success for each. Returns the consumed offsets."""
+    """Deliver all messages to the listener, and report success for each message. Returns the consumed offsets."""
     seen = []
     while tasks := core.deliverable(0.0):
         for task in tasks:
@@ -49,7 +49,7 @@ def test_a_granted_queue_is_held_at_once_and_read_when_its_start_is_known():
     core.started(process_queue, QueueOffset(5, 2))
     assert core.wanted(0.0) == {Q: 5}
     assert core.uncommitted("broker-a") == {}
-    grant(core, Q, generation=8)  # a repeated grant changes nothing
+    grant(core, Q, generation=8)  # granting a queue again that the consumer holds changes nothing
     assert core.wanted(0.0) == {Q: 5}
 
 
@@ -88,7 +88,7 @@ def test_an_answer_to_an_outdated_question_is_ignored():
     assert core.wanted(0.0) == {Q: 6}
 
 
-# Flow control
+# Tests of flow control
 
 
 def test_more_messages_than_the_threshold_pause_the_reading_until_enough_are_consumed():
@@ -186,7 +186,7 @@ def test_nothing_is_delivered_while_the_listener_is_away():
     assert core.deliverable(0.0) == []
 
 
-# Gaps in a queue's offsets
+# Tests of gaps in a queue's offsets
 
 
 def test_where_messages_are_gone_reading_goes_on_behind_the_gap():
@@ -231,7 +231,7 @@ def test_a_jump_from_elsewhere_or_of_a_revoked_queue_is_ignored():
     assert core.uncommitted("broker-a") == {}
 
 
-# Broker replies to a commit
+# Tests of the broker's answers to a commit
 
 
 @pytest.mark.parametrize("answer", [CommitAnswer(fenced=frozenset({Q})), CommitAnswer(gone=frozenset({Q}))])
@@ -275,7 +275,7 @@ def test_a_reset_drops_what_is_held_and_goes_on_there(orderly):
     assert process_queue_of(core, Q).count == 0
     fetch(core, Q, 2)
     if orderly:
-        assert core.deliverable(0.0) == []  # the listener still works on the old task
+        assert core.deliverable(0.0) == []  # the listener still works on the task from before the reset
     core.reported(old, DONE, 0.0)
     assert core.uncommitted("broker-a") == {}
     [task] = core.deliverable(0.0)
@@ -284,7 +284,7 @@ def test_a_reset_drops_what_is_held_and_goes_on_there(orderly):
     assert core.uncommitted("broker-a") == {Q: OffsetCommit(3, 7, 3)}
 
 
-# Hand-over of queues to another consumer
+# Tests of moving queues to another consumer
 
 
 @pytest.mark.parametrize("orderly", [False, True])

@@ -1,4 +1,4 @@
-"""Tests of RocketMQ's golden facts about POP (spec/features.md §12.5), or of raymq's replacement for each fact
+"""Tests of RocketMQ's golden facts about POP receives (spec/features.md §12.5), or of raymq's replacement for a fact
 (docs/simple-consumer.md)."""
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def test_an_offset_outside_its_lease_is_neither_acknowledged_nor_changed(offset:
     [pytest.param(102, 1, id="golden-111"), pytest.param(101, -1, id="golden-111-none")],
 )
 def test_a_lease_with_holes_knows_the_offsets_that_it_has(offset: int, place: int) -> None:
-    """RocketMQ stores the differences of the offsets (0, 2, 5). A raymq lease marks the acknowledged offsets of a range
-    instead."""
+    """A raymq lease stores which offsets of its range it does not contain. RocketMQ instead stores the differences of
+    the contained offsets (0, 2, 5)."""
     queue = Queue()
     queue.ends = {QUEUE: QueueEnds(100, 106)}
     [first] = queue.receive(6).ranges
@@ -118,7 +118,8 @@ def test_a_lease_of_a_whole_range_knows_its_offsets_by_their_number(offset: int,
 
 @pytest.mark.parametrize("wait_ms", [pytest.param(10_000, id="golden-113")])
 def test_messages_come_again_exactly_when_their_invisible_time_is_over(wait_ms: int) -> None:
-    """RocketMQ checks leases 1 s before their invisible time ends, and then waits for its revive queue."""
+    """A message is delivered again exactly at the end of its invisible time. RocketMQ checks leases 1 s before that
+    end, and then waits for its revive queue."""
     queue = Queue()
     [given] = queue.receive(1, invisible_ms=wait_ms).ranges
     assert next_due_ms(queue.state.pop, "g", [QUEUE], NOW_MS) == NOW_MS + wait_ms

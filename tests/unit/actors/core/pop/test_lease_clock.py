@@ -1,4 +1,4 @@
-"""Tests of the clock of leases while the system clock is set forward and back."""
+"""Tests of the clock that times leases, while the system clock is set forward and back."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ def test_a_new_process_goes_on_after_what_was_stored_before_the_step() -> None:
     stored_ms = clocks.wall_ms + HOUR_MS
     clocks.clock.not_before(stored_ms)
     assert clocks.passes(700) == stored_ms + 700
-    clocks.clock.not_before(stored_ms)  # `stored_ms` is already in the past, so this call changes nothing
+    clocks.clock.not_before(stored_ms)  # the clock has already passed `stored_ms`, so this call changes nothing
     assert clocks.passes(1) == stored_ms + 701

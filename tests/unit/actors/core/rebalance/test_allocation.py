@@ -1,5 +1,5 @@
-"""Tests of the strategies that share one topic's queues among the members of a group: the golden facts, and refused
-settings."""
+"""Tests of the strategies that assign one topic's queues to the members of a group: the golden facts, and settings that
+are refused."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_averagely_gives_blocks_and_the_first_members_take_the_larger_ones(queue
 @pytest.mark.parametrize(
     ("queues", "members", "expected"),
     [
-        (10, 4, [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]),  # golden fact 3
-        (8, 3, [[0, 3, 6], [1, 4, 7], [2, 5]]),  # golden fact 4
+        (10, 4, [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]),  # this case is golden fact 3
+        (8, 3, [[0, 3, 6], [1, 4, 7], [2, 5]]),  # this case is golden fact 4
     ],
 )
 def test_by_circle_deals_queues_out(queues, members, expected):
@@ -57,13 +57,13 @@ def test_by_circle_deals_queues_out(queues, members, expected):
 
 
 def test_machine_room_shares_only_the_queues_of_its_rooms():
-    """Golden fact 5: only the queues of the consumer's rooms are shared."""
+    """Golden fact 5: the strategy MACHINE_ROOM assigns only the queues of the consumer's machine rooms."""
     queues = queues_of("room1@broker-a", count=5) + queues_of("room2@broker-b", count=5, first=5)
     assert ids(allocate_by_machine_room(queues, names(2), {"room1"})) == [[0, 1, 4], [2, 3]]
 
 
 def test_machine_room_adds_the_queues_left_over_to_the_first_members():
-    """Golden fact 6: the remaining queues go to the first members, one each."""
+    """Golden fact 6: with the strategy MACHINE_ROOM, the first members get one of the remaining queues each."""
     queues = queues_of("room1@broker-a", count=8)
     assert ids(allocate_by_machine_room(queues, names(3), {"room1"})) == [[0, 1, 6], [2, 3, 7], [4, 5]]
 
@@ -82,12 +82,12 @@ def nearby(member_rooms: dict[str, str]) -> dict[str, list[str]]:
 
 
 def test_nearby_shares_a_room_without_members_among_all():
-    """Golden fact 7, first half: the queues of a room without members are shared among all members."""
+    """Golden fact 7, first half: the queues of a machine room without members are assigned to all members."""
     assert nearby({"A1": "A", "A2": "A"}) == {"A1": ["a0", "a1", "b0", "b1"], "A2": ["a2", "a3", "b2", "b3"]}
 
 
 def test_nearby_gives_a_rooms_queues_to_its_own_members():
-    """Golden fact 7, second half: the queues of a room with members go only to these members."""
+    """Golden fact 7, second half: the queues of a machine room with members are assigned only to these members."""
     shares = nearby({"A1": "A", "A2": "A", "B1": "B"})
     assert shares == {"A1": ["a0", "a1"], "A2": ["a2", "a3"], "B1": ["b0", "b1", "b2", "b3"]}
 

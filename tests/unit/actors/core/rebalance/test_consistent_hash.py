@@ -29,8 +29,8 @@ def test_golden_fact_9():
 
 
 def test_a_queue_past_the_last_place_belongs_to_the_first():
-    """The member's only position on the ring is lower than the queue's position, so the search wraps around the
-    ring."""
+    """A queue after the last member on the hash ring belongs to the first member. Here the only member is before the
+    queue on the ring, so the search wraps around."""
     queue = MessageQueue("t", "b", 0)
     low = next(name for name in (f"c{number}" for number in range(99)) if ring_position(f"{name}-0") < 1 << 28)
     assert ring_position(queue_key(queue)) > 1 << 28

@@ -1,5 +1,5 @@
-"""Tests of one consumer group's rebalance: granted queues, hand-over, expired members, restarts and the
-description."""
+"""Tests of one consumer group's rebalance: granted queues, queues that move between members, expired members, restarts
+and the group's description."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def group():
 
 
 def answer(group, member, now_s, holding=frozenset(), *, topics=ORDERS, process=1, sequence=None, **fields):
-    """Send a heartbeat as RebalanceClient does, and resend it if the group returns another session.
+    """Send a member's heartbeat as RebalanceClient does, and send it again if the group returns another session.
 
     `process`: number of the process incarnation that uses the member's name.
     """
@@ -105,8 +105,8 @@ def test_a_grant_whose_answer_was_lost_is_given_again(group):
 
 
 def test_a_heartbeat_that_was_overtaken_by_a_newer_one_frees_nothing(group):
-    """The late heartbeat was sent before the member was granted its queues, so the heartbeat does not name these
-    queues."""
+    """A late heartbeat takes no queues from its member. The member sent it before it was granted its queues, so the
+    heartbeat does not name the queues."""
     held = beat(group, "a", 0.0, sequence=2)
     beat(group, "a", 1.0, held, sequence=3)
     beat(group, "b", 1.0)
@@ -115,7 +115,8 @@ def test_a_heartbeat_that_was_overtaken_by_a_newer_one_frees_nothing(group):
 
 
 def test_a_heartbeat_that_arrives_twice_frees_nothing(group):
-    """The repeated heartbeat was sent before its first copy made the group grant the member its queues."""
+    """A heartbeat that arrives twice takes no queues from its member. It was sent before its first copy made the group
+    grant the queues."""
     assert beat(group, "a", 0.0, sequence=2) == QUEUES
     beat(group, "b", 1.0)
     assert ids(beat(group, "a", 1.5, sequence=2)) == [0, 1]
@@ -235,7 +236,7 @@ def test_a_strategy_that_refuses_keeps_the_assignment_and_the_reason_is_told(gro
     group.set_queues("orders", QUEUES, {"broker-a": "node-1"})
     held = beat(group, "a", 0.0, allocation=NEARBY, node="node-1")
     assert held == QUEUES
-    beat(group, "b", 1.0, allocation=NEARBY)  # member b has no room, because it sends no node
+    beat(group, "b", 1.0, allocation=NEARBY)  # member b is in no machine room, because its heartbeat contains no node
     assert beat(group, "a", 2.0, held, allocation=NEARBY, node="node-1") == QUEUES
     assert "member b has no room" in group.describe(2.0)["failures"]["orders"]
     beat(group, "b", 3.0, allocation=NEARBY, node="node-1")
@@ -306,8 +307,8 @@ def test_the_description_tells_what_members_hold_and_wait_for(group):
 
 
 def heartbeat_of(group: RebalanceGroup, sender: HeartbeatSender, kind: HeartbeatKind) -> GroupHeartbeat:
-    """Make `a` a member that holds none of its four assigned queues. Returns a heartbeat of this sender and
-    kind."""
+    """Make `a` a member that holds none of its four assigned queues. Returns a heartbeat of the given sender
+    and kind."""
     asked = GroupHeartbeat("a", ORDERS, frozenset(), session=0, sequence=1)
     joined = replace(asked, session=group.heartbeat(asked, 0.0).session, sequence=10)
     assert group.heartbeat(joined, 0.0).queues == QUEUES
@@ -326,8 +327,8 @@ def test_every_heartbeat_has_its_step(group, sender, kind):
     members, holders = group.members, group.holders()
     step = HEARTBEAT_STEPS[sender].get(kind)
     if step is None:
-        # A process that is not a member yet may start with any sequence number, so none of its heartbeats is late or
-        # repeated.
+        # A process that is not a member yet may start with any sequence number. So none of its heartbeats counts as
+        # late or repeated.
         assert sender is not HeartbeatSender.MEMBER
         step = HEARTBEAT_STEPS[sender][HeartbeatKind.NEXT]
     assignment = group.heartbeat(heartbeat, 1.0)

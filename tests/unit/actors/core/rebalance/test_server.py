@@ -1,4 +1,4 @@
-"""Tests of many groups at one Rebalance actor: groups share no state, and the actor serves a group only while it holds
+"""Tests of many groups at one Rebalance actor. Groups share no state, and the actor serves a group only while it holds
 the lease of the group's slot."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SESSION_S = 15.0
 
 
 class Holding:
-    """Fake slot lease whose state the test sets."""
+    """Fake lease of a slot. The test sets whether the lease is held."""
 
     def __init__(self) -> None:
         self.held, self.epoch, self.version, self.grants_from_s = True, 1, 1000, 0.0
@@ -172,6 +172,6 @@ def test_a_thousand_groups_take_little_memory(server):
 
 
 def test_groups_are_spread_over_the_slots():
-    # the slot number must never change: processes of different raymq versions compute it
+    # A group's slot number must never change, because processes of different raymq versions compute it.
     assert slot_of("billing") == 2
     assert {slot_of(f"group-{number}") for number in range(100)} == set(range(module.REBALANCE_SLOTS))

@@ -1,4 +1,5 @@
-"""Tests of the leases by which Rebalance actors claim a slot in one register, one register call at a time."""
+"""Tests of the leases with which Rebalance actors claim slots in one register. The tests run one register call at a
+time."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ class Scene:
         return written
 
     def silence(self, taker: SlotLease) -> None:
-        """Let time pass without renewals by the slot's holder, until `taker` takes the slot over."""
+        """Advance the clock until `taker` takes over the slot. The slot's holder renews nothing in this time."""
         self.look(taker)
         self.now_s += TAKE_OVER_AFTER_S
         self.look(taker)

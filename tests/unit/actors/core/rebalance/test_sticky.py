@@ -1,4 +1,4 @@
-"""Examples for the strategy STICKY. Its general properties are tested in tests/property/test_sticky.py."""
+"""Tests of the strategy STICKY with examples. tests/property/test_sticky.py tests its general properties."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def test_the_queues_of_one_that_leaves_are_all_that_moves():
 
 
 def test_the_larger_shares_of_several_topics_go_to_different_members():
-    """The strategy AVG would assign the larger share of both topics to `a`."""
+    """STICKY assigns the larger shares of several topics to different members. The strategy AVG would assign the larger
+    share of both topics to `a`."""
     queues = {"audit": topic("audit", 1), "orders": topic("orders", 3)}
     shares = allocate_sticky(queues, {"audit": ["a", "b"], "orders": ["a", "b"]}, {}, {})
     assert [len(share) for share in shares.values()] == [2, 2]
@@ -53,7 +54,8 @@ def test_even_totals_come_before_staying():
 
 
 def test_a_hand_over_that_is_under_way_is_not_overturned():
-    """`a` still holds queue 2, which is planned for `c`. The next plan leaves this hand-over unchanged."""
+    """A new plan does not undo a move in progress: member `a` still holds queue 2, which the previous plan assigned to
+    `c`."""
     queues = {"orders": topic("orders", 4)}
     present = dict.fromkeys(queues["orders"], "a")
     planned = {queue: "c" if queue.queue_id == 2 else "b" if queue.queue_id == 0 else "a" for queue in queues["orders"]}

@@ -1,5 +1,5 @@
-"""Tests of the strategies applied to a whole group: the strategy in effect, excluded queues, and the state after a
-strategy refuses."""
+"""Tests of the assignment strategies applied to a whole group: which strategy is in effect, which queues are excluded,
+and the state after a strategy refuses."""
 
 from __future__ import annotations
 

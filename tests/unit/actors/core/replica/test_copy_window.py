@@ -1,5 +1,5 @@
-"""Tests of a Replicator's progress: when the Replicator requests the next chunk of the master's log, and when it
-acknowledges the slave's copy."""
+"""Tests of a Replicator's progress: when it requests the next chunk of the master's log, and when it acknowledges the
+slave's copy."""
 
 from __future__ import annotations
 

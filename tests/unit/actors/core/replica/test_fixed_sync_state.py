@@ -1,4 +1,4 @@
-"""Tests of a master's view of its slaves when the roles are fixed."""
+"""Tests of a master's record of its slaves when the replicas' roles are fixed."""
 
 from __future__ import annotations
 

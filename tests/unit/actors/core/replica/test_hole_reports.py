@@ -1,5 +1,5 @@
-"""Tests that a master sends damaged bytes of its log to a slave only after a wait, and only if no in-sync replica has
-the intact bytes."""
+"""Tests of when a master may copy damaged bytes of its log to a slave: only after a wait, and only if no in-sync
+replica has the intact bytes."""
 
 from __future__ import annotations
 

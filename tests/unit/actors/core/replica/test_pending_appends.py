@@ -60,5 +60,5 @@ def test_the_next_deadline_is_the_earliest():
     assert pending.next_deadline_s == 4.0
     pending.settle(4.0)
     assert pending.next_deadline_s == 9.0
-    slow.deadline_s = 12.0  # the deadline changes when the flush is done and the wait for copies begins
+    slow.deadline_s = 12.0  # the append's deadline changes when its flush is done and its wait for copies begins
     assert pending.next_deadline_s == 12.0

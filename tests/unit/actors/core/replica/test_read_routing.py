@@ -1,4 +1,4 @@
-"""Tests of the choice of the replica that serves reads."""
+"""Tests of how the replica that serves a client's reads is chosen."""
 
 from __future__ import annotations
 

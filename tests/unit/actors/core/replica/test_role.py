@@ -129,7 +129,8 @@ def test_every_order_does_what_the_table_says_and_all_others_are_refused(before,
 
 
 def test_the_table_refuses_every_order_of_an_older_epoch_and_makes_masters_in_newer_epochs_only():
-    """Therefore no replaced master leads again, and no epoch has two masters."""
+    """An order to become master is accepted only in a newer epoch, and an order of an older epoch is refused. So no
+    replaced master leads again, and no epoch has two masters."""
     for before, orders in TRANSITIONS.items():
         assert all(age is not EpochAge.OLDER for _, age in orders)
         made = [age for (_, age), after in orders.items() if after is ReplicaRole.MASTER is not before]

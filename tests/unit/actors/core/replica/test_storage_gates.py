@@ -1,5 +1,5 @@
 """Tests of the appends that a storage actor refuses before they reach its store: appends to deleted topics, and appends
-above the limit."""
+above the limit on running appends."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_deleted_topic_is_refused_also_after_a_restart_until_it_is_created(dis
 
 def test_a_store_that_begins_to_lead_refuses_what_was_deleted_and_takes_what_was_created_where_others_led(disk):
     deleted = reopen(disk)
-    deleted.add("orders")  # the topic was later created again while another replica led
+    deleted.add("orders")  # the topic "orders" was created again while another replica led
     deleted.agree({"orders", "bills"}, ["orders", "bills", "parcels"])
     for one in (deleted, reopen(disk)):
         one.check([make_batch([b"x"]), make_batch([b"x"], topic="bills")])
@@ -73,7 +73,8 @@ def test_a_delayed_message_for_a_deleted_topic_is_refused_too(disk):
     with pytest.raises(TopicNotExistError, match="orders"):
         deleted.check([delayed("bills", "orders")])
     damaged = delayed("orders")
-    deleted.check([replace(damaged, records=b"x" * len(damaged.records))])  # the store reports the damage itself
+    # this check accepts a damaged batch, because the store itself reports the damage
+    deleted.check([replace(damaged, records=b"x" * len(damaged.records))])
 
 
 def test_a_deletion_that_cannot_be_noted_is_not_carried_out(disk):

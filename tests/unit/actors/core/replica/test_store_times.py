@@ -1,4 +1,4 @@
-"""Tests of the age of a log's bytes."""
+"""Tests of StoreTimes, which remembers when bytes of a replica's log were stored."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ def test_a_follower_that_has_everything_is_asked_for_and_counts_from_then_on(mas
     assert asked is not None
     assert asked.stores == {0: "store-0", 1: "store-1"}
     master.flushed(200, 1.0)
-    # the Controller has not confirmed replica 1 yet, but the master already counts it
+    # The master already waits for replica 1, although the Controller has not yet confirmed it as a member of the
+    # sync-state set.
     assert master.confirm_offset == 100
     asks(master, 1, 180, 1.1)
     assert master.confirm_offset == 180
@@ -61,7 +62,7 @@ def test_a_follower_behind_the_confirm_offset_is_not_asked_for(master):
 
 
 def test_a_follower_close_behind_is_taken_in_while_messages_come_all_the_time(master):
-    for step in range(4):  # each time the slave requests a chunk, the log has grown
+    for step in range(4):  # the log grows before each of the slave's requests for a chunk
         master.flushed(200 + 100 * step, 1.0 + step / 100)
         asks(master, 1, 100 + 100 * step, 1.0 + step / 100)
     asked = master.propose(1.3)
@@ -90,7 +91,7 @@ def test_a_learner_is_never_asked_for(master):
 def test_the_answer_ends_the_question_only_when_it_is_newer(master):
     asks(master, 1, 100, 1.0)
     master.propose(1.0)
-    master.decided(of(1, 0))  # a lease renewal that still carries the previous set
+    master.decided(of(1, 0))  # a lease renewal that still contains the previous sync-state set
     assert master.counted == {0, 1}
     master.decided(of(2, 0, 1))
     assert master.sync_state_set.members == {0, 1}

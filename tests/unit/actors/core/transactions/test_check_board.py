@@ -1,4 +1,4 @@
-"""Tests of a broker's transaction checks that wait for a producer's long poll, and of the list of live
+"""Tests of a broker's transaction checks, which wait until a producer polls for them, and of the list of live
 producers."""
 
 from __future__ import annotations

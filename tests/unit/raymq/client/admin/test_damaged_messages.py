@@ -26,8 +26,8 @@ def damaged(tmp_path_factory) -> Iterator[DamagedTopic]:
 
 
 def read(message: MessageExt) -> bytes | None:
-    """Return the body of a message. Returns None for an unreadable message, after checking that reading its body raises
-    the message's error and that the error names the message's offset."""
+    """Return a message's body, or None if the message is unreadable. For an unreadable message, first checks that
+    reading the body raises the message's error, and that the error names the message's offset."""
     error = message.body_error
     if error is None:
         return message.body
@@ -40,7 +40,8 @@ def read(message: MessageExt) -> bytes | None:
 
 
 def check(damaged: DamagedTopic, messages: list[MessageExt]) -> None:
-    """Check that `messages` contains all messages of the topic in order, each intact or damaged as expected."""
+    """Check that `messages` has all messages of the topic in order, and that each message is intact or damaged as
+    expected."""
     assert [message.queue_offset for message in messages] == list(range(len(damaged.bodies)))
     for message, body in zip(messages, damaged.bodies, strict=True):
         kind = damaged.kinds.get(message.queue_offset)
@@ -148,8 +149,8 @@ def test_commands_print_the_place_and_the_reason(damaged):
 
 
 def test_a_replay_of_dead_letters_goes_on_behind_a_damaged_one(damaged, monkeypatch):
-    """The damaged topic takes the role of the group's dead-letter topic. The fake broker refuses damaged messages, as a
-    real broker does."""
+    """A replay of dead letters continues after a damaged dead letter. The damaged topic serves as the dead-letter
+    topic, and the fake broker refuses damaged messages, as a real broker does."""
     brought: list[bytes] = []
     committed: list[int] = []
 
@@ -167,7 +168,7 @@ def test_a_replay_of_dead_letters_goes_on_behind_a_damaged_one(damaged, monkeypa
     results = list(letters.replay())
     assert len(results) == len(damaged.bodies)
     failed = [result.letter.message.queue_offset for result in results if result.error]
-    # A message whose body cannot be decompressed is moved unchanged. A message with a wrong CRC or wrong fields is
+    # A message whose body cannot be decompressed is replayed unchanged. A message with a wrong CRC or damaged fields is
     # refused.
     assert failed == [
         offset for offset, kind in damaged.kinds.items() if kind.startswith("flipped") and offset in failed

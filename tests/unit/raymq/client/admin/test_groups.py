@@ -1,4 +1,4 @@
-"""Tests of group administration over two brokers. One broker may not have the group."""
+"""Tests of Admin's methods for consumer groups with two brokers. One broker may not have the group."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ A0, A1, B0 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1), Mes
 
 
 class Cluster:
-    """Fake brokers with one reply per method, and a Rebalance actor that may not run. Broker b does not have
-    the group."""
+    """Fake brokers with one answer per method, and a Rebalance actor that may not run. Broker b does not have the
+    group."""
 
     def __init__(self, monkeypatch) -> None:
         self.calls: list[tuple] = []

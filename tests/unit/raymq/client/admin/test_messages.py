@@ -1,4 +1,4 @@
-"""Tests of Admin's message queries and of the command built on them, with two real stores in this process."""
+"""Tests of Admin's message queries and of the command that uses them, with two real stores in this process."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class FakeStorage:
 
 @pytest.fixture
 def admin(tmp_path) -> Iterator[Admin]:
-    """Yield an Admin over ten stored messages n0 … n9, which alternate between two broker groups. Each message has its
-    own key and a common key."""
+    """Yield an Admin over ten stored messages n0 … n9, which alternate between two broker groups. Each message has a
+    key of its own and a key that all messages have."""
     times = iter(range(1_700_000_000_000, 1_800_000_000_000, 1000))
     names = ["broker-a", "broker-b"]
     stores = {}

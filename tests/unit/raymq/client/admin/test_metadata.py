@@ -1,5 +1,5 @@
-"""Tests of topics, groups and offsets exported as a document: exported documents can be imported, and an error names
-each impossible entry."""
+"""Tests of exporting topics, groups and offsets as a document. Exported documents can be imported, and an error names
+each invalid entry of a document."""
 
 from __future__ import annotations
 

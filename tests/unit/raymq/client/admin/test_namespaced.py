@@ -1,5 +1,5 @@
-"""Tests of administration within a namespace: calls send stored names (with the namespace), return shown names (without
-it), and hide other namespaces."""
+"""Tests of an Admin within a namespace. Its calls send names with the namespace, return names without it, and hide
+other namespaces."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Nested:
 
 
 class Double:
-    """Fake Admin whose calls return their arguments, or a value that the test sets."""
+    """Fake Admin whose methods return their arguments, or a value that the test sets."""
 
     def __init__(self, answer: Any = None) -> None:
         self.answer = answer

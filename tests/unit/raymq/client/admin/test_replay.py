@@ -1,5 +1,5 @@
-"""Tests of message replays between real stores in this process: the selected messages, and that each copy is
-sent once."""
+"""Tests of replaying messages from one topic to another between real stores in this process: which messages are
+selected, and that each copy is sent once."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MESSAGES = 150
 
 
 class LocalStorage:
-    """Fake StorageClient for replays, which calls a store in this process. `losing`: number of append replies
-    to lose."""
+    """Fake StorageClient for replays, which calls a store in this process. `losing`: number of answers to appends that
+    get lost."""
 
     def __init__(self, store: MessageStore) -> None:
         self.store, self.losing, self.appends = store, 0, 0
@@ -79,8 +79,8 @@ class Routes:
 
 @pytest.fixture
 def stores(tmp_path) -> Iterator[dict[str, LocalStorage]]:
-    """Yield two stores with messages 0 … 149 of topic "orders", all with key "all". The messages are one second apart
-    and alternate between two broker groups."""
+    """Yield two stores with messages 0 … 149 of topic "orders", which all have the key "all". The messages are one
+    second apart and alternate between two broker groups."""
     clock = SimpleNamespace(now_ms=START_MS)
     made = {
         name: LocalStorage(

@@ -1,5 +1,5 @@
-"""Tests of the check that sends a message to each broker group and reads it back: messages that are read back, are
-missing, or fail. Producer and queue are fakes."""
+"""Tests of the check that sends a message to each broker group and reads the message back. A message arrives, is
+missing, or fails. Producer and queue are fakes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUEUE = MessageQueue("raymq-check", "broker-a", 0)
 
 
 class Stored:
-    """Fake queue that stores and returns messages, except the messages in `lost` or `refused`."""
+    """Fake queue that stores and returns messages, except messages in `lost` and in `refused`."""
 
     def __init__(self, lost: tuple[int, ...] = (), refused: tuple[int, ...] = ()) -> None:
         self.bodies: list[bytes] = []

@@ -1,5 +1,5 @@
-"""Tests of a topic's tail over two broker groups of four queues each: the tail needs few calls, is bounded, and counts
-every lost message.
+"""Tests of following the newest messages of a topic (its tail) over two broker groups of four queues each. A tail needs
+few calls, is bounded, and counts every lost message.
 
 The tests also describe all queues, with equally few calls.
 """
@@ -64,7 +64,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch) -> Iterator[Cluster]:
-    monkeypatch.setattr(module, "TAIL_TIMEOUT_S", 0.0)  # allow only one attempt
+    monkeypatch.setattr(module, "TAIL_TIMEOUT_S", 0.0)  # the timeout of zero allows only one attempt
     times = iter(range(1_700_000_000_000, 1_800_000_000_000, 1000))
     stores = {
         name: MessageStore.open(

@@ -1,5 +1,5 @@
-"""Tests of creating topics over two brokers: queues are spread, few calls are needed, and every client has the route on
-return."""
+"""Tests of creating topics over two brokers. Queues are spread over the brokers, few calls are needed, and on return
+every client can get the topic's route."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.clients.fakes import topic_route
 
 
 class Cluster:
-    """Two fake brokers that record created topics, and routes that contain a new topic only after `late`
+    """Two fake brokers that record created topics, and routes that contain a new topic only after `late` route
     requests."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_topics_are_spread_over_the_brokers_with_one_call_to_each(cluster):
         ("a", [NewTopic("x", 2, "a:2;b:1"), NewTopic("y", 1, "a:1")]),
         ("b", [NewTopic("x", 1, "a:2;b:1")]),
     ]
-    assert cluster.fetched == []  # every NameServer already has the topics' routes
+    assert cluster.fetched == []  # no route was requested, because every NameServer already has the topics' routes
 
 
 def test_more_topics_than_one_call_takes_go_in_several(cluster, monkeypatch):

@@ -1,4 +1,4 @@
-"""Tests of a group's consumption status of one message: one rule for each status."""
+"""Tests of the status of one message in a consumer group, with one test for each status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of user administration: changes are requested from the first broker group, and contain no secret."""
+"""Tests of Admin's methods for users. Changes are sent to the first broker group, and contain no secret."""
 
 from __future__ import annotations
 

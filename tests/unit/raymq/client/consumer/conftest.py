@@ -1,4 +1,4 @@
-"""Fixtures that the tests of consumers share."""
+"""Fixtures that several test modules of consumers use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raymq.client.consumer.assignment.offset_committer import CommitThreads
 
 @pytest.fixture
 def commits():
-    """Yield the threads that call brokers to read and commit offsets."""
+    """Yield the threads that a consumer uses to read and commit offsets at brokers."""
     threads = CommitThreads()
     yield threads
     threads.close()

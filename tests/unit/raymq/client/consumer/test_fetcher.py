@@ -1,4 +1,4 @@
-"""Tests of the Fetcher's long polls while stores fail and routes disappear."""
+"""Tests of the long polls of the Fetcher while stores fail and routes disappear."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Q0, Q1, OTHER = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1), 
 
 
 class Owner:
-    """Fake consumer that owns a Fetcher: holds the wanted positions and the delivered messages.
+    """Fake consumer that owns a Fetcher. It keeps the positions to fetch from, and the delivered messages.
 
-    `answer` determines the replies of its store. Two threads may fetch from the same position: the owner ignores the
+    `answer` determines the answers of its store. Two threads may fetch from the same position: the owner ignores the
     second result.
     """
 
@@ -82,7 +82,7 @@ class Owner:
         with self.changed:
             if self.failures:
                 raise self.failures.pop()
-            if (queue, offset) not in self.delivered:  # a consumer ignores messages that it already has
+            if (queue, offset) not in self.delivered:  # a consumer ignores messages that it has already received
                 self.delivered.append((queue, offset))
             self.offsets[queue] = result.next_offset
             self.changed.notify_all()
@@ -134,7 +134,7 @@ def test_a_queue_that_is_granted_later_is_read_after_a_wake(owner):
 
 @pytest.fixture
 def polls(owner):
-    """Return the queues of the requests that wait in the store's long poll."""
+    """Return the queues of the fetch requests that wait in the store's long poll."""
     waiting: dict[MessageQueue, threading.Event] = {}
 
     def answer(request):
@@ -245,8 +245,8 @@ def test_a_topic_without_a_route_does_not_keep_the_others_from_being_read(owner)
 
 
 def test_an_offset_that_is_gone_is_not_asked_for_without_a_pause(owner, monkeypatch):
-    """The owner may not be able to skip the deleted offset yet, and the store replies to a request for it at
-    once."""
+    """The Fetcher pauses between requests for a deleted offset. The store answers such a request at once, and the owner
+    may not be able to skip the offset yet."""
     monkeypatch.setattr(fetcher_module, "GONE_PAUSE_S", 3600.0)
     owner.answer = lambda request: FetchResult(PullStatus.OFFSET_ILLEGAL, request.queue_offset, 5, 9, b"", 0)
     owner.offsets = {Q0: 0}
@@ -264,8 +264,8 @@ def test_after_stop_nothing_is_read_any_more(owner):
 
 
 def test_where_another_replica_leads_now_reading_goes_on_there_without_anybody_asking_for_it(owner):
-    """Only a failed read reveals the new master. The Fetcher must then request the route again, because the cached
-    route names the old master."""
+    """After a failover, reading continues at the new master. Only a failed read reveals the new master, so the Fetcher
+    then requests the route again."""
     owner.offsets = {Q0: 0, Q1: 0}
     owner.gone = {"storage-a-0"}
     owner.routes["orders"] = lambda: "storage-a-1" if owner.asked_anew else "storage-a-0"
@@ -297,7 +297,7 @@ def test_whom_an_answer_names_is_asked_next_and_that_without_a_pause(owner):
     owner.offsets = {Q0: 0}
     owner.fetcher.wake_readers()
     owner.wait_for(lambda: len(set(owner.delivered)) == 3)
-    # The next fetch may have begun already, so consecutive fetches from the same store count once.
+    # The next fetch may have begun already, so consecutive fetches from the same store are counted once.
     assert [name for name, _ in groupby(name for name, _, _ in owner.waits)] == ["storage-a-0", "storage-a-1"]
     owner.pull_from = {"storage-a-1": "storage-a-0"}
     owner.end = 5
@@ -365,7 +365,8 @@ def test_what_a_slave_has_lost_is_read_from_the_master(owner):
 
 
 def test_a_queue_whose_route_nobody_told_is_asked_for_again_without_a_wake(owner):
-    """This happens if the consumer's process restarts while no NameServer replies: no event wakes the fetcher."""
+    """The Fetcher requests a missing route again without a wake-up. A route is missing if the consumer's process
+    restarts while no NameServer answers."""
     failures = [ServiceNotAvailableError("no NameServer answers") for _ in range(3)]
 
     def away():
@@ -399,8 +400,8 @@ def test_a_nameserver_that_hangs_holds_up_neither_who_wakes_nor_the_other_topics
 
 
 def test_a_queue_whose_storage_actor_is_replaced_while_it_is_being_found_is_found_once_more(owner):
-    """The polling thread may receive a reply before the other thread has recorded which storage actor sent the
-    reply."""
+    """If a queue's storage actor is replaced during the search for it, the search reports the new actor, too. The
+    polling thread may get an answer before the searching thread has recorded the actor."""
     found = []
 
     def note(queue, name):

@@ -1,4 +1,4 @@
-"""Tests of a group's offsets on several brokers that fail independently of each other."""
+"""Tests of a group's committed offsets on several brokers. Any broker may fail alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ atexit.register(group_offsets.GroupOffsets("g").commit_offsets, commits)
 
 
 class Brokers:
-    """Fake of every broker that replies by broker name and method, and records the calls."""
+    """Fake of all brokers. It has an answer for each broker name and method, and records the calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple] = []
@@ -123,7 +123,8 @@ def test_the_starts_of_many_queues_are_asked_with_one_call_to_each_broker(broker
     other = MessageQueue("orders", "a", 3)
     brokers.answers = {"a": [{"orders": {0: QueueOffset(7, 2), 3: QueueOffset(0)}}], "b": [{}]}
     starts = GroupOffsets("g").start_offsets({A: 4, other: 5, B: 6}, StartOffsetQuery())
-    assert starts == {A: QueueOffset(7, 2), other: QueueOffset(0)}  # the topic of queue B does not exist at its broker
+    # queue B has no start offset, because its topic does not exist at its broker
+    assert starts == {A: QueueOffset(7, 2), other: QueueOffset(0)}
     assert brokers.calls == [
         ("a", "start_offsets", "g", {"orders": {0: 4, 3: 5}}, StartOffsetQuery()),
         ("b", "start_offsets", "g", {"orders": {0: 6}}, StartOffsetQuery()),

@@ -1,4 +1,5 @@
-"""Tests of notifying listeners about changed queues. All tests except the last trigger the checks themselves."""
+"""Tests of telling a consumer's listeners that a topic's queues have changed. All tests except the last start the
+checks themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ Q0, Q1 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1)
 
 
 class Topics:
-    """Fake of the queues that NameServers return, and a watch on these queues whose thread sleeps."""
+    """Fake of the queues that NameServers return, and of the watch on these queues. The watch's thread never checks by
+    itself."""
 
     def __init__(self, interval_s: float = 3600.0) -> None:
         self.queues: dict[str, list[MessageQueue] | Exception] = {"orders": [Q0]}

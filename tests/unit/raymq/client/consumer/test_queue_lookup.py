@@ -1,4 +1,4 @@
-"""Tests of requests about a queue while storage actors are unreachable for some time."""
+"""Tests of requests about a queue while its storage actors are unreachable for some time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Q0, Q1 = MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 0)
 
 
 class Stores:
-    """Fake storage actors by name. `failures`: the number of calls that fail first, per storage actor."""
+    """Fake storage actors by name. `failures`: for each storage actor, the number of first calls that fail."""
 
     def __init__(self) -> None:
         self.failures = 0

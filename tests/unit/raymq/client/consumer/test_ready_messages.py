@@ -1,5 +1,5 @@
-"""Tests of counting the messages that a consumer could fetch but has not fetched: one call per broker group, and only
-to groups that may have messages."""
+"""Tests of counting the messages that a consumer has not fetched yet. This takes one call per broker group, and only to
+groups that may have messages."""
 
 from __future__ import annotations
 

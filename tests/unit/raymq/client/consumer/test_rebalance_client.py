@@ -1,4 +1,4 @@
-"""Tests of RebalanceClient: members find their Rebalance actor, open a session, continue after the session is lost, and
+"""Tests of RebalanceClient. Members find their Rebalance actor, open a session, continue after the session is lost, and
 share one call with other members."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OTHER = NAMES[1 - slot_of("g") % 2]
 
 
 class Cluster:
-    """Simulated Rebalance actors by name, which share one register, and brokers."""
+    """Simulated Rebalance actors by name, which share one register, and simulated brokers."""
 
     def __init__(self) -> None:
         self.register: dict[str, str] = {}
@@ -88,7 +88,7 @@ class Cluster:
 
 
 class Ref:
-    """Fake ActorRef."""
+    """Fake ActorRef, which calls a simulated actor."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster, self.name = cluster, name
@@ -255,7 +255,8 @@ def test_a_group_that_was_taken_over_is_found_at_its_new_actor(cluster, client):
     assert lease.held
     eventually(lambda: f"{OTHER}.heartbeats" in cluster.calls, "the new one", WAIT_S)
     source.hears_more()
-    # the member reports that it still holds the queue, so the new Rebalance actor need not wait until old grants expire
+    # The member reports that it still holds the queue, so the new Rebalance actor need not wait until old grants
+    # expire.
     source.holds(QUEUE)
     assert source.assignments[-1].generation > source.assignments[0].generation
 
@@ -335,7 +336,8 @@ def test_an_actor_that_names_ever_new_sessions_is_not_called_without_a_pause(clu
 
 
 def steady(cluster: Cluster) -> bool:
-    """Return whether the last three heartbeats were short ones, which members send while nothing changes."""
+    """Return whether the last three heartbeats were short heartbeats. Members send short heartbeats while nothing
+    changes."""
     return len(cluster.heard) > 3 and all(isinstance(one, SteadyHeartbeat) for one in cluster.heard[-3:])
 
 
@@ -454,7 +456,8 @@ def test_it_is_known_before_joining_if_the_members_want_other_messages(cluster, 
     client.join("g", source)
     source.holds(QUEUE)
     check_expressions("g", "b", {"orders": "paid", "rain": "x"})
-    check_expressions("g", "a", {"orders": "*"})  # member a's own expression will be replaced
+    # no conflict: the check ignores member a's old expression, because the new one replaces it
+    check_expressions("g", "a", {"orders": "*"})
     check_expressions("other", "b", {"orders": "*"})
     with pytest.raises(SubscriptionConflictError) as caught:
         check_expressions("g", "b", {"orders": "*"})

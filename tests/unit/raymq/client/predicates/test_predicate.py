@@ -1,4 +1,4 @@
-"""Tests of raymq.predicate: its options, its text form, and its pickled form."""
+"""Tests of raymq.predicate: its options, its `repr`, and its pickled form."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of PredicateScan: the messages that it keeps, the offset from which a fetch continues, and the effect of a
-failing predicate."""
+"""Tests of PredicateScan: which messages it keeps, from which offset a fetch continues, and what a failing predicate
+causes."""
 
 from __future__ import annotations
 
@@ -152,7 +152,8 @@ def test_a_message_that_ended_the_process_is_not_tried_again_for_a_while(storage
 
 
 def test_the_function_reads_messages_whose_body_is_damaged(storage):
-    """The consumer reports the damaged body. A predicate that does not read the body is not affected."""
+    """A predicate is called for a message with a damaged body. If it does not read the body, it works; the consumer
+    reports the damage."""
     [result] = storage.find([FetchRequest("orders", 0, 0, 20)], 1 << 20, 0.0, 1.0)
     data = bytearray(result.mapped[0].data)
     data[data.index(b"\x00\x00\x00\x019", 60) + 4] ^= 1

@@ -1,4 +1,4 @@
-"""Tests of BufferPool: its size limits, the callers that wait for space, and its flushes."""
+"""Tests of a producer's BufferPool: its size limits, the callers that wait for space, and its flushes."""
 
 from __future__ import annotations
 

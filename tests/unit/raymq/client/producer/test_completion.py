@@ -69,7 +69,8 @@ def test_wait_and_as_completed_return_the_futures_that_they_were_given():
 
 
 def test_wait_loses_no_end_that_comes_while_it_is_set_up():
-    """The future completes before, during or after the setup of a waiting caller."""
+    """A waiting caller notices the end of a future that completes before, during or after the setup of the
+    wait."""
     for _ in range(300):
         completions = [Completion() for _ in range(3)]
         futures = [future for completion in completions for future in futures_of(completion, 3)]
@@ -199,7 +200,8 @@ def test_each_raise_is_of_a_copy_of_the_error_with_its_fields():
 
 
 def test_a_future_that_failed_leaves_nothing_that_the_garbage_collector_cannot_see():
-    """The garbage collector does not track futures, so a reference cycle through a future would never be freed."""
+    """A failed future leaves no reference cycle. The garbage collector does not track futures, so it would never free
+    such a cycle."""
 
     class MarkError(Exception):
         pass

@@ -1,4 +1,4 @@
-"""Tests of delayed messages: the records that a producer sends, and the records that are delivered after the
+"""Tests of delayed messages: the records that a producer sends, and the records that the scheduler delivers after the
 delay."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def now_ms() -> int:
 
 
 class FakeStorage:
-    """Fake storage actor that accepts batches and returns the offsets in each queue."""
+    """Fake storage actor that accepts batches and counts the offsets in each queue."""
 
     name = "storage-broker-a-0"
 
@@ -211,8 +211,8 @@ def test_a_record_without_a_target_raises_record_error():
 
 
 def test_the_unit_of_a_delayed_record_is_made_again_from_the_record_alone():
-    """Golden fact 18: the queue unit (entry of a consume queue) of a record with level 3, stored at
-    1700000000001."""
+    """Golden fact 18: the consume-queue entry (unit) of a record with level 3 that was stored at 1700000000001 is
+    computed from the record alone."""
     record = bytearray(waiting_record(MESSAGE))
     host = encode_host("127.0.0.1", 1)
     stamp(record, [len(record)], first_queue_offset=0, first_physical_offset=0, store_timestamp_ms=1_700_000_000_001,

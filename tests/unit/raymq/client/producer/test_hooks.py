@@ -1,4 +1,5 @@
-"""Tests of hooks around sends: hooks receive every message and cannot change a message, but may refuse it."""
+"""Tests of hooks that a producer calls for its sends. Hooks receive every message, may refuse it, and cannot
+change it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ GONE = ServiceNotAvailableError("the actor is restarting")
 
 
 class Hook:
-    """Hook that records its calls and stores a number in the send context."""
+    """Send hook that records its calls and stores a number in the send context."""
 
     def __init__(self) -> None:
         self.before, self.after = [], []
@@ -91,7 +92,8 @@ def test_the_error_of_a_check_reaches_the_sender_and_nothing_of_the_batch_is_sen
 
 
 def test_a_check_sees_each_message_also_while_a_batch_gathers(make):
-    """A producer whose only hooks are checks must not use a faster path that skips the checks."""
+    """A check hook receives each message, also while a batch is being collected. A producer that has only check hooks
+    must not use a faster path without checks."""
 
     def forbid(context) -> None:
         if context.message.body == b"bad":
@@ -102,7 +104,7 @@ def test_a_check_sees_each_message_also_while_a_batch_gathers(make):
     futures = [producer.send_async(Message("orders", b"1"))]
     try:
         assert gate.entered.wait(WAIT_S)
-        futures.append(producer.send_async(Message("orders", b"2")))  # the message waits for the busy sender
+        futures.append(producer.send_async(Message("orders", b"2")))  # this message waits, because the sender is busy
         for send in (producer.send_async, producer.send_oneway, producer.send):
             with pytest.raises(NoPermissionError, match="Sundays"):
                 send(Message("orders", b"bad"))

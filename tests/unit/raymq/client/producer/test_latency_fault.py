@@ -1,5 +1,5 @@
-"""Tests of golden fact 11 of spec/messaging.md, and of the brokers that a producer avoids after slow or failed
-sends."""
+"""Tests of latency fault tolerance: golden fact 11 of spec/messaging.md, and which brokers a producer avoids after slow
+or failed sends."""
 
 from __future__ import annotations
 

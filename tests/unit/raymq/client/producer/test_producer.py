@@ -1,4 +1,4 @@
-"""Tests of the producer over a store that fails, loses replies or is late."""
+"""Tests of a producer whose store fails, loses answers or is late."""
 
 from __future__ import annotations
 
@@ -127,7 +127,8 @@ def test_two_producers_are_told_apart(make):
 
 
 def test_a_batch_without_an_answer_is_never_sent_to_another_queue(make):
-    """The queue to which the batch was sent may already have the messages."""
+    """A batch that got no answer is never sent to another queue, because the first queue may already have its
+    messages."""
     down, up = FakeStore("storage-a-0", [AWAY] * 5), FakeStore("storage-b-0")
     producer = make(down, up, route=topic_route(a=1, b=1))
     key = next(key for key in "abcdef" if abs(java_hash(key)) % 2 == 0)
@@ -157,7 +158,7 @@ def test_a_message_in_the_same_request_with_more_time_is_tried_on(make, clock):
     store.script = [expired, *store.script]
     gate.opened.set()
     assert expired.entered.wait(WAIT_S)
-    clock.now_s += 2.0  # the message's timeout passes while the attempt is in flight
+    clock.now_s += 2.0  # the message's send timeout expires while the attempt is in flight
     assert not short.done()
     expired.opened.set()
     assert isinstance(short.exception(WAIT_S), SendUnknownError)
@@ -236,8 +237,8 @@ def test_a_message_whose_properties_are_too_long_fails_alone(make, size):
 
 @pytest.mark.parametrize("spare", range(-120, 30, 6))
 def test_at_the_edge_of_a_records_size_every_future_ends(make, spare):
-    """The sender adds its own properties, so a message that fits in a record without these properties may not fit with
-    them."""
+    """Every future completes if a message has almost the maximum size. The sender adds properties, so a message may fit
+    in a record without them, but not with them."""
     producer = make(FakeStore())
     name, value = "p", "x" * (32767 - 4 - spare - 60)
     try:
@@ -278,12 +279,11 @@ def test_messages_that_wait_for_the_disk_and_others_go_in_requests_of_their_own_
     assert store.everything() == [b"held", *(b"%d" % number for number in range(5))]
 
 
-# A single message without a batch
+# Tests of sending a single message without a batch
 
 
 def at_once(make, *stores, **settings) -> Producer:
-    """Return a producer that has already found its stores, as after a first message. Such a producer sends a single
-    message at once."""
+    """Return a producer that sends a single message at once, because it has already found its stores."""
     producer = make(*stores, **settings)
     for store in stores:
         producer.send(Message("orders", b"first"), queue=MessageQueue("orders", store.name.split("-")[1], 0))
@@ -308,7 +308,7 @@ def test_a_lone_message_is_not_sent_by_the_senders_thread_and_neither_is_a_batch
 @pytest.mark.parametrize("kind", [Message, SystemMessage])
 def test_a_lone_message_with_properties_or_a_queue_is_no_batch(make, monkeypatch, where, kind):
     producer, queues = at_once(make, store := FakeStore()), set()
-    # the clock stands still, so the producer keeps sending to the same queue
+    # The clock of single sends stands still, so the producer keeps sending to the same queue.
     monkeypatch.setattr(producer.pipeline.single_sends, "_clock", lambda: 0.0)
     queues.add(producer.send(kind("orders", b"which queue?", properties={"a": "b"}), **where).queue)
     monkeypatch.setattr(Sender, "send_at_once", lambda *arguments: pytest.fail("it went the general way"))
@@ -422,7 +422,7 @@ def test_a_store_that_is_busy_says_when_to_come_back(make, clock):
     assert future.result(WAIT_S).queue_offset == 0
 
 
-# Limits
+# Tests of the limits of messages and of the buffer
 
 
 def test_a_full_buffer_blocks_until_there_is_space(make):
@@ -478,7 +478,7 @@ def test_a_request_has_a_bounded_size(make, monkeypatch):
     assert [len(batch) for [batch] in store.attempts] == [1, 1, 1]
 
 
-# Queue selection
+# Tests of choosing the queue of a message
 
 
 @pytest.mark.parametrize(("count", "most"), [(700, 512), (12_000, 4096)])
@@ -510,7 +510,7 @@ def test_a_topic_without_a_writable_queue_is_reported_and_costs_no_space(make):
             producer.send(Message("orders", b"x" * 700), timeout_s=0.01)
 
 
-# Closing, abandoned producers and garbage collection
+# Tests of closing a producer, of producers that are never closed, and of garbage collection
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), MemoryError()])
@@ -618,8 +618,8 @@ def test_bad_arguments_are_refused(make):
 
 
 def test_nothing_of_a_batch_that_has_its_end_stays(make, clock):
-    """The garbage collector does not track messages and futures, so a reference cycle through them would never be
-    freed."""
+    """Nothing of a completed batch stays in memory. The garbage collector does not track messages and futures, so it
+    would never free a reference cycle through them."""
     store = FakeStore()
     producer = make(store, hooks=[NotingHook()])
     plain = make(store, send_timeout_s=5.0)
@@ -651,7 +651,7 @@ def test_nothing_of_a_batch_that_has_its_end_stays(make, clock):
 
 
 class NotingHook:
-    """Hook that stores the arguments of its last call."""
+    """Send hook that stores the arguments of its last call."""
 
     def before_send(self, context) -> None:
         self.context = context
@@ -660,13 +660,13 @@ class NotingHook:
         self.context = context
 
 
-# Closing a producer from within its own callbacks
+# Tests of closing a producer from within its own callbacks
 
 
 @pytest.mark.parametrize("closes", [1, 3])
 def test_a_callback_of_a_send_may_close_the_producer_which_loses_nothing(make, closes):
-    """A close within a callback must not wait for the producer's threads: a thread closes the producer, and a
-    concurrent close would wait for the callback's thread."""
+    """A callback of a send may close the producer, and no message is lost. The close must not wait for the producer's
+    threads, because one of them runs the callback."""
     gate = Gate()
     producer, raised = make(store := FakeStore(script=[None, gate])), []
     ended = []

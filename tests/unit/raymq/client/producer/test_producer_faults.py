@@ -1,8 +1,8 @@
 """Tests of a producer whose brokers fail: it resends to the same queue, sends to another broker, or raises a clear
 error.
 
-The rule (raymq.client.producer.senders.retry_policy): messages that may already be stored are resent only to the same
-queue. Other messages may go to another broker, unless the user requires their order.
+The rule (raymq.client.producer.senders.retry_policy): the producer resends messages that may already be stored only to
+the same queue. It may send other messages to another broker, unless the user requires their order.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def message(body: bytes = b"x", **more) -> Message:
 
 
 def two(make, **settings) -> tuple[Producer, FakeStore, FakeStore]:
-    """Return a producer with two brokers, whose next message goes to broker a."""
+    """Return a producer with two brokers, and the stores of these brokers. The next message goes to broker a."""
     a, b = FakeStore("storage-a-0"), FakeStore("storage-b-0")
     producer = make(a, b, route=topic_route(a=1, b=1), **settings)
     producer.pipeline._turns._next["orders"] = 0
@@ -72,8 +72,8 @@ def test_fact_35_an_illegal_message_is_tried_once_and_the_error_raised(make):
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_fact_35_code_14_is_tried_again_in_all_modes(make, asynchronous):
-    """RocketMQ does not retry an async send that the broker refused. raymq does, because a raymq retry cannot store a
-    message twice."""
+    """Golden fact 35: after error code 14, raymq retries both synchronous and asynchronous sends. RocketMQ does not
+    retry asynchronous sends, but a raymq retry cannot store a message twice."""
     store = FakeStore(script=[NotMasterError("a", 1), GONE])
     producer = make(store)
     result = producer.send_async(message()).result(WAIT_S) if asynchronous else producer.send(message())
@@ -82,7 +82,7 @@ def test_fact_35_code_14_is_tried_again_in_all_modes(make, asynchronous):
     assert store.everything() == [b"x"]
 
 
-# Messages that go to another broker
+# Tests of messages that go to another broker
 
 
 @pytest.mark.parametrize("error", REFUSALS, ids=lambda error: type(error).__name__)
@@ -208,7 +208,7 @@ def test_brokers_that_all_refuse_do_not_pass_a_message_on_for_ever(make):
     assert (len(a.attempts), len(b.attempts)) == (1, 4)
 
 
-# Errors that a send raises
+# Tests of the errors that a send raises
 
 
 def test_an_error_after_an_attempt_without_an_answer_is_not_taken_for_a_refusal(make):
@@ -276,7 +276,7 @@ def test_the_stores_limit_is_known_before_a_message_is_sent(make):
     producer = make(store)
     random_body = bytes(range(256)) * 30
     futures = [producer.send_async(message(body)) for body in (b"a", b"z" * 9000, bytes(6000), b"b")]
-    # the compressed messages are below the size limit
+    # With compression the messages are below the size limit.
     assert [future.exception(WAIT_S) for future in futures] == [None] * 4
     with pytest.raises(MessageIllegalError, match="limit of 5000"):
         make(store, compression=Compression()).send(message(random_body))
@@ -290,7 +290,7 @@ def test_a_producers_own_limit_is_checked_before_anything_waits(make):
     assert producer.send(message(b"x" * 10))
 
 
-# Failover
+# Tests of failover
 
 
 def route_to(storage: str) -> TopicRoute:
@@ -343,7 +343,7 @@ def test_a_route_that_cannot_be_asked_for_leaves_the_master_as_it_was(make):
     assert len(asked) > 2
 
 
-# Send statuses
+# Tests of the statuses of successful sends
 
 
 def test_a_status_other_than_ok_is_a_result(make):
@@ -374,7 +374,7 @@ def test_a_message_that_never_gets_on_disk_in_time_still_has_a_result(make, cloc
     assert store.everything() == [b"x"]
 
 
-# Closing
+# Tests of closing a producer
 
 
 def test_close_gives_up_messages_that_cannot_be_sent_and_every_future_ends(make):
@@ -431,15 +431,15 @@ def test_with_when_full_raise_a_full_buffer_is_an_error_at_once(make):
 
 
 def test_fact_12_a_topic_that_is_sent_to_is_asked_for_with_the_producers_number_of_queues(make):
-    """The broker creates the topic with this number of queues (tests/unit/raymq/remoting/test_route_cache.py and the
-    tests of the actors' cores)."""
+    """Golden fact 12: the producer requests an unknown topic with its own number of queues. The broker creates the
+    topic with this number (tests/unit/raymq/remoting/test_route_cache.py and the tests of the actors' cores)."""
     producer = make(FakeStore(), default_topic_queue_nums=16)
     producer.send(message())
     assert producer.test_routes.asked_to_create == [("orders", 16)]
     assert ProducerSettings().default_topic_queue_nums == 4
 
 
-# A broker that has not registered with any NameServer yet
+# Tests of a broker that has not registered with any NameServer yet
 
 
 def test_a_message_with_a_key_waits_for_the_broker_of_its_queue(make):
@@ -449,7 +449,7 @@ def test_a_message_with_a_key_waits_for_the_broker_of_its_queue(make):
     asked = threading.Event()
     producer.test_routes.invalidate = lambda topic: asked.set()
     waiting = producer.send_async(message(b"first"), sharding_key=0)
-    assert asked.wait(WAIT_S)  # an attempt has failed, which invalidates the route
+    assert asked.wait(WAIT_S)  # a send attempt has failed and has invalidated the route
     assert producer.send(message(b"there"), sharding_key=1).queue == B
     assert not waiting.done()
     producer.test_routes.routes["orders"] = topic_route(a=1, b=1)

@@ -1,4 +1,5 @@
-"""Tests of behaviour that Producer and AsyncProducer share, and of behaviour that only AsyncProducer has."""
+"""Tests of the behaviour that Producer and AsyncProducer share, and of the behaviour that only AsyncProducer
+has."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def message(body: bytes = b"x") -> Message:
 
 
 class OnLoop:
-    """An AsyncProducer with the blocking interface of Producer. It runs each coroutine to completion on a separate
+    """An AsyncProducer with the blocking interface of Producer. Each call runs its coroutine to the end on a separate
     event loop."""
 
     def __init__(self, producer) -> None:
@@ -163,7 +164,7 @@ def test_close_flushes_and_later_sends_are_refused(twin):
         producer.send(message())
 
 
-# Behaviour that needs an event loop
+# Tests of the behaviour of AsyncProducer that needs an event loop
 
 
 def test_the_loop_goes_on_while_a_send_awaits_space_and_waiters_keep_their_order(make):
@@ -195,7 +196,8 @@ def test_no_thread_is_spent_per_message(make):
             return threads
 
     before = threading.active_count()
-    assert asyncio.run(run()) <= before + 2  # two threads more: the sender, and the thread that requested the route
+    # a producer adds two threads: the sender, and the thread that requested the route
+    assert asyncio.run(run()) <= before + 2
 
 
 def test_a_send_cancelled_while_it_awaits_space_sends_nothing_and_stops_waiting(make):

@@ -1,4 +1,4 @@
-"""Tests of the rotation over a topic's queues, and of the destinations that a message can name."""
+"""Tests of how a producer takes a topic's queues in turn, and of the destinations that a message can name."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_another_broker_is_a_reachable_one_other_than_the_one_that_failed(faults
     assert turn.next_at_another_broker(topic_route(a=2), "a", 0.0) is None
 
 
-# Destinations that a message names
+# Tests of the destinations that a message can name
 
 
 @pytest.mark.parametrize(

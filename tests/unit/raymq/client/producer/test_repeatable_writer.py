@@ -1,4 +1,5 @@
-"""Tests of a repeatable write: despite failures and repeated attempts, each row is stored once and in order."""
+"""Tests of a write that can be repeated: despite failures and repeated attempts, each row is stored once and in
+order."""
 
 from __future__ import annotations
 
@@ -165,7 +166,7 @@ def test_time_that_is_up_ends_all_that_waits_behind(store):
     assert gate.entered.wait(WAIT_S)
     clock.now_s += 20.0
     writer.write(rows(3, 3))
-    clock.now_s += 20.0  # the first rows exceed their timeout, but the later rows do not
+    clock.now_s += 20.0  # the first three rows exceed their send timeout, but the later rows do not
     gate.opened.set()
     with pytest.raises(SystemBusyError, match="not sent within"):
         writer.finish()
@@ -174,11 +175,11 @@ def test_time_that_is_up_ends_all_that_waits_behind(store):
 
 
 def test_an_attempt_that_is_overtaken_far_goes_on_behind(store, writers):
-    """Another attempt stores so many rows that the store can no longer return the offsets of this attempt's
-    rows."""
+    """A slow attempt of a write continues after another attempt has stored many rows. The store can then no longer
+    return the offsets of the slow attempt's rows."""
     slow = writers.make()
     fast, other = writers.make(), writers.make("load/1")
-    for first in range(20):  # rows of the other producer lie between these rows, so they form many offset ranges
+    for first in range(20):  # another producer's rows lie between these rows, so these rows form many offset ranges
         fast.write(rows(1, first))
         fast._in_flight.settle()
         other.write(rows(1, first))

@@ -1,4 +1,4 @@
-"""Tests of the retry policy for each error that a send attempt can raise."""
+"""Tests of a producer's retry policy, for each error that a send attempt can raise."""
 
 from __future__ import annotations
 

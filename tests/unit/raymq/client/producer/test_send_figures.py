@@ -1,4 +1,4 @@
-"""Tests of the send metrics: each send is counted once, with its number of messages and its outcome, on every code
+"""Tests of the metrics of sends. Each send is counted once, with its number of messages and its outcome, on every code
 path."""
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def test_a_message_that_is_refused_is_a_failure(make, counted):
 
 
 def test_the_time_of_a_send_begins_when_it_is_handed_over(make, monkeypatch):
-    """The same time starts the deadline of an open batch, which other messages may join. This deadline is later than
-    the messages' own timeouts."""
+    """A send's duration counts from the call of the send method, and is never negative. An open batch has a deadline
+    that is later than the timeouts of the messages in it."""
     took_ms = []
 
     class Noting:

@@ -1,5 +1,5 @@
-"""Tests of a sender's decisions, without threads, clocks or calls: every row of TRANSITIONS, and the effect of
-the row."""
+"""Tests of a sender's decisions, without threads, clocks or calls. They cover every row of TRANSITIONS, and what the
+row causes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def encoded(batches: list[SendBatch]) -> EncodedBatch:
 
 
 def depart(state: SendState, now_s: float = 0.0) -> SendAttempt:
-    """Return the next send request, encoded and marked as in flight."""
+    """Return the sender's next request, which is encoded and marked as in flight."""
     taken, verdict = state.take(now_s)
     assert verdict == SendDecision() or not verdict.ended
     return SendAttempt([Flight.of(sends, batches, encoded(batches)) for sends, batches in taken])
@@ -68,7 +68,8 @@ def state_of(*, settle_status: bool = True) -> SendState:
 
 
 def at(stage: Stage) -> tuple[SendState, SendBatch, SendAttempt | None]:
-    """Return a sender's state with one batch at `stage`, the batch, and the batch's attempt if one exists."""
+    """Return a sender's state with one batch at `stage`, that batch, and the batch's send attempt if one
+    exists."""
     state = state_of()
     batch = batch_in(state)
     put(state, batch)
@@ -86,7 +87,8 @@ def at(stage: Stage) -> tuple[SendState, SendBatch, SendAttempt | None]:
 
 
 def happen(state: SendState, attempt: SendAttempt | None, event: Event, stage: Stage) -> SendDecision:
-    """Apply an event to the messages of `attempt`, or to the waiting messages if `attempt` is None."""
+    """Apply an event to the messages of the send attempt `attempt`, or to the waiting messages if `attempt` is
+    None."""
     if attempt is None:
         if event is Event.TAKEN:
             return state.take(0.0)[1]

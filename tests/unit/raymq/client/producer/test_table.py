@@ -1,5 +1,5 @@
-"""Tests of sending Arrow tables: either all rows are accepted or a clear error is raised before the first row is sent.
-The result has offset ranges instead of one entry per row."""
+"""Tests of sending Arrow tables. Either all rows are accepted, or an error is raised before the first row is sent. The
+result has offset ranges instead of one entry per row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXT_MAP = pa.map_(pa.string(), pa.string())
 
 
 def stored(store: FakeStore) -> dict[int, list]:
-    """Return the messages that a store received, by queue id."""
+    """Return the messages that a fake store received, by queue id."""
     queues: dict[int, list] = {}
     for batches in store.attempts:
         for batch in batches:
@@ -150,7 +150,7 @@ def test_a_failure_says_how_many_rows_are_stored(make, clock):
 
 
 def rich_table(rows: range) -> pa.Table:
-    """Return a table whose rows have every message property, each with different values."""
+    """Return a table that has a column for every message property. Each row has different values."""
     return pa.table(
         {
             "body": [b"%d" % n for n in rows],

@@ -1,4 +1,4 @@
-"""Tests of topic types: each kind of message in a topic of each type, sent by every send method. A refused call stores
+"""Tests of topic types: each send method sends each kind of message to a topic of each type. A refused send stores
 nothing.
 
 Golden facts: RocketMQ's TopicMessageType.parseFromMessageProperty and DefaultTopicMessageTypeValidator.
@@ -85,13 +85,13 @@ def test_nothing_of_a_batch_is_sent_when_one_message_is_of_another_type(make):
 
 
 def test_the_many_ways_of_a_message_all_look_at_a_type_that_came_later(make):
-    """A single message, and a message that joins an open batch, do not read the route for each message. They must check
-    a changed topic type all the same."""
+    """If a topic's type changes, all send methods check the new type. Single messages, and messages that join an open
+    batch, do not read the route each time, but must check the type nevertheless."""
     producer = make(FakeStore(), route=route(TopicMessageType.UNSPECIFIED))
     producer.send(Message("orders", b"1"))
     producer.send(Message("orders", b"2"))
     producer.test_routes.routes["orders"] = route(TopicMessageType.FIFO)
-    # end the period in which single messages use the cached queue
+    # End the period in which single messages use the cached queue.
     producer.pipeline.single_sends._turns["orders"].until_s = 0.0
     producer.pipeline.open_batches._batches.clear()
     with pytest.raises(MessageIllegalError):

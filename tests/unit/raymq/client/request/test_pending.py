@@ -1,4 +1,4 @@
-"""Tests of waiting requests: each request completes once, and is forgotten afterwards."""
+"""Tests of requests that wait for a reply: each request completes once, and is forgotten afterwards."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Tests of the replies that listeners return: the reply messages that are sent, and the metrics that count
-them."""
+"""Tests of the replies that listeners return: which reply messages are sent, and which metrics count them."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ CLIENT = "10.0.0.1@17@ab12"
 
 
 def consumed(**asked: str) -> MessageExt:
-    """Return a message with these system properties, as a listener receives it."""
+    """Return a message as a listener receives it, with the given system properties."""
     return MessageExt("orders", b"?", None, (), {}, 0, "broker-b", 0, 7, 0, 0, 0, "", "", "ID", "", 0, 0, asked)
 
 

@@ -1,5 +1,5 @@
-"""Tests of the thread that watches a client's reply queue. It begins at the queue's end, takes each reply once, and
-pauses while no request waits."""
+"""Tests of the thread that reads a client's reply queue. It begins at the queue's end, returns each reply once, and
+pauses while no request waits for a reply."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def found(next_offset: int, *clients: str) -> FetchResult:
 
 @pytest.fixture
 def scene():
-    """Return a watch whose threads find no storage actor, so that the tests can pass results to the watch
-    directly."""
+    """Return a watch of a reply queue. Its threads find no storage actor, so that tests can pass fetch results to the
+    watch directly."""
     made = SimpleNamespace(taken=[], idle_s=0.0)
     made.watch = ReplyWatch(
         ME,
@@ -62,7 +62,7 @@ def no_route(topic):
 
 
 def deliver(scene, offset: int, result: FetchResult) -> None:
-    """Fetch from an offset, and pass the result to the watch."""
+    """Let the watch begin a fetch at an offset, and pass the fetch result to the watch."""
     scene.watch._reader._request(QUEUE, offset)
     scene.watch._reader._deliver(QUEUE, offset, result)
 

@@ -26,8 +26,8 @@ RANGE = OffsetRange("orders", "broker-a", 3, 0, 100)
 
 
 def records(first: int, last: int, body: bytes = b"") -> bytes:
-    """Return the records of queue offsets `first` to `last - 1`. Even offsets have the tag paid, odd offsets the tag
-    late."""
+    """Return the records of the queue offsets `first` to `last - 1`. Messages at even offsets have the tag paid,
+    messages at odd offsets the tag late."""
     messages = [
         Message("orders", body or b"%d" % offset, tags="late" if offset % 2 else "paid")
         for offset in range(first, last)
@@ -57,8 +57,8 @@ def chunk_of(data: bytes, next_offset: int) -> RecordsChunk:
 
 
 class Cluster:
-    """Fake client and range reader in one object. It reads `step` offsets at a time, and cannot read the offsets in
-    `gone`."""
+    """Fake client and fake range reader in one object. It reads `step` offsets at a time, and cannot read the offsets
+    in `gone`."""
 
     def __init__(self, *, step: int = 40, gone: range = range(0)) -> None:
         self.step, self.gone = step, gone
@@ -119,7 +119,8 @@ def test_messages_that_vanish_during_the_read_are_left_out_without_repeating_any
 
 
 def test_a_loss_that_the_bounds_do_not_explain_is_never_skipped() -> None:
-    """Damage within a queue's bounds must not be treated as deletion by retention."""
+    """A scan never skips lost messages within the queue's bounds. Such a loss is damage, and no deletion by
+    retention."""
     cluster = Cluster(gone=range(50, 60))
     cluster.queue_bounds = lambda topic, queue_id, timeout_s: QueueBounds(0, 100, 0)  # type: ignore[method-assign]
     with pytest.raises(DataLossError):
@@ -150,7 +151,8 @@ def test_tags_filter_like_a_subscription(
     assert [offset for batch in batches for offset in batch.column("queue_offset").to_pylist()] == expected
 
 
-@pytest.mark.filterwarnings("ignore:distutils Version classes:DeprecationWarning")  # PySpark raises these warnings
+# PySpark raises this deprecation warning
+@pytest.mark.filterwarnings("ignore:distutils Version classes:DeprecationWarning")
 def test_rows_have_the_types_that_spark_was_promised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "worker_client", lambda address: Cluster())
     batch = next(reader.read_ranges([RANGE], "127.0.0.1:1", frozenset(), True))

@@ -1,5 +1,5 @@
-"""Tests of a scan, as Spark, Ray Data and jobs use scans, of a topic in which every second message is
-unreadable."""
+"""Tests of a scan of a topic in which every second message is unreadable. Spark, Ray Data and jobs use such
+scans."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of dividing a read into partitions by bytes: no message is lost or read twice, and the partitions have the
-requested sizes."""
+"""Tests of dividing the offset ranges of a read into partitions by bytes. No message is lost or read twice, and the
+partitions have the requested sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 
 class Sizes:
-    """Fake cluster that returns a given size profile (list of byte counts) for each offset range."""
+    """Fake cluster that returns a given list of byte counts (size profile) for each offset range."""
 
     def __init__(self, *profiles: Sequence[int]) -> None:
         self._profiles = profiles
@@ -35,7 +35,8 @@ def spans(parts: list[ScanPartition]) -> list[list[tuple[int, int, int]]]:
 
 
 def test_a_large_queue_is_cut_where_its_bytes_are() -> None:
-    """The first half of the queue's offsets contains only a tenth of the bytes."""
+    """A large queue is divided by its bytes, not by its offsets: the first half of its offsets has only a tenth of the
+    bytes."""
     parts = plan_partitions(Sizes([MIB, 9 * MIB]), [queue(0, 1000)], partition_bytes=5 * MIB)
     assert spans(parts) == [[(0, 0, 722)], [(0, 722, 1000)]]
     assert all(abs(part.size_bytes - 5 * MIB) < 0.01 * MIB for part in parts)
@@ -56,7 +57,7 @@ def test_queues_come_together_up_to_the_bytes_of_a_part() -> None:
 
 def test_by_default_a_small_read_keeps_as_many_tasks_busy_as_are_worth_it() -> None:
     ranges = [queue(number, 1000) for number in range(8)]
-    large = Queues({}, size=8 * 1024)  # 8 MiB per queue, 64 MiB in total
+    large = Queues({}, size=8 * 1024)  # each queue has 8 MiB, and all queues together have 64 MiB
     assert len(plan_partitions(large, ranges, parallelism=4)) == 4
     assert len(plan_partitions(large, ranges, parallelism=1)) == 1
     assert len(plan_partitions(Queues({}, size=100), ranges, parallelism=4)) == 1

@@ -1,4 +1,5 @@
-"""Tests of the options of a read. Each option is checked on a cluster with known offsets, times and commits."""
+"""Tests of the options of a batch read. Each option is checked on a cluster with known offsets, times and
+commits."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from raymq.common.errors import InvalidArgumentError, TopicNotExistError
 from raymq.common.message import MessageQueue
 from tests.support.clients.scan_source import Queues
 
-# One message is stored per second: the message at offset n was stored at n × 1000 ms.
+# Each queue stores one message per second: the message at offset n was stored at n × 1000 ms.
 BOUNDS = {("broker-a", 0): (10, 100), ("broker-a", 1): (0, 30), ("broker-b", 0): (5, 5)}
 TOPICS = ("orders", "orders-eu", "payments")
 
 
 def spans(options: dict[str, Any], topic: Any = "orders", **cluster: Any) -> dict[str, tuple[int, int]]:
-    """Return the planned offset range of each queue. The key of a queue contains the topic's name, except for queues of
-    the first topic."""
+    """Return the planned offset range of each queue. A queue's key has the topic's name, unless the topic is
+    "orders"."""
     ranges = plan_ranges(Queues(BOUNDS, topics=TOPICS, **cluster), topic, **options)
     prefix = {"orders": ""}
     return {
@@ -188,7 +189,7 @@ def test_a_limit_is_kept_exactly_and_starves_no_queue(sizes: list[int], most: in
         assert by_queue.keys() == set(range(len(sizes)))
     for number, one in by_queue.items():
         assert one.start_offset == 5
-        # Sizes are proportional to the queues' sizes, apart from the first offset that each queue receives and from
-        # rounding.
+        # Each queue's share of the limit is proportional to the queue's size. Rounding, and the one offset that each
+        # queue gets first, may add to the share.
         assert one.size <= min(sizes[number], sizes[number] * most / sum(sizes) + 2)
     assert limit_ranges(ranges, most) == limited

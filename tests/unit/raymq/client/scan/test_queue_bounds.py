@@ -1,5 +1,5 @@
-"""Tests of the calls that a plan makes to the cluster: one call to each broker group, repeated if another replica has
-become master."""
+"""Tests of the calls that the planner of a read makes to the cluster: one call to each broker group, repeated if
+another replica has become master."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.support.clients.fakes import FakeRoutes, topic_route
 
 
 class Storage:
-    """Fake storage actor that derives its results from the numbers in its queues' names, and records the calls."""
+    """Fake storage actor that computes its results from the numbers in the names of queues, and records the
+    calls."""
 
     def __init__(self, name: str) -> None:
         self.name = name

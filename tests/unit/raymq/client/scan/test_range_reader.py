@@ -23,7 +23,7 @@ COUNT = 450
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     """Write a store with 450 messages of one queue in several log files and five queue files. Messages of another queue
-    lie between them."""
+    lie between these messages."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fdatasync", lambda descriptor: None)
         store = open_store(tmp_path_factory.mktemp("range") / "store")
@@ -96,7 +96,7 @@ def test_an_empty_range_is_empty(read):
 
 
 def test_a_range_that_is_not_there_is_a_loss_of_data(read, monkeypatch):
-    # time to wait for a new master whose confirmed end is still below the range's end
+    # RANGE_READ_TIMEOUT_S is the time to wait for a new master whose confirmed end is still below the range's end.
     monkeypatch.setattr(range_reader, "RANGE_READ_TIMEOUT_S", 0.1)
     with pytest.raises(DataLossError, match=r"orders@a:0: offsets (450|600) to 699 are"):
         read(600, 700)

@@ -1,4 +1,4 @@
-"""Tests that the plan of a batch read gives the same guarantees about offsets as Spark's Kafka source."""
+"""Tests that the planner of a batch read gives the same guarantees about offsets as Spark's Kafka source."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of reading ranges of a real store, in place and by calls: columns, tags, a failover, and files that retention
-deletes."""
+"""Tests of reading offset ranges of a real store, in place and by calls. They cover columns, tags, a failover, and
+files that retention deletes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def fill(store: MessageStore) -> MessageStore:
 
 
 class Replica:
-    """Storage client of a store on the same node or on another node. The client's next calls raise the errors in
+    """Storage client of a store on the reader's node or on another node. The client's next calls raise the errors in
     `failures`."""
 
     def __init__(self, store: MessageStore, *, near: bool) -> None:
@@ -125,7 +125,7 @@ def test_columns_without_body_are_the_same_and_no_body_is_touched(
         {name: row[name] for name in columns} for row in whole
     ]
     assert all(batch.schema.names == columns for batch in batches)
-    # The resulting batches do not keep the bodies in memory either: a body has 300 bytes per message.
+    # The resulting batches do not keep the message bodies in memory. Each body has 300 bytes.
     assert sum(batch.get_total_buffer_size() for batch in batches) < COUNT * 200
     with pytest.raises(AssertionError, match="a body was read"):
         list(cluster.read(columns=["body"]))
@@ -208,7 +208,7 @@ def test_several_ranges_come_one_after_another(cluster: Cluster) -> None:
 
 
 def created_as(cluster: Cluster, creation_id: str) -> None:
-    """Set in the routes that broker group a has created the topic with `creation_id`."""
+    """Make the routes state that broker group a has created the topic with `creation_id`."""
     route = topic_route(a=2)
     queues = tuple(replace(data, creation_id=creation_id) for data in route.queues)
     cluster.routes = FakeRoutes(replace(route, queues=queues))
@@ -235,7 +235,7 @@ def test_a_topic_that_was_created_anew_since_the_plan_is_an_error_or_is_left_out
     assert lost == [WHOLE]
 
 
-# Another replica becomes master
+# Tests of reads during which another replica becomes the master
 
 
 @pytest.mark.parametrize("near", [True, False])
@@ -280,7 +280,7 @@ def test_a_new_master_that_does_not_show_its_end_yet_is_waited_for(
     def late(requests: Any, max_bytes: int, wait_s: float, timeout_s: float) -> Any:
         [result] = original(requests, max_bytes, wait_s, timeout_s)
         answers.append(result)
-        if len(answers) == 1:  # the first answer looks as if the queue ended before the range
+        if len(answers) == 1:  # the first answer looks as if the queue ended before the offset range
             [result] = store.fetch([type(requests[0])("orders", 0, 10**6, 1)], max_bytes=1, wait_s=0)
             result = type(result)(result.status, 40, 0, 40, b"", 0)
         return [result]
@@ -298,7 +298,7 @@ def test_a_message_that_never_returns_is_a_loss_after_the_timeout(
         Cluster(Replica(store, near=False)).offsets(OffsetRange("orders", "a", 0, COUNT - 5, COUNT + 10))
 
 
-# Files that retention deletes
+# Tests of reads during which retention deletes files
 
 
 @pytest.fixture
@@ -360,7 +360,7 @@ def test_a_range_that_is_gone_as_a_whole_is_empty(aging: MessageStore) -> None:
     assert lost == [wanted]
 
 
-# Sizes of offset ranges in bytes
+# Tests of the sizes of offset ranges in bytes
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, COUNT), (0, 1), (95, 105), (500, 890)])

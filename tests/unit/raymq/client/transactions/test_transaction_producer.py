@@ -1,5 +1,5 @@
-"""Tests of the transaction producer over a fake store: outcomes, failing commits and rollbacks, and the producer's
-replies to transaction checks."""
+"""Tests of the transaction producer with a fake store: the outcomes of transactions, commits and rollbacks that fail,
+and the producer's answers to transaction checks."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ MESSAGE = Message("orders", b"x", tags="paid", keys=["k"], properties={"a": "b"}
 
 
 class Store(FakeStore):
-    """A FakeStore that records commits and rollbacks of transactions. `end_script` scripts the outcome of each commit
-    or rollback, as `script` does for appends."""
+    """A FakeStore that records commits and rollbacks of transactions. `end_script` holds the outcome of each commit or
+    rollback, as `script` does for appends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,8 +117,8 @@ def test_the_answer_of_the_local_transaction_is_the_outcome(make, store, answer,
 
 @pytest.mark.parametrize("status", [one for one in SendStatus if one is not SendStatus.SEND_OK])
 def test_what_is_not_stored_well_is_rolled_back_without_a_local_transaction(make, store, status):
-    """Golden fact 102: a half message without a good send status is rolled back, and the local transaction does not
-    run."""
+    """Golden fact 102: a half message whose send status is not SEND_OK is rolled back, and the local transaction does
+    not run."""
     store.status = status
     result = make().send_in_transaction(MESSAGE, lambda *_: pytest.fail("it was called"))
     assert (result.local_transaction_state, result.status, store.states()) == (State.ROLLBACK_MESSAGE, status, [12])
@@ -161,7 +161,7 @@ def test_a_block_ends_its_transaction_once(make, store):
         transaction.rollback()
     assert store.states() == [8, 12, 12]
     store.end_script = [TransactionError("given up")]
-    # the user's error is raised, not the error of the failing rollback
+    # The user's error is raised, not the error of the failing rollback.
     with pytest.raises(ZeroDivisionError), producer.transaction(MESSAGE):
         raise ZeroDivisionError
 
@@ -198,7 +198,7 @@ def test_a_producer_needs_a_check_and_a_thread_for_it(arguments):
             TransactionProducer(sends, routes=None, storage=None, brokers=tuple, client_id="me", **values)
 
 
-# Transaction checks
+# Tests of transaction checks
 
 
 def question(number: int) -> TransactionCheck:

@@ -1,4 +1,4 @@
-"""Tests of `raymq.yaml`: refused settings, and the error texts of the refusals."""
+"""Tests of settings in `raymq.yaml` that are refused, and of the error texts."""
 
 from __future__ import annotations
 
@@ -203,8 +203,7 @@ def test_a_consume_queue_file_holds_whole_units(tmp_path):
 
 
 def described_fields(module: ModuleType) -> set[tuple[str, str]]:
-    """Return the fields of a module's classes that are directly followed by a docstring, as pairs (class,
-    field)."""
+    """Return the class fields of a module that a docstring directly follows, as pairs (class, field)."""
     return {
         (cls.name, field.target.id)
         for cls in ast.parse(inspect.getsource(module)).body

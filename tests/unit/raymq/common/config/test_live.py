@@ -1,4 +1,5 @@
-"""Tests of live settings: their spellings, and their checks, which are the same as for raymq.yaml."""
+"""Tests of settings that can change while raymq runs: how they are written, and that the checks of raymq.yaml also
+apply to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the replies that clients send to a broker's queries: their wire format and size limits, and the stack traces
+"""Tests of the answers that clients send to a broker's queries: their wire format and size limits, and the stack traces
 of threads."""
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Tests of the golden facts of spec/messaging.md §11 that concern clients and brokers. The tests use the numbers of the
-spec.
+"""Tests of the golden facts of spec/messaging.md §11 about clients and brokers. The tests use the numbers of the spec.
 
 Facts 1 and 2 are tested in tests/unit/actors/core/rebalance/test_allocation.py.
 """

@@ -1,4 +1,4 @@
-"""Tests of the queues that a route gives a topic."""
+"""Tests of the queues of a topic that a route contains."""
 
 from __future__ import annotations
 

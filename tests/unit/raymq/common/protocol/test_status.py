@@ -1,5 +1,5 @@
-"""Tests that ClusterStatus reads the servers' replies in the form in which the launcher passes them on: as JSON, with
-fields that ClusterStatus does not have."""
+"""Tests that ClusterStatus can read the servers' answers as the launcher passes them on: as JSON, with fields that
+ClusterStatus does not have."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ STORE = StoreStatus(
 
 
 def crossed(**report: object) -> ClusterStatus:
-    """Return the status after the JSON conversion by the launcher."""
+    """Return a cluster status after the conversion to JSON and back that the launcher causes."""
     return ClusterStatus.of(json.loads(json.dumps(report)))
 
 

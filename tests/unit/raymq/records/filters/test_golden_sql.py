@@ -1,7 +1,7 @@
-"""Tests of the golden facts of RocketMQ's filter expressions, including the few that raymq does not take over.
+"""Tests of the golden facts about RocketMQ's filter expressions, including the few facts that raymq does not take over.
 
-T, F, N: true, false, NULL. X: the evaluation raises an error, so the message does not match. E: compiling the
-expression is refused.
+Expected results: T, F, N are true, false and NULL. X: the evaluation raises an error, so the message does not match. E:
+the compiler refuses the expression.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ QUIRKS_NOT_TAKEN_OVER: list[tuple[int, str, int, str]] = [
     (57, "a like 'x%'", 3, "CONTAINS"),
     (58, "a + 1 > 2", 3, "arithmetic"),
 ]
-"""Texts that RocketMQ compiles because it ignores tokens after a complete expression. raymq refuses each of
-them."""
+"""Expressions that RocketMQ compiles because it ignores tokens after a complete expression. raymq refuses each of these
+expressions."""
 
 MESSAGING_FACTS: list[tuple[int, str, dict[str, str], str]] = [
     (23, "", {}, "E"),

@@ -1,4 +1,4 @@
-"""Tests of compressed bodies: round trips, size limits and damage."""
+"""Tests of compressed message bodies: compressing and decompressing, size limits, and damaged bodies."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def test_type_bits_of_zero_mean_zlib_in_old_data() -> None:
 
 
 def test_a_zstandard_frame_without_its_content_size_is_read() -> None:
-    """Java's Zstandard output stream writes frames without a content size."""
+    """A Zstandard frame that does not state its content size can be read. Java's Zstandard output stream writes such
+    frames."""
     compressor = zstandard.ZstdCompressor(write_content_size=False)
     assert decompress(compressor.compress(TEXT), 1 | CompressionType.ZSTD) == TEXT
 
@@ -141,7 +142,7 @@ def test_a_stream_of_unknown_size_beyond_the_bound_is_refused() -> None:
 
 
 def test_formats_are_those_of_the_java_libraries() -> None:
-    # the magic number of an LZ4 frame: a bare block has none
+    # An LZ4 frame begins with this magic number; a bare LZ4 block has no magic number.
     assert compress(TEXT, CompressionType.LZ4)[:4] == b"\x04\x22\x4d\x18"
     assert compress(TEXT, CompressionType.ZSTD)[:4] == b"\x28\xb5\x2f\xfd"
     assert zlib.decompress(compress(TEXT, CompressionType.ZLIB)) == TEXT

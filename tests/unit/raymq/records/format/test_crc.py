@@ -1,4 +1,4 @@
-"""Tests of the two checksums: body CRC and property CRC."""
+"""Tests of the two checksums of a record: body CRC and property CRC."""
 
 from __future__ import annotations
 

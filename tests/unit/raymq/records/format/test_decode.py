@@ -1,5 +1,5 @@
-"""Tests of records: encoding a batch, setting its offsets and timestamps, checking the batch, decoding it, and
-damage."""
+"""Tests of records: encoding a batch, setting its offsets and timestamps, checking and decoding the batch, and damaged
+records."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def one_record() -> bytes:
     return stamped(encode(Message("orders", b"a body", tags="paid", keys=("o-17",)), producer=PRODUCER))
 
 
-# decoding records
+# Tests of decoding records
 
 
 def test_a_message_comes_back_with_all_its_parts() -> None:
@@ -194,7 +194,7 @@ def test_importing_the_record_format_imports_neither_arrow_nor_ray() -> None:
     assert done.stdout.strip() == "[]"
 
 
-# encoding records
+# Tests of encoding records
 
 
 def test_an_encoded_batch_says_sizes_tag_codes_and_ids() -> None:
@@ -266,7 +266,7 @@ def test_the_last_of_equal_property_names_wins() -> None:
     assert decode_properties(b"n\x01a\x02m\x01b\x02n\x01c\x02") == {"n": "c", "m": "b"}
 
 
-# checking a batch, and setting its offsets and timestamps
+# Tests of checking a batch, and of setting its offsets and timestamps
 
 
 def test_stamp_refuses_a_host_there_is_no_room_for() -> None:
@@ -362,7 +362,7 @@ def test_a_batch_in_a_memoryview_is_valid() -> None:
     validate_batch(replace(batch, records=memoryview(bytearray(batch.records))))
 
 
-# the record parser
+# Tests of the record parser
 
 
 def test_check_record_passes_over_whole_files() -> None:
@@ -476,7 +476,7 @@ def test_decode_records_refuses_a_cut_batch() -> None:
     assert decode_records(b"") == []
 
 
-# dispatching records to consume queues and the index
+# Tests of dispatching records to consume queues and the index
 
 
 def test_dispatch_view_says_what_unit_and_index_need() -> None:
@@ -484,7 +484,7 @@ def test_dispatch_view_says_what_unit_and_index_need() -> None:
     view = dispatch_view(record)
     assert (view.size, view.topic, view.queue_id, view.queue_offset) == (len(record), "orders", 5, 40)
     assert (view.physical_offset, view.store_timestamp_ms, view.sys_flag) == (1 << 33, 1700000000123, 0)
-    assert view.tags_code == 3433164  # tag code of "paid"
+    assert view.tags_code == 3433164  # this number is the tag code of "paid"
     assert view.keys == ["0" * 32, "o-17"]
     assert view.producer == PRODUCER
 
@@ -522,7 +522,8 @@ def test_an_illegal_topic_cannot_be_encoded() -> None:
 @pytest.mark.parametrize("field", [0, 2, 4, 5, 85])
 @pytest.mark.parametrize("row", [0, 3, 6])
 def test_the_records_behind_a_damaged_one_are_found(row: int, field: int) -> None:
-    """The damaged field is a record's size, its magic code or its body size, with one bit flipped."""
+    """The records after a damaged record are found. In the damaged record, one bit of the size, the magic code or the
+    body size is flipped."""
     bodies = [b"%d" % number * (number + 1) for number in range(7)]
     batch = encode_batch([Message("orders", body) for body in bodies], 0, born_host=("127.0.0.1", 1),
                          born_timestamp_ms=1, message_ids=["A"] * 7)  # fmt: skip

@@ -1,5 +1,5 @@
-"""Tests of the golden facts of spec/storage.md §13 that concern records, hashes and ids. The tests use the numbers of
-the spec."""
+"""Tests of the golden facts of spec/storage.md §13 about records, hashes and ids. The tests use the numbers of the
+spec."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ RECORD_8 = bytes.fromhex(
 
 
 def stored(*, born_ip: str = "127.0.0.1", append_prop_crc: bool = False) -> bytes:
-    """Return the record of golden fact 8, encoded, with offset and timestamp set, and with the option under
-    test."""
+    """Return the encoded record of golden fact 8, with offset and timestamp set. `born_ip`: the producer's address.
+    `append_prop_crc`: whether the record has a property CRC."""
     batch = encode_batch(
         [Message("T", b"hi", tags="A")],
         0,

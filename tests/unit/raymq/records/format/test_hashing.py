@@ -1,4 +1,4 @@
-"""Tests of Java's string hash, for one text and for many texts at once."""
+"""Tests of Java's string hash function, for one text and for many texts at once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of whole records back to back in memory: they are found, truncated, joined and marked as failed without being
-decoded."""
+"""Tests of MemoryRecords, which holds encoded records back to back in memory. The records are found, truncated, joined
+and marked as failed without being decoded."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def test_a_damaged_message_that_failed_stays_a_damaged_one():
 
 
 def fetched(count: int, damage: dict[int, Callable[[bytearray, int], None]], first: int = 40) -> LocatedRecords:
-    """Return a fetch result of `count` records from queue offset `first` on, some of them damaged by `damage`."""
+    """Return a fetch result of `count` records from queue offset `first` on. `damage` maps the index of a record to a
+    function that damages the record."""
     located = stored([b"%06d" % number * (1 + number % 3) for number in range(count)])
     data = bytearray(located.data)
     for row, change in damage.items():
@@ -118,8 +119,8 @@ def test_records_of_a_fetch_have_their_offsets_whatever_is_damaged(offset: int, 
 
 
 def test_a_fetch_that_left_messages_out_has_the_intact_ones() -> None:
-    """The fetch requested the messages at the even offsets among 20 messages, and two of the requested messages are
-    damaged."""
+    """If a fetch returns only some messages of a queue, all intact messages are found. Here it returned the messages at
+    even offsets, two of them damaged."""
     located = stored([b"%06d" % number for number in range(20)]).pick(np.arange(0, 20, 2))
     data = bytearray(located.joined())
     size = int(located.sizes[0])

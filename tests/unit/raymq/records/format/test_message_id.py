@@ -23,7 +23,8 @@ MID_MONTH_MS = int(datetime(2024, 5, 15, 12).timestamp() * 1000)
 
 
 def generator_at(*times_ms: int, ip: str = "10.0.0.1") -> UniqueIdGenerator:
-    """Return a generator whose clock returns `times_ms` one after another, and then always the last of them."""
+    """Return a generator of unique ids. Its clock returns `times_ms` one after another, and then always the
+    last time."""
     waiting = list(times_ms)
     return UniqueIdGenerator(
         ip, pid=6699, loader_hash=0x18B4AAC2, clock_ms=lambda: waiting.pop(0) if len(waiting) > 1 else waiting[0]

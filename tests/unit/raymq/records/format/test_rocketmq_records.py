@@ -1,4 +1,4 @@
-"""Tests of records that RocketMQ 4.9 itself wrote (tests/fixtures/README.md), decoded row by row and as
+"""Tests of decoding records that RocketMQ 4.9 itself wrote (tests/fixtures/README.md), row by row and as
 columns."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Tests of decoding records to Arrow columns: the values equal the values of row-by-row decoding, on the fast path and
-on the general path."""
+"""Tests of decoding records to Arrow columns. The values equal the values that are decoded row by row, on the fast path
+and on the general path."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ def stored(
 
 
 def foreign(properties: bytes, *, topic: bytes = b"orders", body: bytes = b"a body of some length") -> bytes:
-    """Return a record with the given bytes, as software other than raymq may have written it."""
+    """Return a record with the given property bytes, as software other than raymq may write it."""
     head = struct.pack(">iiiiqqiq8sq8siq", -626843481, body_crc(body), 5, 0, 1, 2, 0, 3, b"\1" * 8, 4, b"\2" * 8, 0, 0)
     rest = struct.pack(">i", len(body)) + body + bytes([len(topic)]) + topic + struct.pack(">h", len(properties))
     return struct.pack(">i", 4 + len(head) + len(rest) + len(properties)) + head + rest + properties
 
 
 def assert_columns_are_the_rows(data: bytes, starts: NDArray[np.int64] | None = None) -> pa.RecordBatch:
-    """Decode the records as columns and row by row, with both body types, and compare every value. Returns the
-    columns."""
+    """Check that decoding records as columns gives the values of decoding them row by row, for all body types. Returns
+    the columns."""
     starts = record_starts(data) if starts is None else starts
     types: tuple[BodyType, ...] = ("binary", "large_binary", "binary_view")
     for body_type in types:
@@ -102,13 +102,14 @@ def assert_columns_are_the_rows(data: bytes, starts: NDArray[np.int64] | None = 
 
 @pytest.fixture(autouse=True, params=[1, 1 << 40], ids=["templates", "rows"])
 def rows_per_template(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run every test twice: with templates even if few records share a layout, and without templates."""
+    """Run every test twice: with record templates even if few records have the same layout, and without
+    templates."""
     monkeypatch.setattr(raymq.records.kernels.templates, "_ROWS_PER_TEMPLATE", request.param)
 
 
 @pytest.fixture
 def fast_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail if any row of the test is decoded outside the fast path."""
+    """Make the test fail if any row is decoded outside of the fast path."""
 
     def refuse(*args: object) -> None:
         raise AssertionError("went row by row")
@@ -213,7 +214,7 @@ def test_rows_without_a_unique_id_are_known_by_their_place() -> None:
 
 @pytest.mark.usefixtures("fast_only")
 def test_the_last_separator_of_a_row_may_be_missing() -> None:
-    """RocketMQ 4.9 writes properties without the last separator."""
+    """A record's properties may lack the last separator, as in records of RocketMQ 4.9."""
     rows = [b"TAGS\x01a\x02n\x01v", b"", b"n\x01w\x02", b"KEYS\x01k1 k2", b"n\x01u"]
     assert_columns_are_the_rows(b"".join(map(foreign, rows)))
 
@@ -286,8 +287,8 @@ def test_a_damaged_header_makes_a_row_of_nulls_or_is_read_as_row_by_row() -> Non
 
 
 def assert_unreadable(data: bytes, start: int) -> str:
-    """Check that the unreadable record at `start` becomes a row without a body. Returns the reason that the row
-    states."""
+    """Check that the unreadable record at `start` becomes a row without a body. Returns the reason in the row's
+    error."""
     starts = np.array([start])
     [row] = decode_columns(data, starts, broker_name="a", columns=["body", "error", "broker_name"]).to_pylist()
     assert (row["body"], row["broker_name"]) == (None, "a")

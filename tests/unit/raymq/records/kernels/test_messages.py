@@ -1,5 +1,5 @@
-"""Tests of messages that are decoded on demand: their fields, the operations that they refuse, and the effect of
-damage."""
+"""Tests of messages that are decoded only when a field is read: their fields, the operations that they refuse, and the
+effect of damage."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_properties_of_a_message_are_the_readers_own() -> None:
 
 
 class Buffer(np.ndarray):
-    """NumPy array class that supports weak references."""
+    """NumPy array class whose objects support weak references."""
 
 
 @pytest.mark.parametrize("keep", [copy.copy, copy.deepcopy, lambda m: pickle.loads(cloudpickle.dumps(m))])

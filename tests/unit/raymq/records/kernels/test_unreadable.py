@@ -35,8 +35,8 @@ ZLIB, LZ4, ZSTD = 0x301, 0x101, 0x201
 def stored(bodies: list[bytes], lies: dict[int, int] | None = None, *, sealed: bool = False) -> LocatedRecords:
     """Return records with these bodies at queue offsets from 40 on.
 
-    `lies`: sys flags, by body index, of uncompressed bodies that claim to be compressed. `sealed`: the records have a
-    property CRC.
+    `lies`: for uncompressed bodies that are marked as compressed, the sys flag by body index. `sealed`: whether the
+    records have a property CRC.
     """
     messages = [Message("orders", body, tags=f"t{number}") for number, body in enumerate(bodies)]
     ids = [f"{index:032X}" for index in range(len(bodies))]
@@ -74,7 +74,7 @@ def flip(offset: int) -> Callable[[bytearray, int], None]:
 
 
 def check(located: LocatedRecords, bad: dict[int, bool], bodies: list[bytes]) -> None:
-    """Read the records as messages and as columns, and check that all rows except those in `bad` are intact.
+    """Read the records as messages and as columns, and check that exactly the rows in `bad` are unreadable.
 
     `bad` maps a row to True if its record is damaged, or to False if only its body is unreadable.
     """
@@ -126,13 +126,13 @@ def check(located: LocatedRecords, bad: dict[int, bool], bodies: list[bytes]) ->
 
 
 def stream(size: int) -> bytes:
-    """Return a Zstandard frame of `size` zeros, whose header does not state the size."""
+    """Return a Zstandard frame of `size` zero bytes. The frame's header does not state the size."""
     compressor = zstandard.ZstdCompressor(write_content_size=False).compressobj()
     return b"".join(compressor.compress(bytes(1 << 20)) for _ in range(size >> 20)) + compressor.flush()
 
 
 def header_of_4_gib() -> bytes:
-    """Return a Zstandard frame whose header declares 4 GiB of content, but which contains less."""
+    """Return a Zstandard frame that states a content of 4 GiB in its header, but has less content."""
     frame = zstandard.ZstdCompressor(level=19).compressobj(size=4 << 30)
     return frame.compress(bytes(1 << 20)) + frame.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
 
@@ -195,7 +195,8 @@ def test_a_flipped_bit_is_its_own_message_s_trouble(count: int, field: str, row:
 
 @pytest.mark.parametrize("count", [FEW_RECORDS, 70])
 def test_a_property_crc_finds_a_flipped_bit_of_any_byte(count: int) -> None:
-    """The body has its own CRC, so a message with damage only in its body keeps its other fields."""
+    """A property CRC detects a flipped bit in any byte of a record. If only the body is damaged, the body's own CRC
+    shows it, and the message keeps its other fields."""
     bodies = [b"%06d" % number for number in range(count)]
     located = stored(bodies, sealed=True)
     check(located, {}, bodies)
@@ -215,8 +216,8 @@ def test_all_messages_may_be_unreadable(count: int) -> None:
 
 
 def test_intact_messages_are_always_delivered_in_order_and_once() -> None:
-    """The test flips random bits in some records. The other records, and the positions of all records, stay as
-    stored."""
+    """Intact messages are always delivered once and in order, whatever bits are flipped in other records. The test does
+    not change the positions of the records."""
     seed = random.SystemRandom().getrandbits(32)
     print("seed", seed)
     chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Tests of reading a store's log and queue files in place."""
+"""Tests of reading a store's log files and queue files in place, without copies."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ REPOSITORY = Path(__file__).resolve().parents[5]
 
 @pytest.fixture
 def root(tmp_path) -> Path:
-    """Write the files of a stopped store. Queue 0 has 250 messages, which alternate with messages of queue 1, over two
-    log files."""
+    """Write the files of a stopped store. Two log files have 250 messages of queue 0, which alternate with messages of
+    queue 1."""
     store = open_store(tmp_path / "store")
     for index in range(25):
         store.append([make_batch([b"%d" % index + b"x" * 100] * 10, tags="even" if index % 2 == 0 else "odd")])
@@ -57,7 +57,7 @@ def test_recovery_reads_no_more_of_a_queue_file_than_it_checks(root, reader):
 
 
 def map_flags(path: Path) -> set[str]:
-    """Return the kernel's flags of this process's memory map of a file. Flag `rr` stands for MADV_RANDOM."""
+    """Return the kernel's flags of this process's memory map of a file. The flag `rr` means MADV_RANDOM."""
     is_wanted = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if line.startswith("VmFlags:") and is_wanted:
@@ -136,7 +136,7 @@ def test_fetch_does_not_look_behind_the_end_it_is_given(reader):
 
 
 def found(reader: LogReader, request: FetchRequest, end: int, max_bytes: int = 1 << 30) -> tuple[list[bytes], int]:
-    """Return the result of `LogReader.find` with its records as a list of bytes."""
+    """Return the result of `LogReader.find`, with the records as a list of bytes."""
     parts, next_offset = reader.find(request, end, max_bytes)
     records = []
     for part in parts:
@@ -198,8 +198,8 @@ def offset_in_log(record: bytes) -> int:
 
 
 def test_a_unit_that_leads_to_an_extension_passes_every_tag(reader, root):
-    """In such a queue unit (entry of a consume queue), RocketMQ stores the extension's address instead of the tag code.
-    The address's low half may equal any tag code."""
+    """A consume-queue entry (unit) with an extension passes every tag filter. RocketMQ stores the extension's address
+    in place of the tag code, and the address may look like any tag code."""
     path = root / "consumequeue" / "orders" / "0" / "00000000000000000000"
     data = bytearray(path.read_bytes())
     for unit, code in ((3, -(2**63) + 22), (5, -(2**31) - 1), (7, -(2**31))):

@@ -1,5 +1,5 @@
-"""Tests of the number of bytes in an offset range of a queue: exact for short ranges, estimated for long ranges, from
-few queue units (entries of the consume queue)."""
+"""Tests of the size of an offset range in bytes: exact for short ranges, and estimated for long ranges from few
+consume-queue entries (units)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILE_UNITS = 1000
 
 
 class Units:
-    """Fake reader of one queue with records of the given sizes, in queue files of FILE_UNITS units each. `first`: first
+    """Fake reader of one queue whose records have the given sizes. A queue file has FILE_UNITS entries. `first`: first
     offset that is not deleted."""
 
     def __init__(self, sizes: NDArray[np.int64], first: int = 0) -> None:

@@ -1,5 +1,5 @@
-"""Tests of ACL 1.0 files: golden facts, refused files, and random accounts compared with a simple model of ACL 1.0's
-check."""
+"""Tests of ACL 1.0 files: golden facts, files that are refused, and random accounts compared with a simple model of ACL
+1.0's access check."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PUB, SUB = (Action.PUB,), (Action.SUB,)
 
 
 def state_of(accounts: Acl1) -> AuthState:
-    """Convert ACL 1.0 accounts as `read_users_file` does, but without the slow derivation of keys."""
+    """Convert ACL 1.0 accounts as `read_users_file` does, but without the slow derivation of secret keys."""
     state = NO_USERS
     for one in accounts.accounts:
         kind = UserType.SUPER if one.is_super else UserType.NORMAL
@@ -123,7 +123,7 @@ def test_an_action_that_a_name_leaves_out_does_not_come_from_the_defaults_and_lo
     read = read_acl1([("a", f"accounts: [{{{account}}}]")])
     assert not may(read, "account", PUB, topic("news"))
     assert may(read, "account", SUB, topic("news"))
-    # the same rights as for a consumer's request for queue bounds
+    # A consumer's request for the bounds of a queue needs one of these three rights.
     assert may(read, "account", (Action.PUB, Action.SUB, Action.GET), topic("news"))
     assert may(read, "account", PUB, topic("other"))
 

@@ -1,4 +1,4 @@
-"""Tests of the address patterns of ACL 1.0, and of the source addresses in policies."""
+"""Tests of the IP address patterns of ACL 1.0, and of the source addresses in policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests of changes to users and policies, applied to an access-control state. A repeated change has no effect."""
+"""Tests of changes to users and policies in an access-control state. A change that is repeated has no further
+effect."""
 
 from __future__ import annotations
 

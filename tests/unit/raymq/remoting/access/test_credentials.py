@@ -1,4 +1,4 @@
-"""Tests of credentials: the places in which a client looks for credentials, and the files that it refuses."""
+"""Tests of a client's credentials: where the client looks for them, and which files it refuses."""
 
 from __future__ import annotations
 

@@ -138,8 +138,8 @@ NEEDS = st.builds(
 
 
 def model(entries: list[Entry], wanted: Need, address: str) -> bool:
-    """Decide by the rules of the specification, one at a time: narrow down the entries, from the most specific kind of
-    match to the least specific."""
+    """Decide a request by the rules of the specification: apply one rule after another, from the most specific match of
+    an entry to the least specific match."""
 
     def applies(entry: Entry) -> bool:
         text = str(entry.resource)

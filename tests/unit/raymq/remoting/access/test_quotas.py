@@ -1,4 +1,4 @@
-"""Tests of quotas: how much a quota allows, and how long further requests wait."""
+"""Tests of users' quotas: how much a quota allows, and how long further requests wait."""
 
 from __future__ import annotations
 

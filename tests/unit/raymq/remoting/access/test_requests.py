@@ -1,5 +1,5 @@
-"""Tests that the table of requests has an entry for every remote method of every server, with the rights that a call
-needs."""
+"""Tests that the table of requests has an entry for every remote method of every server. The entry contains the rights
+that a call needs."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def test_what_a_call_needs(method: str, arguments: tuple[object, ...], expected:
 
 
 def waiting(topic: str, *messages: Message) -> EncodedBatch:
-    """Encode messages as a producer sends them to `topic`, a system topic in which messages wait before their
-    delivery."""
+    """Encode messages as a producer sends them to the system topic `topic`, in which messages wait until they are
+    delivered."""
     return encode_batch(
         messages,
         0,

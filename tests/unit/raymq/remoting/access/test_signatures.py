@@ -1,5 +1,5 @@
-"""Tests of signatures: a signature is valid for one request, for a limited time, and once. The tests also cover the
-users from whom a server accepts a request."""
+"""Tests of the signatures of requests. A signature is valid for one request, for a limited time, and once. A server
+accepts requests only from some users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of users and policies: accepted and refused values, and AuthState, the object that holds all users and
+"""Tests of users and policies: values that are accepted or refused, and AuthState, the object that holds all users and
 policies."""
 
 from __future__ import annotations

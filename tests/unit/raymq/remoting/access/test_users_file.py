@@ -1,4 +1,4 @@
-"""Tests of the users file: its allowed content, and errors that name the position in the file but never a
+"""Tests of the users file: its allowed content, and its errors, which name the position in the file but never a
 secret."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Tests that the kernel accepts the timeouts of the socket of a lane (direct connection beside Ray's calls)."""
+"""Tests that the kernel accepts the timeouts that a lane (direct connection beside Ray's calls) sets on its
+socket."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of a real lane server (direct socket connections beside Ray's calls) and its clients: replies, refusals, silent
-peers, and the limits that protect the server."""
+"""Tests of a real server of lanes (direct socket connections beside Ray's calls) and its clients: answers, refusals,
+peers that send nothing, and the limits that protect the server."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_each_of_several_requests_in_flight_gets_its_answer(server, way):
 
 @pytest.fixture(params=["unix", "tcp", "tls"])
 def way(request, monkeypatch, tmp_path):
-    """Return the options of a lane server and of its clients, for each kind of connection: Unix socket, TCP and
-    TLS."""
+    """Return the options of a server of lanes (direct socket connections) and of its clients, for the test's kind of
+    connection: Unix socket, TCP or TLS."""
     if request.param == "unix":
         return {}, {}
     if request.param == "tcp":
@@ -265,7 +265,8 @@ def test_without_an_answer_in_time_the_call_fails_and_the_lane_is_closed(connect
     opened = connect()
     with pytest.raises(RequestTimeoutError, match=r"gave no answer within 0\.01 s"):
         opened.call(SILENT, (), 0.01)
-    assert opened.closed  # a late reply must not be taken for the reply to the next call
+    # the connection is closed, because a late answer could be taken for the answer to the next call
+    assert opened.closed
     with pytest.raises(OSError, match=r"closed|Bad file"):
         opened.call(ECHO, (), WAIT_S)
 
@@ -282,7 +283,7 @@ def test_an_answer_to_a_request_that_another_took_the_place_of_is_passed_over(co
     assert bytes(opened.receive(deadline_s).payload) == b"newer"
 
 
-# Clients that the server accepts or refuses
+# Tests of the clients that the server accepts or refuses
 
 
 def test_a_wrong_secret_opens_nothing(server, connect, way):
@@ -300,7 +301,7 @@ def test_a_server_that_does_not_know_the_secret_is_not_trusted():
         verdict = handshake.make_verdict(secret, hello, reply, handshake.HandshakeStatus.OPEN)
         with pytest.raises(LaneSecretError):
             handshake.check_verdict(b"s" * 32, hello, reply, verdict)
-    # A server cannot pass the check by sending the client's own proof back to the client.
+    # A server cannot authenticate itself by sending the client's own proof back to the client.
     with pytest.raises(LaneSecretError):
         handshake.check_verdict(b"s" * 32, hello, reply, b"\x01" + reply[-32:])
 
@@ -435,8 +436,8 @@ def test_a_call_under_way_when_the_server_is_closed_fails_and_a_late_answer_is_d
 
 
 def test_a_stopped_server_does_not_hang_its_clients():
-    """The kernel still accepts connections for a stopped process, up to the backlog, but the process never
-    replies."""
+    """A stopped server process does not block its clients. The kernel still accepts connections for it, up to the
+    backlog, but the process never answers."""
     name = f"\0raymq-test-stopped-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as stopped:
         stopped.bind(name)
@@ -452,7 +453,7 @@ def test_a_client_that_never_authenticates_is_dropped():
             silent.settimeout(WAIT_S)
             silent.connect(server.address.name)
             while silent.recv(1000):
-                pass  # read the server's hello, then the end of the stream
+                pass  # read the server's first message (hello), and then the end of the stream
     finally:
         server.close()
 
@@ -488,8 +489,8 @@ def test_a_moment_without_a_free_descriptor_does_not_end_the_server(caplog, serv
 
 
 def test_connections_that_say_little_keep_nobody_from_a_lane_and_are_dropped(monkeypatch, server, connect):
-    """The test opens twice as many connections as may authenticate at a time. Each connection sends a byte now and
-    then."""
+    """Connections that send only a byte now and then are dropped, and do not keep other clients from connecting. The
+    test opens twice as many as may authenticate at the same time."""
     monkeypatch.setattr(lane_server, "HANDSHAKES_MAX", 64)
     streams = [socket.socket(socket.AF_UNIX) for _ in range(2 * lane_server.HANDSHAKES_MAX)]
     stop = threading.Event()
@@ -510,7 +511,8 @@ def test_connections_that_say_little_keep_nobody_from_a_lane_and_are_dropped(mon
 
 
 def test_silent_connections_that_fill_the_backlog_keep_nobody_from_a_lane(monkeypatch, server, connect):
-    """The test opens more silent connections than can authenticate at a time and wait in the backlog together."""
+    """Silent connections that fill the backlog do not keep other clients from connecting. The test opens more
+    connections than can authenticate and wait in the backlog together."""
     monkeypatch.setattr(lane_server, "HANDSHAKES_MAX", 16)
     server._doors[0].listener.listen(32)
     streams = [socket.socket(socket.AF_UNIX) for _ in range(100)]
@@ -522,7 +524,8 @@ def test_silent_connections_that_fill_the_backlog_keep_nobody_from_a_lane(monkey
                 stream.connect(server.address.name)
             except BlockingIOError:
                 refused += 1
-        # a lane's client waits, although a plain connect fails at once while the backlog is full
+        # A lane (direct socket connection) waits until the server's backlog has space. A plain connect fails at once
+        # while the backlog is full.
         assert echo(connect(), b"1") == b"1"
         print(f"the backlog was full for {refused} connections")
         eventually(lambda: not server._doors[0].handshakes, "all of them are dropped", WAIT_S)
@@ -548,7 +551,7 @@ def trickle(streams: list[socket.socket], stop: threading.Event) -> None:
 def is_dropped(stream: socket.socket) -> bool:
     try:
         while stream.recv(1000):
-            pass  # skip the server's hello
+            pass  # skip the server's first message (hello)
     except BlockingIOError:
         return False
     except ConnectionError:
@@ -558,7 +561,7 @@ def is_dropped(stream: socket.socket) -> bool:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process of another user")
 def test_a_process_of_another_user_is_turned_away():
-    """The server closes the connection without sending anything, not even its hello."""
+    """The server closes a connection from a process of another user without sending anything."""
     server = echo_server()
     script = (
         "import os, socket, sys; os.setuid(65534); stream = socket.socket(socket.AF_UNIX); stream.settimeout(60);"
@@ -575,7 +578,7 @@ def test_a_process_of_another_user_is_turned_away():
         server.close()
 
 
-# Large frames and slow clients
+# Tests of large frames and slow clients
 
 
 def test_a_frame_longer_than_the_limit_is_refused_and_the_lane_goes_on(way):
@@ -718,7 +721,7 @@ def test_a_server_process_may_open_as_many_files_as_its_hard_limit_allows(monkey
         lane_server.allow_descriptors()
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, lane_server.DESCRIPTORS_MAX), hard)
         monkeypatch.setattr(lane_server, "DESCRIPTORS_MAX", 100)
-        lane_server.allow_descriptors()  # the call never lowers the limit
+        lane_server.allow_descriptors()  # `allow_descriptors` never lowers the limit of open files
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, 65_536)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

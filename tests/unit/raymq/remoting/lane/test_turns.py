@@ -1,5 +1,5 @@
-"""Tests of LargeFrames: which connections may send a large frame, in which order, and which connections must retry
-later."""
+"""Tests of LargeFrames, which decides which connection may send a large frame, in which order, and which connection
+must retry later."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def test_frames_are_granted_up_to_the_limit_and_then_in_the_order_of_asking():
     frames = LargeFrames(100, longest_wait_s=1.0)
     assert frames.ask("a", 60, 0.0) is Turn.GRANTED
     assert frames.ask("b", 60, 0.0) is Turn.WAITING
-    assert frames.ask("c", 10, 0.0) is Turn.WAITING  # c's frame would fit, but b requested its turn first
+    assert frames.ask("c", 10, 0.0) is Turn.WAITING  # c's frame would fit, but b requested to send earlier
     assert (frames.granted_bytes, frames.waiting_bytes) == (60, 70)
     assert frames.finish("a", 1.0) == ["b", "c"]
     assert (frames.granted_bytes, frames.waiting_bytes) == (70, 0)
@@ -52,11 +52,11 @@ def test_when_the_wait_would_be_long_a_frame_is_refused():
 def test_the_wait_is_reckoned_from_the_speed_of_late():
     frames = LargeFrames(1000, longest_wait_s=1.0)
     now_s = 0.0
-    for _ in range(100):  # a sender at 10 MB/s
+    for _ in range(100):  # the connection sends at 10 MB/s
         assert frames.ask("a", 1_000_000, now_s) is Turn.GRANTED
         now_s += 0.1
         frames.finish("a", now_s)
-        now_s += 5.0  # idle time does not count towards the rate
+        now_s += 5.0  # the pause between two frames does not count towards the sender's rate
     frames.ask("a", 5_000_000, now_s)
     assert 0.49 < frames.wait_s() < 0.51
 

@@ -1,5 +1,5 @@
-"""Tests of the metrics of a process's clients: all clients share one set of metrics, which an already running thread
-reports."""
+"""Tests of the metrics of a process's clients. All clients share one set of metrics, and a thread that runs anyway
+reports them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_sends_are_counted_with_their_messages_and_outcome(scene):
 def test_consumers_count_latency_bytes_waits_and_calls(scene):
     now_ms = time.time_ns() // 1_000_000
     scene.figures.delivered("orders", "g", now_ms - 60_000, 10, 4000)
-    # the store's clock is ahead of this process's clock
+    # The store's clock is ahead of this process's clock.
     scene.figures.delivered("orders", "g", now_ms + 60_000, 5, 1000)
     scene.figures.awaited("orders", "g", 50.0, 10)
     scene.figures.processed("orders", "g", 0.5, 9, ok=True)
@@ -121,7 +121,7 @@ def test_a_consumer_that_fails_does_not_take_the_counts_along(scene, caplog):
 
 def test_reports_come_every_ten_seconds_whoever_asks(scene):
     scene.figures.sent("orders", 3.0, 1, ok=True)
-    scene.report(0.0)  # report at once, because a broker has just announced that metrics are on
+    scene.report(0.0)  # the first report is immediate, because a broker has just announced that metrics are on
     assert scene.ray.values
     scene.report(REPORT_INTERVAL_S / 2)
     assert not scene.ray.values

@@ -1,5 +1,5 @@
-"""Tests of the reporter that turns a process's totals and durations into Prometheus series with a bounded number of
-labels."""
+"""Tests of the reporter that converts a process's totals and durations to Prometheus series. The number of labels is
+limited."""
 
 import re
 import sys

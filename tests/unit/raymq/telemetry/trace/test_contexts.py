@@ -1,4 +1,5 @@
-"""Tests that trace contexts write the records of spec/features.md §6, for any number of messages per context."""
+"""Tests that trace contexts write the trace records of spec/features.md §6, for any number of messages per
+context."""
 
 from __future__ import annotations
 
@@ -44,8 +45,7 @@ def message_ext(**changes: Any) -> MessageExt:
 
 
 def records_of(context: TraceContext) -> list[TraceRecord]:
-    """Return the trace records of a context, after checking that the context's keys are the keys of each
-    record."""
+    """Check that a context has the message keys of all its trace records, and return these records."""
     found = []
     for text, keys in context.lines():
         records, unreadable = decode_records(text)

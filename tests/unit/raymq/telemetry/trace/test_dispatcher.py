@@ -1,5 +1,5 @@
-"""Tests of TraceDispatcher: it sends its trace contexts, drops contexts above its limit, and never raises an error to
-its callers."""
+"""Tests of TraceDispatcher. It sends trace contexts, drops contexts above its limit, and never raises an error to its
+callers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG_S = 20.0
 
 
 class Lines:
-    """Fake trace context that encodes to these lines."""
+    """Fake trace context that is encoded to the given lines."""
 
     def __init__(self, *lines: tuple[str, tuple[str, ...]]) -> None:
         self._lines = [TraceLine(*line) for line in lines]

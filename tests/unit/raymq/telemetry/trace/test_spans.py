@@ -1,4 +1,5 @@
-"""Tests of OpenTelemetry spans: parents, message properties, and no spans unless a program requests spans."""
+"""Tests of OpenTelemetry spans: their parents, the message properties that carry them, and no spans unless a program
+requests spans."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ def properties_of(store: FakeStore) -> list[dict[str, str]]:
 def test_a_send_is_a_span_whose_context_goes_along(make: Any, seen: Seen, way: str) -> None:
     store = FakeStore()
     producer = make(store, observers=[SendSpans("group", seen.spans)])
-    # after the first send, a faster path would be possible, but it must not be used while spans are on
+    # After the first send, a producer without spans would use a faster path. A producer with spans must not use that
+    # path.
     for _ in range(3):
         done = getattr(producer, way)(Message("orders", b"body", "A", ("k",), {"mine": "1"}))
         if way == "send_async":

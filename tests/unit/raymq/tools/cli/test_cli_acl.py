@@ -1,4 +1,4 @@
-"""Tests of `raymq acl`, which converts a file of ACL 1.0 to a users file, and explains which access a users file
+"""Tests of `raymq acl`. The command converts a file of ACL 1.0 to a users file, and explains which access a users file
 allows."""
 
 from __future__ import annotations

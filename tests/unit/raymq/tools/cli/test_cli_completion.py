@@ -1,4 +1,5 @@
-"""Tests of shell completion, help and version on standard output, with the installed command and real shells."""
+"""Tests of shell completion, and of help and version on standard output. They use the installed command and real
+shells."""
 
 from __future__ import annotations
 
@@ -130,7 +131,7 @@ def test_names_that_commands_saw_are_candidates_where_such_a_name_is_wanted(tmp_
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch) -> Path:
-    """Return the path of the cache file of names for completion, which does not exist yet."""
+    """Return the path of the cache file from which completion reads names. The file does not exist yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return known_names.names_file()
 

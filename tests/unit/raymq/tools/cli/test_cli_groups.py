@@ -1,4 +1,5 @@
-"""Tests of the commands for groups, topics and dead letters: their calls to a fake Admin, and their output."""
+"""Tests of the commands for groups, topics and dead letters: the calls that they make to a fake Admin, and their
+output."""
 
 from __future__ import annotations
 

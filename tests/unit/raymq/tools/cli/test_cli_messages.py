@@ -1,4 +1,4 @@
-"""Tests of `raymq consume --timeout`: when the command decides that a topic has no more messages. The consumer is a
+"""Tests of `raymq consume --timeout`: when the command treats a topic as having no more messages. The consumer is a
 fake."""
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ QUEUE = MessageQueue("orders", "broker-a", 0)
 
 
 class Consumer:
-    """Fake consumer that is assigned a queue after its second poll. Its third poll returns `lines`; if `lines` is
-    empty, no poll returns anything."""
+    """Fake consumer that gets a queue after its second poll. Its third poll returns the messages `lines`; if `lines` is
+    empty, no poll returns a message."""
 
     def __init__(self, lines: list[str]) -> None:
         self.lines = lines

@@ -21,7 +21,7 @@ from tests.support.clients.fakes import connect_commands
 
 LINES = 4_000
 FEW_LINES = 500
-"""Number of messages that is enough for a progress bar if the command prints a line per message."""
+"""Number of messages from which a command shows a progress bar, although it prints a line per message."""
 
 
 class Producer:
@@ -40,7 +40,7 @@ class Producer:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> StringIO:
-    """Return a fake standard error that claims to be a terminal, and keeps all output."""
+    """Return a stand-in for standard error that claims to be a terminal, and keeps all output."""
     shown = StringIO()
     console = Console(force_terminal=True, color_system=None, width=100, file=shown, markup=False, emoji=False)
     monkeypatch.setattr(progress, "err", console)
@@ -94,13 +94,13 @@ def test_a_command_that_prints_lines_on_the_terminal_has_no_bar_between_them(ter
 def test_a_step_is_shown_literally(terminal: StringIO) -> None:
     with progress.steps() as step:
         step("looking in [bold]x[/]\x1b[2J")
-        progress.err.print("done")  # printing a line also draws the current step
+        progress.err.print("done")  # printing a line also redraws the current progress step
     assert "looking in [bold]x[/]\\x1b[2J …" in terminal.getvalue()
 
 
 def shown_steps(*texts: str) -> list[tuple[str, bool]]:
-    """Begin the steps `texts` one after another. Returns the steps that are then visible, each with whether the step is
-    done."""
+    """Begin the progress steps `texts` one after another. Returns the steps that are visible at the end, each with
+    whether it is done."""
     bar = Progress(disable=True)
     steps = progress.Steps(bar)
     for text in texts:

@@ -1,4 +1,4 @@
-"""Tests of `raymq top`: its numbers, and its screen in a real terminal. The cluster is a fake."""
+"""Tests of `raymq top`: the numbers that it shows, and its screen in a real terminal. The cluster is a fake."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from raymq.tools.cli.cluster.top_figures import GroupRates, Reading, figures_bet
 from raymq.tools.cli.terminal import command
 
 REPOSITORY = Path(raymq.__file__).parents[1]
-"""Root of the repository. The path is not derived from this file, because `Terminal` runs a copy of this file in a
-temporary folder."""
+"""Root of the repository. The path does not depend on the place of this file, because `Terminal` runs a copy of this
+file in a temporary folder."""
 PAIR = ("billing", "orders")
 
 
@@ -81,8 +81,8 @@ def test_rows_are_sorted_by_any_column_the_largest_first():
 
 @contextmanager
 def client(address: str | None) -> Iterator[Any]:
-    """Yield a fake client whose brokers receive 50 messages between two readings. One more broker does not
-    reply."""
+    """Yield a fake client. Its brokers receive 50 messages between two readings, and one more broker does not
+    answer."""
     looks = iter(range(1_000_000))
     admin = SimpleNamespace(
         readings=lambda: {"broker-a": broker(50 * next(looks), lag=3, behind_ms=65_000), "broker-b": None}
@@ -124,7 +124,7 @@ run_command(cli)
 
 
 class Terminal:
-    """Runs this program in a separate pseudo-terminal."""
+    """Runs this file as a program in a pseudo-terminal of its own."""
 
     def __init__(self, tmp_path: Path) -> None:
         self._ours, self._its = pty.openpty()
@@ -144,7 +144,7 @@ class Terminal:
         self.shown = ""
 
     def wait_for(self, pattern: str) -> None:
-        """Read the terminal's further output until it matches `pattern`."""
+        """Read the terminal's output until its new part matches `pattern`."""
         start, deadline_s = len(self.shown), time.monotonic() + 60
         while not re.search(pattern, self.shown[start:], re.DOTALL):
             ready, _, _ = select.select([self._ours], [], [], max(deadline_s - time.monotonic(), 0))
@@ -155,7 +155,7 @@ class Terminal:
         os.write(self._ours, key.encode())
 
     def end(self) -> int:
-        """Read the terminal's output until the program ends. Returns the exit code."""
+        """Read the terminal's output until the program ends. Returns the program's exit code."""
         while self.process.poll() is None:
             if select.select([self._ours], [], [], 0.1)[0]:
                 self.shown += os.read(self._ours, 65536).decode(errors="replace")
@@ -164,7 +164,7 @@ class Terminal:
         return self.process.returncode
 
     def is_as_before(self) -> bool:
-        """Return whether the terminal is restored: it echoes keys, edits lines, and shows the normal screen with a
+        """Return whether the terminal is restored: it echoes keys, has line editing, and shows the normal screen with a
         cursor."""
         screens, cursors = re.findall(r"\x1b\[\?1049([hl])", self.shown), re.findall(r"\x1b\[\?25([hl])", self.shown)
         return termios.tcgetattr(self._its) == self.before and (screens[-1], cursors[-1]) == ("l", "h")

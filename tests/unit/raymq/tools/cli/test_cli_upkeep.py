@@ -16,7 +16,7 @@ from tests.support.clients.fakes import connect_commands
 
 
 class Values:
-    """Fake key-value configuration of one NameServer."""
+    """Fake key-value configuration (settings by namespace and key) of one NameServer."""
 
     def __init__(self) -> None:
         self.table: dict[str, dict[str, str]] = {"billing": {"currency": "EUR", "area": "EU"}}
@@ -56,7 +56,7 @@ def test_values_are_put_got_listed_and_deleted(monkeypatch):
 
 
 class Settings:
-    """Fake settings of two broker groups. One store does not reply."""
+    """Fake settings of two broker groups. One store does not answer."""
 
     def __init__(self) -> None:
         self.changed: dict[str, Any] = {}

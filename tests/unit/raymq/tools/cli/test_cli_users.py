@@ -1,5 +1,5 @@
-"""Tests of `raymq user` and of the `raymq acl` commands that use a cluster: their calls to the Admin, and their
-output."""
+"""Tests of `raymq user`, and of the `raymq acl` commands that connect to a cluster: the calls that they make to the
+Admin, and their output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the decorator `command`: the options that it gives a command, when the command connects, and its
+"""Tests of the decorator `command`: the options that it adds to a command, when the command connects, and its
 output."""
 
 from __future__ import annotations

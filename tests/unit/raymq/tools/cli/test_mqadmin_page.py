@@ -1,4 +1,4 @@
-"""Tests that docs/mqadmin.md names only existing raymq commands, and lists each of mqadmin's commands exactly
+"""Tests that docs/mqadmin.md names only raymq commands that exist, and lists each command of RocketMQ's mqadmin exactly
 once."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fixtures with a web console for an in-memory cluster, and with a logged-in admin and viewer."""
+"""Fixtures: a web console for an in-memory cluster, and an admin and a viewer who are logged in."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of the console's calls to the cluster: they are limited in time and in number, and concurrent equal calls are
-shared."""
+"""Tests of the console's calls to the cluster. Their duration and their number are limited, and equal calls at the same
+time share one result."""
 
 from __future__ import annotations
 

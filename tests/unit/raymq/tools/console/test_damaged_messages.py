@@ -1,5 +1,5 @@
-"""Tests that the console shows a topic in which every second message is unreadable, and a topic of decompression bombs,
-without using much memory."""
+"""Tests that the console can show unreadable messages without using much memory: a topic in which every second message
+is damaged, and a topic of decompression bombs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def damaged(tmp_path_factory):
 
 @pytest.fixture
 def messages(damaged: DamagedTopic, cluster: FakeCluster) -> list[MessageExt]:
-    """Give the console's cluster the damaged topic, and the topic's messages also as dead letters. Returns the
+    """Put the messages of the damaged topic into the console's cluster, in the topic and as dead letters. Returns the
     messages."""
     found = list(damaged.admin.browse(TOPIC, limit=1000, newest_first=False, whole_bodies=False).messages)
     cluster.messages[TOPIC] = found
@@ -43,8 +43,8 @@ def test_lists_show_each_message_and_say_which_cannot_be_read(admin: AsgiClient,
         for offset, body in enumerate(damaged.bodies):
             assert f"broker-a:0:{offset}" in answer.text
             assert body is None or body[:10].decode() in answer.text
-        # Decompression bombs and truncated bodies begin like intact bodies, and a list reads only the beginning of a
-        # body.
+        # A list reads only the beginning of a body, and decompression bombs and truncated bodies begin like intact
+        # bodies.
         unlike = [kind for kind in damaged.kinds.values() if not kind.endswith(("bomb", "cut"))]
         assert answer.text.count("cannot be read: ") >= len(unlike)
 
@@ -76,7 +76,8 @@ def test_files_have_an_error_in_place_of_a_body(admin: AsgiClient, messages, dam
 
 
 def test_a_page_of_bombs_costs_a_few_bytes_of_each(admin: AsgiClient, cluster: FakeCluster, tmp_path):
-    """The page has 200 messages of 300 bytes each. Each claims a decompressed size of 4 MiB, which is allowed."""
+    """A page of decompression bombs reads only a few bytes of each. Its 200 messages have 300 bytes each, and each
+    states a decompressed size of 4 MiB, which is allowed."""
     bomb = compress(bytes(4 << 20), CompressionType.ZSTD)
     with damaged_topic(tmp_path / "store", lying=False, flipped=()) as topic:
         topic.store.append([lying_batch([(bomb, 0x201)] * 200)])

@@ -1,5 +1,5 @@
-"""Tests that FakeCluster takes the same arguments as Admin, Producer and ClusterControl, and has no other
-methods."""
+"""Tests that the methods of FakeCluster take the same arguments as the methods of Admin, Producer and ClusterControl,
+and that FakeCluster has no other methods."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def parameters(call: object) -> list[tuple[str, object, object]]:
 
 FAKE = {name: call for name, call in calls(FakeCluster).items() if name != "console_cluster"}
 WRITTEN_OUT = {name: call for name, call in FAKE.items() if call.__name__ == name}
-"""Methods of FakeCluster that declare their own arguments instead of copying them from the real methods
+"""Methods of FakeCluster that declare their own arguments. The other methods copy them from the real methods
 (as_in)."""
 
 

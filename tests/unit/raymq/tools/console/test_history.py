@@ -1,5 +1,5 @@
-"""Tests of the ring buffers for the last hour, which are limited in time and in number of names, and of the lines in
-their charts."""
+"""Tests of the console's ring buffers with the metrics of the last hour, and of the lines in their charts. A buffer is
+limited in time and in number of names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_name_that_came_later_has_values_from_then_on() -> None:
     history.add(20_000, {"a": 20, "b": 45})
     assert history.values("a") == [(0, 10), (10_000, 30), (20_000, 20)]
     assert history.values("b") == [(0, None), (10_000, 5), (20_000, 45)]
-    assert history.growth("a") == [2.0, None]  # the total decreased, because a server has restarted
+    assert history.growth("a") == [2.0, None]  # a server has restarted, so the total decreased
     assert history.growth("b") == [None, 4.0]
     assert (history.values("c"), history.growth("c")) == ([], [])
 
@@ -56,7 +56,7 @@ def test_names_are_bounded_and_the_largest_of_new_ones_are_taken(monkeypatch: py
 def test_samples_do_not_keep_what_the_rings_of_names_hold() -> None:
     history = RateHistory()
     history.add(ClusterFigures(1_000, 10, 5, 100, topic_messages={"t": 10}, group_lags={"g": 5}))
-    # this sample is ignored, because its time is not later
+    # The history ignores this sample, because its time is not later than the last sample's time.
     history.add(ClusterFigures(1_000, 11, 5, 100, topic_messages={"t": 99}, group_lags={"g": 99}))
     history.add(ClusterFigures(2_000, 12, 6, 120, topic_messages={"t": 12}, group_lags={"g": 6}))
     assert history.newest == ClusterFigures(2_000, 12, 6, 120)

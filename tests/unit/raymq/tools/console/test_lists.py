@@ -1,4 +1,5 @@
-"""Tests of the lists of topics and groups, with a fake Admin: few calls, and rows from the brokers that reply."""
+"""Tests of the console's lists of topics and groups, with a fake Admin. A list needs few calls, and shows the data of
+the brokers that answer."""
 
 from __future__ import annotations
 
@@ -111,7 +112,8 @@ def test_a_broker_that_does_not_answer_is_named_and_its_rows_are_missing(admin: 
     assert listing.missing == (NoAnswer("broker-b", NO_ANSWER),)
     assert topic_view(admin, "orders").missing == [f"broker-b: {NO_ANSWER}"]
     with pytest.raises(ServiceNotAvailableError, match="broker-b"):
-        cluster_figures(admin, 1_000)  # a sum without broker-b's messages would look like a restart
+        # raises an error, because a total without broker-b's messages would look like a restart
+        cluster_figures(admin, 1_000)
 
 
 def test_figures_are_sums_with_each_topic_and_group(admin: Admin) -> None:

@@ -1,5 +1,5 @@
-"""Tests of the console's pages about messages: responses, files, changes and the necessary rights. tests/console tests
-the pages in a browser."""
+"""Tests of the console's pages about messages: responses, files, changes and the rights that they need. tests/console
+tests the pages in a browser."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_group_without_dead_letters_has_no_topic_for_them(admin: AsgiClient, c
 
 @pytest.fixture
 def shy(cluster: FakeCluster) -> Any:
-    """Return a viewer's client for a console that hides bodies. Every body in the cluster is SECRET."""
+    """Return a viewer's client of a console that hides message bodies. Every body in the cluster is SECRET."""
     secret = fake_message("orders", SECRET, queue_offset=3)
     cluster.messages["orders"] = [secret]
     cluster.letters["billing"] = [DeadLetter(secret, "orders", False)]
@@ -225,5 +225,5 @@ def test_a_delayed_message_is_recalled_by_its_handle(admin: AsgiClient, cluster:
 
 @pytest.mark.parametrize("path", ["/topics/orders/messages", ONE, LETTERS, "/delayed"])
 def test_a_viewer_has_no_form_for_changes(admin: AsgiClient, viewer: AsgiClient, path: str) -> None:
-    assert viewer.get(path).text.count('method="post"') == 1  # the only form is the one for logging out
+    assert viewer.get(path).text.count('method="post"') == 1  # the page's only form is the form for logging out
     assert admin.get(path).text.count('method="post"') > 1

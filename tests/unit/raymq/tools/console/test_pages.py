@@ -1,5 +1,5 @@
-"""Tests of the pages about topics, groups and the cluster: their content, the changes that users make, and the audit
-entries of the changes."""
+"""Tests of the console's pages about topics, groups and the cluster: their content, the changes that users make, and
+the audit entries of the changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def notices(answer: Answer) -> list[str]:
 
 
 def after(client: AsgiClient, answer: Answer) -> Answer:
-    """Follow the redirect of a response. Returns the next page."""
+    """Follow the redirect in a response, and return the page to which it leads."""
     assert answer.status == 303, answer.text
     return client.get(answer.headers["location"])
 
@@ -320,7 +320,7 @@ def test_topics_have_a_line_and_groups_a_chart_of_the_last_hour(cluster: FakeClu
     for n, lag in enumerate((5, 9, 2)):
         topics, groups = {"orders": n * n * 100}, {"billing": lag} if n else {}
         app_console(app).history.add(ClusterFigures(n * 10_000, n, n, n, topic_messages=topics, group_lags=groups))
-    app_console(app)._sparklines.clear()  # each new sample clears the cached charts
+    app_console(app)._sparklines.clear()  # clears the cached charts, as each new sample does
     text = client.get("/topics").text
     assert text.count("<polyline") == 1
     assert '<polyline points="0,13 90,1">' in text

@@ -1,4 +1,4 @@
-"""Tests of the console's forms that send messages: their fields become a message."""
+"""Tests of the console's forms for sending a message: the form's fields become the message's fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of shutting down the console's server during an open tail, over real sockets."""
+"""Tests of shutting down the console's server, over real sockets, while a live view of messages (tail) is open."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WAIT_S = 30.0
 
 
 def read_until(answer: http.client.HTTPResponse, wanted: bytes) -> None:
-    """Read lines until a line begins with `wanted`. Fails at the end of the stream."""
+    """Read lines of a response until a line begins with `wanted`. Fails at the end of the response."""
     while not (line := answer.readline()).startswith(wanted):
         assert line, f"the stream ended before {wanted!r}"
 
@@ -31,7 +31,7 @@ def test_a_server_that_stops_ends_the_open_tails() -> None:
             assert answer.headers["content-type"].startswith("text/event-stream")
             assert answer.headers["x-accel-buffering"] == "no"
             read_until(answer, b": connected")
-            read_until(answer, b"event: messages")  # the first event: the tail now shows messages that arrive
+            read_until(answer, b"event: messages")  # from this first event on, the tail shows messages that arrive
             cluster.messages["orders"].append(fake_message(body=b"new"))
             read_until(answer, b"event: messages")
             assert server.stop()

@@ -13,8 +13,8 @@ from raymq.tools.console.security.tokens import ray_token_check, read_token, rol
 
 
 def test_rays_own_check_is_still_where_the_console_looks_for_it():
-    """Ray's function for checking a token is not public. If Ray removes the function, this test fails, and the console
-    falls back to comparing with the token file."""
+    """Ray's function for checking a token exists where the console looks for it. The function is not public. If Ray
+    removes it, this test fails, and the console compares with the token file instead."""
     module = import_module("ray._private.authentication.authentication_utils")
     assert callable(module.validate_request_token)
 

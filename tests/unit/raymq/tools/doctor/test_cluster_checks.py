@@ -1,4 +1,5 @@
-"""Tests of the checks of a running raymq and its metrics. Each check has a good and a bad case."""
+"""Tests of the checks of `raymq doctor` about a running raymq and its metrics. Each check has a good and a bad
+case."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def findings(snapshot: DoctorSnapshot) -> dict[str, Finding]:
 
 
 def status(*path: Any, **changes: Any) -> ClusterFacts:
-    """Return the facts of a good cluster, in whose status the fields at `path` are replaced by `changes`."""
+    """Return the facts of a good cluster in which some status fields are changed. `path`: where the fields are.
+    `changes`: their new values."""
     whole = deepcopy(STATUS)
     part = whole
     for key in path:

@@ -1,4 +1,5 @@
-"""Tests of the collectors on real directories, processes and servers of this machine, without Ray."""
+"""Tests of how `raymq doctor` collects facts, on real directories, processes and servers of this machine,
+without Ray."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def test_a_directory_that_is_not_there_is_judged_by_the_one_above(tmp_path: Path
 
 
 def test_a_directory_in_which_no_file_can_be_made_is_named_with_the_reason():
-    """The test uses a directory in which even root cannot create files."""
+    """The error names a directory in which no file can be created, and the reason. The test uses a directory in which
+    even root cannot create files."""
     assert collect_directory(Path("/proc/a"), 0.75, 0.9).error == "/proc cannot be used: No such file or directory"
 
 
@@ -102,8 +104,8 @@ def test_a_second_raymq_on_the_import_path_is_seen(tmp_path: Path, monkeypatch):
 
 
 def test_the_installed_ray_reports_its_health_checks():
-    """Ray's class is private. If Ray moves the class, the check reports that the health-check settings are
-    unknown."""
+    """The installed Ray reports the settings of its health checks. Ray's class for them is private. If Ray moves the
+    class, the check reports that the settings are unknown."""
     assert health_checks() is not None
 
 

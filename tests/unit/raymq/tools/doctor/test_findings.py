@@ -1,5 +1,5 @@
-"""Tests of the findings: checks that are skipped without a cluster, merged findings, and the command's output and exit
-code."""
+"""Tests of the findings of `raymq doctor`: checks that are skipped without a cluster, merged findings, and the
+command's output and exit code."""
 
 from __future__ import annotations
 

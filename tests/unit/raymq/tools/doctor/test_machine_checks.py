@@ -1,4 +1,4 @@
-"""Tests of the checks of a machine, on a good machine and on machines with one fault each."""
+"""Tests of the checks of `raymq doctor` about a machine, on a good machine and on machines with one fault each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ WELL = MachineFacts(
 
 
 def findings(machine: MachineFacts, **more: object) -> dict[str, Finding]:
-    """Return the findings about a machine, by check name. Each check must have exactly one finding."""
+    """Return the findings about a machine, by the name of the check. Fails unless each check has exactly one
+    finding."""
     found = run_checks(MACHINE_CHECKS, replace(DoctorSnapshot(machine), **more))  # type: ignore[arg-type]  # by name
     assert len({one.check for one in found}) == len(found)
     return {one.check: one for one in found}

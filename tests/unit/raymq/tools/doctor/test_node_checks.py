@@ -1,4 +1,5 @@
-"""Tests of the checks that compare nodes. Each check has a good and a bad case."""
+"""Tests of the checks of `raymq doctor` that compare nodes with each other. Each check has a good and a bad
+case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strict schema of the Kubernetes objects that raymq creates: it allows only the fields in use.
+"""Strict schema of the Kubernetes objects that raymq creates: it allows only the fields that raymq uses.
 
 The schema is written by hand after KubeRay's v1 types and Kubernetes' own types. KubeRay's definition has half a
 megabyte and accepts any field of a pod. The strict schema finds a field that is misspelt, at the wrong level or of the

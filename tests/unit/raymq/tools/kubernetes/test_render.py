@@ -47,7 +47,7 @@ def of_kind(shape: ClusterShape, kind: str) -> list[dict[str, Any]]:
 
 
 def groups(shape: ClusterShape) -> list[dict[str, Any]]:
-    """Return all groups of pods: the head's group, the groups of the stores, and the compute group."""
+    """Return all groups of pods: the group of the head, the groups of the stores, and the compute group."""
     [cluster] = of_kind(shape, "RayCluster")
     return [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
 
@@ -183,7 +183,7 @@ def test_no_two_stores_are_on_one_machine(shape: ClusterShape) -> None:
             "requiredDuringSchedulingIgnoredDuringExecution"
         ]
         wanted = rule["labelSelector"]["matchLabels"]
-        # KubeRay adds the label ray.io/cluster
+        # KubeRay itself adds the label ray.io/cluster.
         given = group["template"]["metadata"]["labels"] | {"ray.io/cluster": shape.name}
         assert wanted.items() <= given.items()
 
@@ -208,8 +208,7 @@ def test_the_console_is_where_its_service_leads(shape: ClusterShape) -> None:
 
 @each_shape
 def test_ports_have_one_meaning(shape: ClusterShape) -> None:
-    """Every port that a Service, the PodMonitor or the NetworkPolicy names must be a port that a container
-    opens."""
+    """Each port that a Service, the PodMonitor or the NetworkPolicy names is a port that a container opens."""
     [head, *others] = groups(shape)
     opened = {port["name"]: port["containerPort"] for port in container(head)["ports"]}
     [service] = of_kind(shape, "Service")

@@ -1,4 +1,4 @@
-"""Tests of the Grafana dashboard: a fixed uid, panels that do not overlap, no unused variables, and titles that fit
+"""Tests of the Grafana dashboard: its uid never changes, panels do not overlap, all variables are used, and titles fit
 above their charts."""
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def test_every_chart_says_what_it_shows_in_which_unit():
 
 
 def test_a_title_fits_above_its_chart():
-    """A chart has a third of the dashboard's width, so Grafana truncates titles of more than 48 characters."""
+    """A chart's title has at most 48 characters. A chart has a third of the dashboard's width, so Grafana truncates
+    longer titles."""
     assert [chart["title"] for chart in panels() if len(chart["title"]) > 48] == []
 
 

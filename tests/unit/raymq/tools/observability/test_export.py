@@ -1,4 +1,4 @@
-"""Tests of `raymq metrics export`: the exported files, and refused targets."""
+"""Tests of `raymq metrics export`: the files that it exports, and targets that it refuses."""
 
 from __future__ import annotations
 

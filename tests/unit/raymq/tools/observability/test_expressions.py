@@ -1,5 +1,5 @@
-"""Tests that the dashboard and the alerts name only series that raymq reports, with labels that the series
-have."""
+"""Tests that the Grafana dashboard and the alerts name only series that raymq reports, and only labels that these
+series have."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def test_a_name_or_label_that_nobody_reports_is_found(expression, fault):
 
 
 def test_every_instrument_is_on_the_board():
-    """The dashboard must use each instrument, because a metric that no panel shows is not worth its cost."""
+    """The dashboard shows each metric that raymq reports, because a metric that no panel shows is not worth its
+    cost."""
     text = "\n".join(BOARD)
     unseen = {
         name for name in INSTRUMENTS if not any(f"{exposed}{{" in text for exposed in exposed_names(INSTRUMENTS[name]))

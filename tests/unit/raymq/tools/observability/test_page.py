@@ -1,5 +1,5 @@
-"""Tests that docs/observability.md contains the table of metrics generated from the instruments, and a line for each
-alert."""
+"""Tests that docs/observability.md contains a line for each alert, and the table of metrics that is generated from the
+code."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of finding the folder of Ray's Grafana dashboards in the files that Ray writes. If Ray moves the folder, these
-tests fail."""
+"""Tests of the function that finds the folder of Ray's Grafana dashboards in the files that Ray writes. If Ray moves
+the folder, these tests fail."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of the states of an assigned queue: the transition table contains exactly the transitions that the code
-makes."""
+"""Tests of the states of a queue that is assigned to a consumer: the transition table contains exactly the transitions
+that the code makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests of a group member, which receives its queues through heartbeats and releases revoked queues."""
+"""Tests of a group member. It receives its queues in the answers to its heartbeats, and releases revoked
+queues."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ STICKY = Allocation(AllocateStrategy.STICKY)
 
 
 class Group:
-    """Fake Rebalance actor that assigns `queues` or fails."""
+    """Fake Rebalance actor that assigns `queues` to the member, or fails."""
 
     def __init__(self) -> None:
         self.heard = []
@@ -44,7 +45,7 @@ class Scene:
         self.lock = threading.Lock()
         self.core = SubscriptionState(PullSettings("billing"), 0.0)
         self.core.subscribe(Subscription.parse("orders"))
-        self.core.poll_begins(0.0)  # as if a program polls
+        self.core.poll_begins(0.0)  # makes the consumer count as one whose program polls
         self.group = Group()
         self.on_assigned, self.on_reset = Mock(), Mock()
         self.member = GroupMember(

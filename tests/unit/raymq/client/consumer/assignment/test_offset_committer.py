@@ -1,4 +1,5 @@
-"""Tests that a consumer reads start offsets and commits offsets at each broker separately."""
+"""Tests that a consumer reads start offsets from each broker separately, and commits offsets at each broker
+separately."""
 
 from __future__ import annotations
 
@@ -185,7 +186,7 @@ def test_a_topic_without_permission_is_asked_for_once_and_holds_up_no_other_topi
     eventually(lambda: broker.asked_alone[:2] == forbidden[:1] * 2, "one question each time", WAIT_S)
     scene.consume(A, 10)
     scene.commits("broker-a", {A: 11})
-    # one log line for each queue, although each offset is requested several times
+    # The consumer logs one line for each queue, although it requests each offset several times.
     assert caplog.text.count("cannot read") == 5
     broker.left_out = {}
     eventually(lambda: set(scene.wanted()) == {*forbidden, A}, "all starts", WAIT_S)
@@ -200,7 +201,7 @@ def test_a_queue_that_is_stopped_goes_on_once_it_may_be_read(scene, monkeypatch)
     scene.committer.ask_about_resets()
     eventually(lambda: scene.core.all_forbidden, "the stop", WAIT_S)
     assert scene.wanted() == {}
-    scene.grant(A)  # the new grant has the same generation as the old one
+    scene.grant(A)  # the queue is granted again with the same generation as before
     broker.stopped, broker.left_out = {}, {}
     eventually(lambda: scene.wanted() == {A: 10}, "its start", WAIT_S)
 

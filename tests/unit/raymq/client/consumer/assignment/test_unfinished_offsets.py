@@ -1,4 +1,4 @@
-"""Tests of the offset to commit, which is computed from each message's completion (spec/messaging.md §5.5)."""
+"""Tests of how the offset to commit is computed from the completed messages (spec/messaging.md §5.5)."""
 
 from __future__ import annotations
 

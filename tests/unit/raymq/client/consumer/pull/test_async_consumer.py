@@ -1,4 +1,4 @@
-"""Tests of the asyncio pull consumer: cancellation, its threads, and that it never blocks the event loop.
+"""Tests of the asyncio pull consumer: it can be cancelled, uses few threads, and never blocks the event loop.
 
 Behaviour that the asyncio consumer shares with the blocking consumer is tested in test_consumer.py.
 """
@@ -26,7 +26,7 @@ Q0 = MessageQueue("orders", "a", 0)
 
 
 class Offsets:
-    """Fake brokers for offsets. A commit waits for the event `let_commit`."""
+    """Fake brokers that keep committed offsets. A commit waits for the event `let_commit`."""
 
     def __init__(self) -> None:
         self.let_commit = threading.Event()
@@ -94,7 +94,7 @@ async def assigned(engine: PullEngine) -> AsyncPullConsumer:
 
 
 async def turn() -> None:
-    """Let the other tasks of the event loop run until all of them wait."""
+    """Let the other tasks of the event loop run until each of them waits."""
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -241,7 +241,7 @@ def test_another_event_loop_may_close_a_consumer_whose_own_has_ended_but_not_pol
     async def make() -> AsyncPullConsumer:
         return await assigned(engine)
 
-    consumer = asyncio.run(make())  # the consumer's event loop has ended
+    consumer = asyncio.run(make())  # the event loop in which this consumer was made has ended
 
     async def elsewhere() -> None:
         with pytest.raises(ClientStateError, match="another event loop"):

@@ -1,4 +1,5 @@
-"""Tests of the blocking and the asyncio pull consumer, with a simulated group, brokers and store."""
+"""Tests of the blocking and the asyncio pull consumer, with a simulated group, simulated brokers and a real
+store."""
 
 from __future__ import annotations
 
@@ -131,7 +132,7 @@ def holds(consumer, *queues: MessageQueue) -> None:
     eventually(lambda: consumer.assignment() == sorted(queues), f"{queues} are held", WAIT_S)
 
 
-# Polling
+# Tests of polling messages
 
 
 def test_messages_come_in_the_order_of_their_queue_and_as_many_as_asked_for(consume, store):
@@ -277,7 +278,8 @@ def test_a_damaged_message_is_handed_over_in_its_place(consume, store, monkeypat
 def test_what_is_lost_is_raised_after_what_comes_before_it_while_other_queues_go_on(
     consume, store, tmp_path, monkeypatch
 ):
-    """The test truncates an old log file of the running store, as a user who moves files might."""
+    """The messages before a lost range are returned before the error, while other queues continue. The test truncates
+    an old log file of the running store."""
     monkeypatch.setattr(fetcher, "LOSS_PAUSE_S", 0.01, raising=False)
     store.append([make_batch([b"%d" % number + b"." * 1000 for number in range(5, 105)])])
     log = tmp_path / "store" / "commitlog" / f"{0:020d}"
@@ -313,7 +315,7 @@ def test_what_is_lost_is_raised_after_what_comes_before_it_while_other_queues_go
     assert len(poll(consumer, 105 - first_lost)) == 105 - first_lost
 
 
-# Committing
+# Tests of committing offsets
 
 
 def test_what_a_poll_returned_is_committed_once_the_program_polls_again(consume, group):
@@ -386,7 +388,7 @@ def test_an_auto_commit_that_is_refused_is_said_so_by_poll(consume, group):
         consumer.poll()
 
 
-# Membership in the group
+# Tests of a consumer's membership in its group
 
 
 def test_heartbeats_say_how_queues_are_to_be_shared_and_where_the_member_is(consume, group):
@@ -413,7 +415,7 @@ def test_a_revoked_queue_is_held_until_the_next_poll_and_committed_before_it_is_
     group.grant(Q1)
     holds(consumer, Q1)
     group.hears(Q0, Q1)
-    assert consumer.poll(timeout_s=0.0) == []  # messages of the revoked queue are no longer returned
+    assert consumer.poll(timeout_s=0.0) == []  # the poll no longer returns messages of the revoked queue
     group.hears(Q1)
     assert group.committed_offsets[Q0] == 2
     group.grant(Q0, Q1)
@@ -484,7 +486,7 @@ def test_a_poll_raises_at_once_while_its_group_may_read_nothing(consume, group, 
     consumer = consume()
     assert poll(consumer, 5) == [b"0", b"1", b"2", b"3", b"4"]
     group.stopped = dict.fromkeys((Q0, Q1), "forbidden to read")
-    group.resets += 1  # `raymq group forbid` makes the group's members reset in this way
+    group.resets += 1  # `raymq group forbid` increases this number, which makes members request their offsets again
     eventually(lambda: consumer.engine._core.all_forbidden, "the end of reading", WAIT_S)
     for _ in range(2):
         with pytest.raises(NoPermissionError, match="forbidden to read"):
@@ -576,11 +578,11 @@ def test_a_program_that_does_not_poll_leaves_its_group_and_comes_back(consume, g
     poll(consumer, 2, max_messages=2)
     eventually(lambda: group.heartbeats[-1].leaving, "leaving", WAIT_S)
     assert consumer.assignment() == []
-    # all messages are delivered again, because nothing was committed
+    # The second consumer gets all messages again, because nothing was committed.
     assert poll(consumer, 5) == [b"0", b"1", b"2", b"3", b"4"]
 
 
-# Subscriptions and chosen queues
+# Tests of subscriptions, and of queues that the program chooses
 
 
 def test_an_unsubscribed_topic_is_returned_no_more(consume, group, store):
@@ -668,7 +670,7 @@ def test_only_queues_that_there_are_can_be_assigned(consume):
         consumer.poll()
 
 
-# Positions and seeks
+# Tests of a consumer's positions and of seeks
 
 
 def test_seek_goes_on_elsewhere_in_a_held_queue_and_is_committed(consume, group):
@@ -762,7 +764,7 @@ def test_a_listener_is_called_when_a_topics_queues_change(consume, routes):
     assert calls == [("orders", [Q0, Q1, MessageQueue("orders", "a", 2)])]
 
 
-# Closing and use after close
+# Tests of closing a consumer, and of using a closed consumer
 
 
 def test_close_commits_what_was_finished_and_leaves_the_group(consume, group):
@@ -858,7 +860,7 @@ def test_a_consumer_cannot_be_pickled(consume):
         pickle.dumps(getattr(consumer, "_consumer", consumer))
 
 
-# Acknowledging each message
+# Tests of acknowledging each message
 
 
 def test_messages_are_committed_by_their_acknowledgements(consume, group):

@@ -1,5 +1,5 @@
-"""Tests of decoding fetched records in a poll: as messages or columns, with partly taken records, and with
-damage."""
+"""Tests of a poll that decodes fetched records into messages or columns. Some polls take only a part of the records,
+and some records are damaged."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ QUEUE = MessageQueue("orders", "a", 0)
 
 @pytest.fixture
 def fetched(tmp_path, no_flushes) -> FetchedRecords:
-    """Return fetched records with ten messages at offsets 0 to 9. The last message has the tag BBBB. The queue
-    continues at offset 12."""
+    """Return fetched records of ten messages at offsets 0 to 9. The last message has the tag BBBB. The next offset of
+    the queue is 12."""
     store = open_store(tmp_path / "store")
     store.append([make_batch([b"body-%d" % number for number in range(9)]), make_batch([b"body-9"], tags="BBBB")])
     [result] = store.fetch([FetchRequest("orders", 0, 0, 100)], max_bytes=1 << 20, wait_s=0.0)

@@ -1,5 +1,5 @@
-"""Tests of reading in place (from the store's mapped files instead of by fetch calls): requests to the store, reads of
-mapped files, and fallbacks to fetches."""
+"""Tests of a consumer that reads in place: from the store's memory-mapped files instead of by fetch calls. They cover
+requests to the store, reads of mapped files, and fallbacks to fetch calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Q0, Q1 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1)
 
 
 class Offsets:
-    """Fake of the group's offsets: every queue starts at offset 0, and every commit succeeds."""
+    """Fake of the group's committed offsets: every queue starts at offset 0, and every commit succeeds."""
 
     def ensure_group(self, broker_name, timeout_s=20.0) -> None:
         pass
@@ -64,7 +64,7 @@ def routes():
 
 @pytest.fixture
 def consume(monkeypatch, storages, routes, commits):
-    """Yield a function that makes consumers of chosen queues."""
+    """Yield a function that makes consumers for the queues that a test chooses."""
     monkeypatch.setattr(pull_engine, "GroupOffsets", lambda name: Offsets())
     monkeypatch.setattr(fetcher, "FETCH_LONG_POLL_S", 0.02)
     monkeypatch.setattr(in_place, "OPEN_AGAIN_AFTER_S", 0.02)
@@ -199,8 +199,8 @@ def test_without_a_watch_the_queue_is_fetched_until_one_can_be_opened(consume, s
 
 
 def test_a_store_that_refuses_to_tell_is_not_asked_without_pause(consume, store, storages, monkeypatch):
-    """The store behaves like a replica that must not serve reads now: its watch opens, but every reply on the watch is
-    an error."""
+    """A consumer pauses between its requests to a store that refuses them. The store behaves like a replica that must
+    not serve reads: its watch opens, but every answer is an error."""
     monkeypatch.setattr(in_place, "OPEN_AGAIN_AFTER_S", 3600.0)
     storage = here(storages)
     opened = storage.open_watch
@@ -237,7 +237,8 @@ def test_a_slave_that_the_master_names_is_read_in_its_place(consume, store, stor
 
 
 def test_a_queue_that_is_found_before_it_is_given_up_stays_where_it_was_found(consume, store, storages):
-    """The thread that finds the queues' storage actors may finish before the polling thread gives up a queue."""
+    """A queue stays at the storage actor that was found for it. The thread that finds storage actors may finish before
+    the polling thread gives up reading the queue at the old actor."""
     consumer = consume(Q0)
     poll(consumer, 5)
     reader = consumer._engine._reader._in_place
@@ -291,7 +292,8 @@ def test_an_offset_that_is_gone_is_jumped_over(consume, store, tmp_path):
     bounds = store.queues.bounds("orders", 0)
     assert bounds.min_offset > 5
     first = consumer.poll(timeout_s=WAIT_S)[0].queue_offset
-    while first < bounds.min_offset:  # messages that were read before the consumer jumped to the new first offset
+    # skip messages that were read before the consumer jumped to the queue's new first offset
+    while first < bounds.min_offset:
         first = consumer.poll(timeout_s=WAIT_S)[0].queue_offset
     assert first == bounds.min_offset
 
@@ -335,8 +337,8 @@ def test_a_queue_with_more_than_a_poll_takes_does_not_hide_the_others(consume, s
 
 
 def test_a_queue_of_inner_batches_is_fetched_and_looked_for_in_the_files_once(consume, store, storages, monkeypatch):
-    """Each record of such a queue holds many messages, and the queue has no queue unit per message. Only the store can
-    split the records, so the consumer looks in the files once and then fetches."""
+    """A consumer reads a queue of inner batches by fetch calls, after one try in the files. Each record of such a queue
+    holds many messages without consume-queue entries of their own, and only the store can split it."""
     looks = []
 
     def lacks(request, end, max_bytes):
@@ -370,7 +372,7 @@ def test_a_watch_that_ends_while_its_queue_is_found_does_not_leave_the_queue_unr
     reader = consumer._engine._reader._in_place
     [(name, ended)] = reader._stores.items()
     usual = reader._open
-    # return the old reader, whose watch has ended, as before the polling thread notices the end
+    # Return the old reader, whose watch has ended, as long as the polling thread has not noticed the end.
     reader._open = lambda name: ended
     here(storages).watches[0].cut()
     store.append([make_batch([b"5"])])
@@ -394,7 +396,8 @@ def test_closing_ends_a_poll_and_the_watch(consume, storages):
 
 
 def test_a_file_that_is_gone_is_found_out_by_a_fetch_and_the_rest_is_read_in_place(consume, store, storages, tmp_path):
-    """The test restores the file later, as if a user had moved the file away for a while."""
+    """A fetch call reports a missing log file, and the consumer reads all other records in place. The test restores the
+    file later, as if a user had moved it away for a while."""
     consumer = consume(Q0)
     poll(consumer, 2, max_messages=2)
     log = tmp_path / "store" / "commitlog" / f"{0:020d}"
@@ -428,7 +431,7 @@ def test_a_predicate_that_fails_stops_its_queue_only_and_names_the_message(consu
     with pytest.raises(PredicateFailedError, match=r"offset 2 of .*ZeroDivisionError"):
         poll_into(found, consumer)
     store.append([make_batch([b"b"], queue_id=1)])
-    # The error may be raised before the other queue's first message is returned.
+    # The poll may raise the predicate's error before it returns the first message of the other queue.
     eventually(lambda: found.extend(poll_through(consumer)) or b"b" in found, "the other queue's messages")
     assert sorted(found) == [b"0", b"1", b"a", b"b"]
     consumer.seek(Q0, 3)
@@ -436,13 +439,14 @@ def test_a_predicate_that_fails_stops_its_queue_only_and_names_the_message(consu
 
 
 def poll_into(found: list[bytes], consumer: PullConsumer) -> None:
-    """Poll repeatedly, and add the message bodies to `found`, until a poll returns no messages."""
+    """Poll until a poll returns no messages. Adds the bodies of all messages to `found`."""
     while messages := consumer.poll(timeout_s=WAIT_S):
         found += [message.body for message in messages]
 
 
 def poll_through(consumer: PullConsumer) -> list[bytes]:
-    """Return the bodies of one poll. Returns an empty list if the poll raises the predicate's error."""
+    """Poll once and return the bodies of the messages. Returns an empty list if the poll raises the predicate's
+    error."""
     try:
         return [message.body for message in consumer.poll(timeout_s=0.1)]
     except PredicateFailedError:

@@ -1,4 +1,4 @@
-"""Tests of the settings of pull consumers: RocketMQ's default values, and the limits of each setting."""
+"""Tests of the settings of pull consumers: RocketMQ's default values, and the limits of the values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from raymq.common.protocol.membership import AllocateStrategy, Allocation
 
 
 def test_the_defaults_are_rocketmqs_but_for_what_is_read_ahead_which_is_bounded_by_bytes():
-    """RocketMQ's default values are listed in spec/messaging.md §6."""
+    """The default values are RocketMQ's (spec/messaging.md §6), except the limits of the read-ahead, which
+    count bytes."""
     settings = PullSettings.of("billing")
     assert settings.start == StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET)
     assert (settings.auto_commit, settings.auto_commit_interval_s) == (True, 5.0)

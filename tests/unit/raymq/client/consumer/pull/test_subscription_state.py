@@ -1,5 +1,5 @@
-"""Tests of a pull consumer's decisions: assigned and revoked queues, and which messages the consumer reads, returns and
-commits."""
+"""Tests of a pull consumer's decisions about assigned and revoked queues, and about the messages to read, return and
+commit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def start_all(core: SubscriptionState, start: int) -> None:
 
 
 def starting(core: SubscriptionState) -> dict[MessageQueue, int]:
-    """Return the queues whose start offset is unknown, with the generation that granted each queue."""
+    """Return the assigned queues whose start offset is unknown, each with the generation that granted the
+    queue."""
     return {assigned.queue: assigned.generation for assigned in core.starting()}
 
 
@@ -46,7 +47,7 @@ def grant(
 
 
 def fetch(core: SubscriptionState, queue: MessageQueue, *offsets: int, next_offset: int | None = None) -> bool:
-    """Complete a queue's pending fetch with messages at these offsets."""
+    """Complete a queue's pending fetch with messages at the given offsets."""
     return fetch_run(core, queue, fetched_of(offsets, next_offset))
 
 
@@ -74,7 +75,8 @@ def poll(core: SubscriptionState, max_messages: int = 500, now_s: float = 0.0) -
 
 
 def commit(core: SubscriptionState, **refusals) -> dict[MessageQueue, int]:
-    """Commit finished messages. The brokers accept the commit, except for the queues in `refusals`."""
+    """Commit the offsets of finished messages. The brokers accept the commit, except for the queues in
+    `refusals`."""
     return core.commit_answered(core.uncommitted(), CommitAnswer(**refusals))
 
 
@@ -82,7 +84,7 @@ def wishes(core: SubscriptionState) -> dict[MessageQueue, int | None]:
     return {queue: commit.queue_offset for queue, commit in core.uncommitted().items()}
 
 
-# Assigned and revoked queues
+# Tests of assigned and revoked queues
 
 
 def test_a_granted_queue_is_held_once_its_start_is_known():
@@ -212,9 +214,9 @@ def test_a_queue_that_the_group_may_not_read_is_kept_and_goes_on_where_it_stoppe
         (Q0, Q1), "forbidden to read"
     )
     assert not core.waits_for_broker()
-    grant(core, Q0, Q1, generation=1)  # the new grant has the same generation as the old one
+    grant(core, Q0, Q1, generation=1)  # the queues are granted again with the same generation as before
     assert core.all_forbidden
-    assert poll(core) == []  # this poll also marks the previously returned messages as finished
+    assert poll(core) == []  # this poll also marks the messages of the previous poll as finished
     assert commit(core, stopped={Q0: "forbidden to read"}) == {Q0: 1}
     core.commit_answered(core.reset_queries(), CommitAnswer())
     assert (core.wanted(), core.paused, dict(core.forbidden)) == ({Q0: 1}, [Q1], {})
@@ -320,7 +322,7 @@ def test_one_polls_at_a_time():
     core.poll_begins(0.0)
 
 
-# Fetching messages and returning them from polls
+# Tests of fetching messages and returning them from polls
 
 
 def test_messages_are_returned_in_order_and_as_many_as_asked_for():
@@ -479,7 +481,7 @@ def test_an_offset_that_is_gone_is_jumped_over_after_what_waits_from_before():
     assert wishes(core) == {Q0: 120}
 
 
-# Pausing
+# Tests of pausing queues
 
 
 def test_a_paused_queue_is_neither_read_nor_returned_and_takes_no_room():
@@ -506,7 +508,7 @@ def test_pausing_several_queues_changes_none_when_one_is_not_held():
     assert core.paused == []
 
 
-# Committing
+# Tests of committing offsets
 
 
 def test_with_auto_commit_a_poll_finishes_what_the_polls_before_have_returned():
@@ -611,7 +613,7 @@ def test_a_commit_answered_after_a_reset_does_not_count_as_one():
     assert core.uncommitted() == {Q0: OffsetCommit(1, 1, 1)}
 
 
-# Acknowledging each message
+# Tests of acknowledging each message
 
 
 def test_what_lies_before_the_first_message_that_is_not_acknowledged_is_committed():

@@ -1,4 +1,4 @@
-"""Tests of a wait that ends when another thread calls or a file descriptor is ready."""
+"""Tests of a wait that ends when another thread calls the waiting thread, or when a file descriptor is ready."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def test_what_was_set_before_ends_the_next_wait_and_after_clear_no_more():
 
 
 def test_no_call_is_lost_between_clearing_and_waiting():
-    """One thread sets the wake-up many times, and the waiting thread must notice the last time."""
+    """No wake-up call is lost between clearing and waiting. One thread calls many times, and the waiting thread must
+    notice the last call."""
     wakeup, count, seen = Wakeup(), 2000, 0
     told = [0]
 

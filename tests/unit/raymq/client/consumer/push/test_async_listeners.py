@@ -1,5 +1,5 @@
-"""Tests of coroutine listeners. They are awaited on one event loop, and have the same limits, timeouts, order and
-failures as plain listeners."""
+"""Tests of listeners that are coroutine functions. They run on one event loop, and have the same limits, timeouts,
+order and failures as plain listeners."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ AWAKE = contextvars.ContextVar("AWAKE", default="")
 
 
 class Awaited:
-    """Coroutine listener that records its messages. If the test has a gate for a message, the listener waits at the
-    gate."""
+    """Coroutine listener that records its messages. If the test has set a gate for a message, the listener waits until
+    the gate opens."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -85,7 +85,7 @@ def plain(seen, message):
 
 
 class Own:
-    """Awaitable object that is not a coroutine."""
+    """An object that can be awaited, but is not a coroutine."""
 
     def __init__(self, seen, message) -> None:
         self.seen, self.message = seen, message
@@ -226,7 +226,7 @@ def test_an_administrators_call_awaits_too_and_is_cancelled_after_the_timeout(li
     eventually(lambda: listener.cancelled == ["a"], "the coroutine's end", WAIT_S)
 
 
-# Listeners and settings that are refused at once
+# Tests of listeners and settings that are refused at the start
 
 
 def generator(message):

@@ -1,5 +1,5 @@
-"""Tests of the thread pool in a listener's process: quick calls share one thread, slow calls use all threads, and late
-calls are abandoned."""
+"""Tests of the thread pool in a listener's process: quick calls share one thread, slow calls use all threads, and calls
+that exceed their timeout are abandoned."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.support.metrics.counted import Counted
 
 
 class Scripted:
-    """Listener that records the message name and the thread of each call. If the test has a gate for a name, the
-    listener waits at the gate."""
+    """Listener that records the message name and the thread of each call. If the test has set a gate for the name, the
+    listener waits until the gate opens."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -83,8 +83,8 @@ def request_of(*names: str, key: str | None = None, size: int = 1) -> ConsumeReq
 
 
 def wait(pool: ConsumePool, request: ConsumeRequest, wait_s: float) -> ConsumeReport:
-    """Serve a pool as the pool's owner does until a request is done, for at most `wait_s`. Returns the report of the
-    request."""
+    """Run the thread pool, as its owner does, until a consume request is done, for at most `wait_s`. Returns the report
+    of the request."""
     until_s = time.monotonic() + wait_s
     while True:
         pool.renew_leases()
@@ -238,7 +238,7 @@ def test_in_order_the_first_failure_ends_the_work(listener):
     assert listener.seen == ["a", "b"]
 
 
-# Calls that take too long
+# Tests of listener calls that take too long
 
 
 def test_a_call_that_takes_too_long_is_given_up_and_its_thread_replaced(listener, monkeypatch):
@@ -296,7 +296,7 @@ def test_in_order_no_call_is_given_up(listener):
     assert wait(pool, request, WAIT_S).failures == ()
 
 
-# Requests that are withdrawn from the pool
+# Tests of consume requests that are withdrawn from the thread pool
 
 
 def test_a_cancelled_work_begins_no_further_call(listener):
@@ -348,7 +348,7 @@ def test_a_work_that_nobody_asks_about_is_taken_away(listener, monkeypatch):
     assert listener.seen == ["a"]
 
 
-# Hooks
+# Tests of consume hooks
 
 
 class Hook:
@@ -383,7 +383,7 @@ def test_hooks_are_called_around_each_call_and_decide_nothing(listener, fails):
 
 
 class Replier:
-    """Fake replier that records the replies. It reports the reply for message "wrong" as an invalid reply."""
+    """Fake replier that records the replies to messages. It reports the reply for message "wrong" as invalid."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[list[str], object]] = []
@@ -417,14 +417,15 @@ def test_replies_are_sent_before_their_message_counts_as_consumed(key):
 def test_calls_are_counted_by_how_long_they_took_and_if_they_failed(listener, monkeypatch):
     counted = Counted()
     monkeypatch.setattr(consume_pool, "CLIENT_FIGURES", counted)
-    # every call is quick, so only the failed call is counted separately
+    # Every call counts as quick, so only the failed call is counted separately.
     monkeypatch.setattr(consume_pool, "QUICK_CALL_S", 3600.0)
     listener.answers["bad"] = ValueError("no")
     request = request_of("a", "b", "bad", "c")
     request.topic = "orders"
     run(pool_of(listener, group="g"), request)
     assert counted.values(PROCESS_TIME) == {("orders", "g", "success"): 3, ("orders", "g", "failure"): 1}
-    monkeypatch.setattr(consume_pool, "QUICK_CALL_S", 0.0)  # no call is quick, so each call is counted separately
+    # no call counts as quick, so each call is counted separately
+    monkeypatch.setattr(consume_pool, "QUICK_CALL_S", 0.0)
     more = request_of("d", "e")
     more.topic = "orders"
     run(pool_of(listener, group="g"), more)

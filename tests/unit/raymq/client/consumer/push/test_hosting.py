@@ -1,4 +1,4 @@
-"""Tests that a Listener's process keeps its consumer instance hosted by a Pull actor, on any node."""
+"""Tests of a Listener's process that keeps its consumer instance running in a Pull actor, on any node."""
 
 from __future__ import annotations
 

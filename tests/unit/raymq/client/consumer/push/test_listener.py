@@ -1,4 +1,4 @@
-"""Tests of listeners: pickling them by value for another process, and running them."""
+"""Tests of listeners: a listener is pickled by value for another process, and runs there."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def users(tmp_path, monkeypatch):
 
 
 def run_elsewhere(payloads: list[bytes]) -> list[str]:
-    """Call each shipped function with argument 2 in a process that cannot import the user's module. Returns the
+    """Call each pickled function with argument 2 in a process that cannot import the user's module. Returns the
     results."""
     done = subprocess.run(
         [sys.executable, "-c", ELSEWHERE], input=b"\n--\n".join(payloads), capture_output=True, cwd="/", check=False
@@ -141,7 +141,7 @@ def test_the_name_is_the_users(users):
     assert ship(users.handle, takes_batch=True).takes_batch
 
 
-# Running listeners
+# Tests of running listeners
 
 
 def listener(handler, hooks=()) -> Listener:

@@ -1,4 +1,5 @@
-"""Tests of a push consumer's settings: RocketMQ's limits, each with an error that names the setting."""
+"""Tests of a push consumer's settings: each value outside of RocketMQ's limits raises an error that names the
+setting."""
 
 from __future__ import annotations
 

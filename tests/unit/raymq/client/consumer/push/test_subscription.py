@@ -1,5 +1,5 @@
-"""Tests of the handle of a running consumer instance: its calls find the instance's Pull actor on any host, and the end
-of the instance also ends its Listener."""
+"""Tests of the handle of a running consumer instance. Its calls find the instance's Pull actor, wherever it runs, and
+the end of the instance also ends its Listener."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raymq.remoting import actor_ref
 
 
 class Cluster:
-    """Fake cluster with a Listener that returns the host of its instance, and with Pull actors that reply or
+    """Fake cluster. Its Listener returns the Pull actor that hosts its instance, and its Pull actors answer or
     fail."""
 
     def __init__(self) -> None:

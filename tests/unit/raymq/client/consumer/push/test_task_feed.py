@@ -1,4 +1,4 @@
-"""Tests of the tasks in a listener's process: their messages, the calls of the listener, and the reports about the
+"""Tests of consume tasks in a listener's process: their messages, the calls of the listener, and the reports about the
 tasks."""
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tests.support.history.waiting import eventually
 
 @pytest.fixture
 def received(monkeypatch) -> list[object]:
-    """Return the list in which the test's listeners record their messages. Tasks are reported only when they end,
-    unless the test changes this."""
+    """Return the list in which the test's listeners record their messages. Makes the feed report a task only at its
+    end; a test may change this."""
     monkeypatch.setattr(module, "REPORT_S", WAIT_S)
     return []
 
@@ -117,7 +117,7 @@ def test_records_that_nobody_can_read_fail_and_the_next_task_is_consumed(receive
     reports: dict[int, ConsumeReport] = {}
 
     def are_both_there() -> bool:
-        reports.update(reports_of(feed))  # each report is returned once, and the two reports may be returned separately
+        reports.update(reports_of(feed))  # the feed returns each report once, possibly in separate calls
         return len(reports) == 2
 
     eventually(are_both_there, "both reports", WAIT_S)
@@ -143,7 +143,7 @@ def test_a_task_that_takes_long_is_reported_in_parts(received, monkeypatch):
     report = eventually(lambda: (again := reports_of(feed).get(4)) and again.ended and again, "the end", WAIT_S)
     assert (report.unfinished, received) == ((), [b"a", b"b", b"c"])
     time.sleep(0.06)
-    assert reports_of(feed) == {}  # the task's final report was already returned
+    assert reports_of(feed) == {}  # the feed has already returned the task's final report
 
 
 def test_a_hand_over_that_comes_twice_is_consumed_once(received):
@@ -182,7 +182,8 @@ def test_a_new_life_of_the_pull_actor_takes_the_old_ones_tasks_away(received):
     feed.begin(HandOver(1, 5, (task_of(b"a", b"b"),)))
     eventually(lambda: received == [b"a"], "the first call", WAIT_S)
     feed.begin(HandOver(2, 1, (task_of(b"a", b"b"),)))
-    feed.begin(HandOver(1, 6, (task_of(b"x"),)))  # a late task batch of the previous process incarnation
+    # a late task batch that was sent to the previous incarnation of the process
+    feed.begin(HandOver(1, 6, (task_of(b"x"),)))
     gate.set()
     assert report_about(feed, 1).ended
     assert feed.take_reports()[0] == 2
@@ -203,7 +204,7 @@ def test_a_task_that_has_ended_does_not_wait_for_one_that_takes_long(received):
     assert report_about(feed, 1).ended
 
 
-# The feed's threads
+# Tests of the threads of the task feed
 
 
 class Pull:

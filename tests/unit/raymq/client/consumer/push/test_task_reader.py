@@ -1,4 +1,5 @@
-"""Tests of reading a task's messages, either in place from the store's mapped files, or from transferred bytes."""
+"""Tests of reading the messages of a consume task, either in place from the store's mapped files, or from transferred
+bytes."""
 
 from __future__ import annotations
 
@@ -76,8 +77,8 @@ def test_a_damaged_record_stands_for_itself(root):
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_record_with_wrong_lengths_stands_for_itself(root, in_place):
-    """The positions of the other records come from the consume queue, not from the lengths in the records, so one wrong
-    length affects only its own record."""
+    """A record with wrong lengths damages no other record. The positions of records come from the consume queue, not
+    from the lengths in the records."""
     path = root / "commitlog" / f"{0:020d}"
     data = bytearray(path.read_bytes())
     data[int(located(root, 0, 20).parts[0].starts[7]) + BODY_SIZE_OFFSET] ^= 1

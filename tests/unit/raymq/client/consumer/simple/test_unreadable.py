@@ -1,4 +1,4 @@
-"""Tests of messages that a simple consumer cannot read: they are retried as often as other messages, and then become
+"""Tests of messages that a simple consumer cannot read: they are delivered as often as other messages, and then become
 dead letters."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ QUEUE = MessageQueue("orders", "broker-a", 5)
 
 
 class Calls:
-    """Fake that records the calls that a simple consumer's engine makes to its broker."""
+    """Fake broker that records the calls of a simple consumer's engine."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
@@ -35,7 +35,7 @@ class Calls:
 
 
 def leased(attempts: int) -> tuple[LeasedRange, LeasedMessages]:
-    """Return a lease of four messages. The second message's body does not match its compression flag, and the third
+    """Return a lease of four messages. The second message's body does not match its compression flag. The third
     message's record is damaged."""
     located = changed_record(stored([b"one", b"two", b"three", b"four"], {1: ZSTD}), 2, flip(5))
     messages = read_messages(

@@ -1,5 +1,5 @@
-"""Tests of showing message bodies to people: every byte string becomes bounded, harmless text, and JSON keeps each
-token unchanged."""
+"""Tests of how the console shows message bodies. Every byte string becomes a harmless text of limited length, and JSON
+keeps each token unchanged."""
 
 from __future__ import annotations
 

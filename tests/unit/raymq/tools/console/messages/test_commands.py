@@ -1,5 +1,5 @@
-"""Tests of the shell commands that the console offers for copying: they send the same message again, and the shell runs
-nothing else."""
+"""Tests of the shell commands that the console offers for copying. Such a command sends the same message again, and
+makes the shell run nothing else."""
 
 from __future__ import annotations
 

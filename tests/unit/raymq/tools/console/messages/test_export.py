@@ -1,4 +1,4 @@
-"""Tests of exporting tables as files, including cells with malicious content."""
+"""Tests of exporting a console's tables as files, including cells with malicious content."""
 
 from __future__ import annotations
 

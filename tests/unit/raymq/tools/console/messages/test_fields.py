@@ -1,4 +1,4 @@
-"""Tests of the fields that message lists and exported files show."""
+"""Tests of the message fields that the console's lists and exported files show."""
 
 from __future__ import annotations
 

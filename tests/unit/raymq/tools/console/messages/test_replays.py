@@ -1,4 +1,4 @@
-"""Tests of the console's replays, which run in threads that the test can block."""
+"""Tests of the message replays that a user starts in the console. They run in threads that a test can block."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_an_error_ends_it_and_is_its_outcome() -> None:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """Yield an event. Replays made by `held` continue only after the event is set."""
+    """Yield an event. Replays that `held` makes continue only after the event is set."""
     gate = threading.Event()
     yield gate
     gate.set()

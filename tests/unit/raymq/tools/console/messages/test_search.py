@@ -1,5 +1,5 @@
-"""Tests of the search form: each kind of start position gives a search, and an invalid form gives an error
-text."""
+"""Tests of the console's form for searching messages. Each kind of start position results in a search, and an invalid
+form in an error text."""
 
 from __future__ import annotations
 

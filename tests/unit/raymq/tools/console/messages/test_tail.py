@@ -1,5 +1,5 @@
-"""Tests of live tails without a server: one reader serves all viewers of a topic, with limits on the messages per
-second and on the number of viewers."""
+"""Tests of the console's live view of new messages (tail), without a server. One reader serves all viewers of a topic.
+The messages per second and the number of viewers are limited."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tails_of(topic: Topic, *, rate: int = 1_000_000, max_viewers: int = 20) -> T
 
 
 async def wait_for_begin(viewer: Viewer) -> None:
-    """Wait until the viewer's tail has begun. Messages that arrive later are shown to the viewer."""
+    """Wait until the viewer's tail has begun, so that the viewer sees all messages that arrive later."""
     assert await next_event(viewer) == TailEvent((), 0, "")
 
 
