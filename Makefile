@@ -14,13 +14,14 @@ INSTALLED := $(VENV)/.installed
 demo: $(INSTALLED)
 	$(BIN)/raymq demo
 
-# Property tests have at most 40 examples here, and all in make soak.
+# All tests without the mark `long`. Property tests have at most 40 examples here, and all examples in make soak.
 test: compiled
-	RAYMQ_QUICK=1 $(PYTEST) $(TWO_WORKERS) $(TESTS)
+	RAYMQ_QUICK=1 $(PYTEST) $(TWO_WORKERS) -m "not long" $(TESTS)
 
-# What kills, cuts, simulates or damages for long.
+# The tests of faults in tests/chaos, and the tests elsewhere with the mark `long`.
+LONG = $(shell grep --recursive --files-with-matches --include="test_*.py" "pytest.mark.long" $(TESTS))
 chaos: compiled
-	$(PYTEST) $(TWO_WORKERS) tests/chaos
+	$(PYTEST) $(TWO_WORKERS) -m long tests/chaos $(LONG)
 
 # How long each scope of tests takes, into tests/durations.json, by which make test and make chaos order them.
 durations: compiled

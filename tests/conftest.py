@@ -190,8 +190,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(DurationRecorder(scope_of))
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the tests of shared clusters, and mark each test in tests/chaos as long."""
     items.sort(key=lambda item: turn_of(item.path))
+    for item in items:
+        if item.path.is_relative_to(TESTS / "chaos"):
+            item.add_marker(pytest.mark.long)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> RayApart:

@@ -64,6 +64,7 @@ def total(found: Any) -> int:
     return sum(map(total, found.values())) if isinstance(found, dict) else found
 
 
+@pytest.mark.long
 def test_a_producer_works_after_an_interrupt_at_any_point(tmp_path: Path) -> None:
     found = points("producer_program", tmp_path / "store", 1)
     assert len(found) == 10
@@ -71,6 +72,7 @@ def test_a_producer_works_after_an_interrupt_at_any_point(tmp_path: Path) -> Non
     assert found["send"] > 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 def test_a_pull_consumer_works_and_skips_nothing_after_an_interrupt_at_any_point(tmp_path: Path, where: str) -> None:
     found = points("pull_program", tmp_path / "store", 1, where)
@@ -78,6 +80,7 @@ def test_a_pull_consumer_works_and_skips_nothing_after_an_interrupt_at_any_point
     assert all(found.values()), "a call has no points: nothing was tried"
 
 
+@pytest.mark.long
 def test_a_caller_that_is_interrupted_while_a_helper_makes_its_call_leaves_nothing_taken(tmp_path: Path) -> None:
     """The caller of every public method that runs in a helper thread is interrupted, for every kind of client object.
     All resources are released afterwards. raymq runs in the test program's process."""
@@ -88,6 +91,7 @@ def test_a_caller_that_is_interrupted_while_a_helper_makes_its_call_leaves_nothi
     assert sum(len(calls) for calls in found.values()) > 140
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 def test_an_async_client_works_and_skips_nothing_after_a_cancellation_or_interrupt(tmp_path: Path, where: str) -> None:
     found = points("async_program", tmp_path, where)

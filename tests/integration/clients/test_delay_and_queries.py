@@ -167,6 +167,7 @@ def test_delayed_messages_are_counted_and_the_next_are_listed(mq: raymq.Client, 
     assert mq.admin.delayed(due_ms, due_ms + 1).levels["deliver_at"] >= 1
 
 
+@pytest.mark.long
 def test_a_hostile_producer_stops_no_reader_of_the_topic(mq: raymq.Client, topic: str, group: str) -> None:
     """A producer sends garbage and decompression bombs all the time. Every reader of the topic still gets the valid
     messages between them."""

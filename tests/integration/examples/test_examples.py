@@ -13,6 +13,7 @@ from examples import flights_to_picture, orders_to_windows, points_to_classes
 SMALLEST_PICTURE_BYTES = 5_000
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # PySpark uses distutils, which is deprecated.
     # Ignore warnings about open sockets: Py4J leaves its sockets open until the garbage collector closes them.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),

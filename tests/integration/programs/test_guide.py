@@ -68,7 +68,7 @@ def run(snippet: Snippet) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
+@pytest.mark.parametrize("page", ["README.md", pytest.param("docs/guide.md", marks=pytest.mark.long)])
 def test_every_snippet_of_a_page_does_what_it_says(box, page):
     found = snippets(ROOT / page)
     assert any(snippet.expected for snippet in found)

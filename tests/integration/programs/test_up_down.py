@@ -45,6 +45,7 @@ def raymq(box: Sandbox, *arguments: str, code: int = 0) -> Any:
     return json.loads(done.stdout) if code == 0 else done.stderr
 
 
+@pytest.mark.long
 def test_up_starts_everything_once_down_ends_it_and_up_again_has_the_messages(box: Sandbox) -> None:
     assert "no Ray cluster runs on this machine" in raymq(box, "status", code=1)
     started = raymq(box, "up", "--data-dir", str(box.data))["actors"]

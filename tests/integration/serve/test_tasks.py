@@ -99,6 +99,7 @@ def replicas() -> list[psutil.Process]:
     return [process for process in descendants() if title(process).startswith("ray::ServeReplica:jobs:Jobs")]
 
 
+@pytest.mark.long
 def test_every_task_succeeds_although_a_replica_is_killed(adapter: RaymqTaskProcessorAdapter, mq: raymq.Client) -> None:
     victim = replicas()[0]
     with mq.pull_consumer("watch", consume_from=FIRST) as results:

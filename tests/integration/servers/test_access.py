@@ -213,6 +213,7 @@ def test_ray_data_reads_as_its_user(mq: raymq.Client) -> None:
         as_user(TEAM, read_by_ray_data("bills"))
 
 
+@pytest.mark.long
 def test_spark_reads_and_writes_as_its_user(mq: raymq.Client) -> None:
     program = """
 import raymq
@@ -376,6 +377,7 @@ def listened(topic: str, group: str, count: int, notes: Path) -> Callable[[raymq
     return work
 
 
+@pytest.mark.long
 def test_what_a_user_consumes_has_a_bound_in_each_way(mq: raymq.Client, tmp_path: Path) -> None:
     count = 4 * READ_PER_S
     mq.admin.create_topic("bulk", 1)
@@ -562,6 +564,7 @@ def test_a_user_that_is_deleted_is_refused_over_what_it_has_open(mq: raymq.Clien
     ray.kill(program)
 
 
+@pytest.mark.long
 def test_access_outlives_the_servers(mq: raymq.Client) -> None:
     """Users and their rights are still valid after the servers restart. This test is the last of the module, so that it
     also covers the changes that earlier tests made."""

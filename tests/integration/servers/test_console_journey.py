@@ -58,6 +58,7 @@ def refuses(message: raymq.MessageExt) -> None:
     raise ValueError("out of stock")
 
 
+@pytest.mark.long
 def test_a_journey(mq: raymq.Client, page: Page, topic: str, group: str) -> None:
     expect.set_options(timeout=PATIENCE_MS)
     topic = f"{topic}-of-the-page"  # Use another name, because the fixture has already created a topic with this name.
@@ -187,6 +188,7 @@ def kill_the_store(page: Page) -> None:
     assert page.evaluate("window.notReloaded")
 
 
+@pytest.mark.long
 def test_the_console_is_at_the_same_address_after_its_process_was_killed(mq: raymq.Client, tmp_path: Path) -> None:
     config = tmp_path / "raymq.yaml"
     config.write_text("console: {port: 0}\n")

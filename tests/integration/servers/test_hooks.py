@@ -17,6 +17,8 @@ from tests.support.history.waiting import eventually
 PAGE = (DOCS / "hooks.md").read_text()
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
+pytestmark = pytest.mark.long
+
 MORE = """
 import os
 

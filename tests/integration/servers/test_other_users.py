@@ -22,7 +22,10 @@ from raymq.remoting.lane.handshake import LaneSecretError
 from tests.support.clusters.cluster import Sandbox, embedded, sandbox
 from tests.support.stores.live_directory import stats_below
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process of another user")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process of another user"),
+]
 
 NOBODY = 65534
 CALL_S = 60.0

@@ -43,6 +43,7 @@ with raymq.connect(embedded=True) as client:
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates")
 def test_a_cluster_with_the_certificates_of_the_page() -> None:
     [block] = re.findall(r"^    mkdir -p -m 700 .*?^    cp ca\.pem[^\n]*\n", PAGE, re.M | re.S)

@@ -84,6 +84,7 @@ def check_picture(path: Path) -> None:
     assert ((pixels.max(axis=2) - pixels.min(axis=2)) > 0.2).mean() > 0.1
 
 
+@pytest.mark.long
 def test_figures_of_a_topic_are_those_of_what_was_sent(run: Any, sent: list[bytes], tmp_path: Path) -> None:
     path = tmp_path / "orders.png"
     value = json.loads(run("topic-stats", TOPIC, "--json", "--picture", str(path)).output)
@@ -99,6 +100,7 @@ def archived(folder: Path) -> list[bytes]:
     return sorted(table.column("body").to_pylist())
 
 
+@pytest.mark.long
 def test_a_topic_is_archived_verified_and_replayed_once(
     run: Any, mq: raymq.Client, sent: list[bytes], tmp_path: Path
 ) -> None:
@@ -152,6 +154,7 @@ def counts_in(mq: raymq.Client, topic: str) -> dict[tuple[int, str | None], int]
     return found
 
 
+@pytest.mark.long
 def test_a_topic_is_counted_in_windows_and_a_restart_goes_on(run: Any, mq: raymq.Client, tmp_path: Path) -> None:
     """The job counts messages in windows of one second. It sends a window's counts when a message with a store time
     after the window's end arrives."""

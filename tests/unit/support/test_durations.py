@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,3 +60,20 @@ def test_the_recorded_scopes_are_those_of_tests() -> None:
     assert len(recorded) > 50
     assert all(seconds > 0 for seconds in recorded.values())
     assert [scope for scope in recorded if scope.startswith(("tests/", "/"))] == []
+
+
+def test_make_chaos_runs_each_file_that_has_long_tests() -> None:
+    """`make test` leaves out the tests marked `long`. If `make chaos` missed a file, the file's long tests would never
+    run."""
+    tests = Path(durations.__file__).parent
+    commands = subprocess.run(
+        ["make", "--dry-run", "chaos"], cwd=tests.parent, capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    run = {word for word in commands.split() if word.startswith("tests/") and word.endswith(".py")}
+    marked = {
+        path.relative_to(tests.parent).as_posix()
+        for path in tests.rglob("test_*.py")
+        if re.search(r"pytest\.mark\.long", path.read_text()) and "chaos" not in path.relative_to(tests).parts
+    }
+    assert len(marked) > 10
+    assert marked == run
