@@ -40,7 +40,7 @@ from raydp_jobs.jobs.archive_files import (
     plan_round,
 )
 from raydp_jobs.jobs.archive_writer import Written, flush_file, write_range
-from raydp_jobs.jobs.spark_job import SessionSize, spark_job, spark_options
+from raydp_jobs.jobs.spark_job import SPARK_PARAMETERS, SessionSize, refuse_beside, spark_job, spark_options
 from raymq.client.scan.partitions import ScanPartition
 from raymq.client.scan.ranges import OffsetRange
 from raymq.common.delay import parse_time
@@ -349,6 +349,7 @@ def command(
     Exit code 1 if --verify finds a problem. Example: raymq job archive orders /data/archive --before 2026-03-02
     """
     if only_verify:
+        refuse_beside("--verify", "before", "skip_lost", "address", *SPARK_PARAMETERS)
         _verify(directory, check_topic(topic_name), as_json)
         return
     before_ms = None if before is None else parse_time(before, time.time_ns() // 1_000_000)

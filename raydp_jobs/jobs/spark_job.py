@@ -12,13 +12,14 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.core import ParameterSource
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from raydp_jobs import SPARK_COUNT
 from raydp_jobs.task_errors import raymq_error
-from raymq.common.errors import RaymqError
+from raymq.common.errors import InvalidArgumentError, RaymqError
 from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import client_of
 from raymq.tools.cli.terminal.progress import Counter, counting, steps
@@ -45,6 +46,10 @@ class SessionSize:
     executor_memory: str = "1g"
 
 
+SPARK_PARAMETERS: Final = ("executors", "executor_cores", "executor_memory")
+"""Names of the parameters that `spark_options` adds to a command."""
+
+
 def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a command with the Spark options that all Spark jobs share. The command gets their values as one
     argument, `size`."""
@@ -57,6 +62,19 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, size=SessionSize(executors, executor_cores, executor_memory), **options)
 
     return with_size
+
+
+def refuse_beside(option: str, *unused: str) -> None:
+    """Raise InvalidArgumentError if the running command got one of the parameters `unused`, which have no effect beside
+    `option`. Values from environment variables are not refused."""
+    context = click.get_current_context()
+    given = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in unused and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise InvalidArgumentError(f"{', '.join(given)} has no effect beside {option}: leave out one of the two")
 
 
 @contextmanager

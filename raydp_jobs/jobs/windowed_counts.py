@@ -22,7 +22,7 @@ import click
 from pyspark.sql import DataFrame, SparkSession, functions as sf
 from pyspark.sql.streaming import StreamingQuery
 
-from raydp_jobs.jobs.spark_job import SessionSize, spark_job, spark_options
+from raydp_jobs.jobs.spark_job import SessionSize, refuse_beside, spark_job, spark_options
 from raydp_jobs.jobs.times import seconds_of
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.numbers import POSITIVE
@@ -333,6 +333,8 @@ def command(
 
     Example: raymq job windowed-counts orders order-counts --checkpoint /data/order-counts --window 5m
     """
+    if available_now:
+        refuse_beside("--available-now", "trigger")
     windows = Windows(window, window if slide is None else slide, watermark, by, time)
     with (
         spark_job("windowed-counts", address, size, quiet=as_json) as (spark, client),

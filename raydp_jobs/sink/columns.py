@@ -84,6 +84,12 @@ def check_columns(df: DataFrame) -> None:
         raise InvalidArgumentError(f"this DataFrame cannot be written to a topic: {'; '.join(wrong)}")
 
 
+def check_sort(sort: Sort) -> None:
+    """Raise InvalidArgumentError if `sort` is not "auto", "always" or "never"."""
+    if sort not in ("auto", "always", "never"):
+        raise InvalidArgumentError(f"sort is 'auto', 'always' or 'never', not {sort!r}")
+
+
 def in_fixed_order(df: DataFrame, sort: Sort) -> DataFrame:
     """Return `df` with its rows in an order that is the same each time a partition is computed.
 
@@ -91,8 +97,7 @@ def in_fixed_order(df: DataFrame, sort: Sort) -> DataFrame:
     DataFrame's present order, then by a hash of all columns, then by the columns. "always" sorts all rows, "never"
     sorts none. Raises InvalidArgumentError for any other `sort`.
     """
-    if sort not in ("auto", "always", "never"):
-        raise InvalidArgumentError(f"sort is 'auto', 'always' or 'never', not {sort!r}")
+    check_sort(sort)
     if sort == "never" or (sort == "auto" and not has_exchange(df)):
         return df
     given = _present_order(df)

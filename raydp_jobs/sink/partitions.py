@@ -14,7 +14,7 @@ The module also contains the connection to the cluster, for the driver and for S
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -25,7 +25,7 @@ from pyspark import TaskContext
 from raydp_jobs.worker_client import ClusterAddress, address_of_cluster, worker_client
 from raymq.client.client import Client, connect
 from raymq.client.producer.repeatable.writer import RepeatableWriter, WriteResult, check_rows
-from raymq.client.producer.settings import ProducerSettings
+from raymq.client.producer.settings import ProducerOptions, check_repeatable
 from raymq.common import errors
 from raymq.common.errors import (
     IllegalNameError,
@@ -223,10 +223,10 @@ class ClusterConnection(TopicConnection):
     """
 
     client: Client | None
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: ProducerOptions = field(default_factory=ProducerOptions)
 
     def __post_init__(self) -> None:
-        ProducerSettings(**self.settings)  # Raises an error for invalid settings now, before any Spark job starts.
+        check_repeatable(self.settings)  # Raises an error for invalid settings now, before any Spark job starts.
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         with nullcontext(self.client) if self.client is not None else connect() as client:
@@ -235,7 +235,7 @@ class ClusterConnection(TopicConnection):
     def writers(self, topic: str, queues: tuple[MessageQueue, ...], now_ms: int | None) -> Writers:
         with nullcontext(self.client) if self.client is not None else connect() as client:
             address = address_of_cluster(client)
-        return ClusterWriters(address, topic, queues, now_ms, dict(self.settings))
+        return ClusterWriters(address, topic, queues, now_ms, self.settings)
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ class ClusterWriters(Writers):
     topic: str
     queues: tuple[MessageQueue, ...]
     now_ms: int | None
-    settings: Mapping[str, Any]
+    settings: ProducerOptions
 
     def open(self, producer_id: str, epoch: int, first_queue: int) -> RepeatableWriter:
         return worker_client(self.address).repeatable_writer(

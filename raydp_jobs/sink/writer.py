@@ -23,7 +23,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from raydp_jobs.sink.columns import Sort, check_columns, in_fixed_order, partitions_of
+from raydp_jobs.sink.columns import Sort, check_columns, check_sort, in_fixed_order, partitions_of
 from raydp_jobs.sink.partitions import (
     RESULT_SCHEMA,
     ClusterConnection,
@@ -139,6 +139,7 @@ class _BatchWrite:
     """Writes the batches of DataFrames to one topic."""
 
     def __init__(self, connection: TopicConnection, topic: str, sort: Sort, *, check_first: bool) -> None:
+        check_sort(sort)
         self.topic = topic
         self._connection, self._sort, self._check_first = connection, sort, check_first
 

@@ -75,7 +75,7 @@ def stream_topic(
     messages with a warning.
     """
     Subscription.parse("any", tags)
-    check_options(starting)
+    check_options(starting, StartingOptions)
     schema = spark_schema(columns)
     check_unreadable(unreadable)
     choice = TopicChoice(topic, topic_pattern)

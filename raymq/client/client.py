@@ -24,7 +24,7 @@ from raymq.client.consumer.rebalance_client import RebalanceClient
 from raymq.client.producer.observers import SendSpans, SendTrace
 from raymq.client.producer.producer import Producer
 from raymq.client.producer.senders.sender_context import in_sender
-from raymq.client.producer.settings import ProducerOptions, ProducerSettings
+from raymq.client.producer.settings import ProducerOptions, ProducerSettings, check_repeatable
 from raymq.common import identity
 from raymq.common.closing import Closing, direct, in_forked_child
 from raymq.common.config.cluster import ClusterSettings, load_settings
@@ -396,8 +396,9 @@ class Client(Closing):
         the first rows without a key. `now_ms`: the reference time for deliver times, in ms since 1970; without it, no
         deliver time may be more than a day ahead.
 
-        `settings` are the fields of ProducerSettings. Waits up to `send_timeout_s` for unreachable brokers, and raises
-        ServiceNotAvailableError after that time. Raises ClientStateError if a greater epoch has written, and
+        `settings` are the fields of ProducerSettings; a setting that a repeatable write would ignore raises
+        InvalidArgumentError. Waits up to `send_timeout_s` for unreachable brokers, and raises ServiceNotAvailableError
+        after that time. Raises ClientStateError if a greater epoch has written, and
         TopicNotExistError if the topic does not exist.
         """
         from raymq.client.producer.repeatable.stored import StoredSequences
@@ -408,7 +409,7 @@ class Client(Closing):
         check_identity(producer_id, epoch)
         identity = ProducerIdentity(producer_id, epoch)
         # A repeat does not send rows that are stored already, so wait until rows are safe on disk, not only accepted.
-        own: ProducerOptions = {**settings, "retry_when_not_store_ok": True}
+        own = check_repeatable(settings)
 
         def producer() -> Producer:
             return Producer(

@@ -94,3 +94,23 @@ class ProducerSettings:
         check_fields(self, RANGES)
         if self.when_full not in ("block", "raise"):
             raise InvalidArgumentError(f"when_full is 'block' or 'raise', not {self.when_full!r}")
+
+
+def check_repeatable(options: ProducerOptions) -> ProducerOptions:
+    """Return the settings of a producer for a repeatable write. Such a write waits for buffer space, for safe storage
+    and for its fixed queues, whatever the settings say. Raises InvalidArgumentError, which names each setting that the
+    write would ignore, and for settings that ProducerSettings refuses."""
+    ProducerSettings(**options)
+    wrong = [
+        f"{name}={options.get(name)!r} ({reason})"
+        for name, only, reason in (
+            ("when_full", "block", "the write waits for buffer space"),
+            ("send_latency_enable", False, "the queue of each row is fixed"),
+            ("retry_when_not_store_ok", True, "rows are always sent again until they are stored safely"),
+            ("default_topic_queue_nums", None, "the topic must exist"),
+        )
+        if options.get(name, only) != only
+    ]
+    if wrong:
+        raise InvalidArgumentError(f"a repeatable write cannot use {', '.join(wrong)}: leave it out")
+    return {**options, "retry_when_not_store_ok": True}

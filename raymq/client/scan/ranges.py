@@ -149,11 +149,20 @@ def plan_ranges(
     return limit_ranges([one for one in ranges if one.size], options.get("max_offsets"))
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Check the options of a read. Raises TypeError for unknown options, InvalidArgumentError for invalid
-    values."""
+def check_options(options: Mapping[str, Any], known: type = ScanOptions) -> None:
+    """Check the options of a read. `known`: the TypedDict with the options that the reader has.
+
+    Raises TypeError for an option that no reader has. Raises InvalidArgumentError for an option of a batch read that
+    the reader does not have, and for invalid values.
+    """
+    names = frozenset(known.__annotations__)
     if unknown := sorted(options.keys() - _OPTION_NAMES):
-        raise TypeError(f"a read has no option {', '.join(unknown)}; known are {', '.join(sorted(_OPTION_NAMES))}")
+        raise TypeError(f"a read has no option {', '.join(unknown)}; known are {', '.join(sorted(names))}")
+    if foreign := sorted(options.keys() - names):
+        raise InvalidArgumentError(
+            f"a stream has no option {', '.join(foreign)}, because it has no end: read_topic reads a part of a topic, "
+            f"and max_offsets_per_trigger limits each batch of a stream. Known are {', '.join(sorted(names))}"
+        )
     strategy = options.get("starting_offsets_by_timestamp_strategy", "error")
     if strategy not in _STRATEGIES:
         raise InvalidArgumentError(

@@ -98,13 +98,13 @@ def test_windowed_counts_takes_its_options(monkeypatch: pytest.MonkeyPatch, tmp_
     }
     assert text == "12 counts sent to counts in 3 batches; at least 4 messages came too late\n"
     more = ["--window", "1h", "--slide", "5m", "--watermark", "1m", "--by", "keys", "--time", "born", "--available-now"]
-    more += ["--max-offsets", "9", "--commit-group", "g", "--from", "last", "--trigger", "1s", "--json"]
+    more += ["--max-offsets", "9", "--commit-group", "g", "--from", "last", "--json"]
     value = json.loads(job(*arguments, *more).output)
     assert value == {"target": "counts", "batches": 3, "counts": 12, "late": 4}
     assert job.options == {
         "windows": Windows(3600, 300, 60, "keys", "born"),
         "start": "last",
-        "trigger_s": 1,
+        "trigger_s": 5,
         "available_now": True,
         "max_offsets_per_trigger": 9,
         "commit_group": "g",
