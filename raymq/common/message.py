@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import FrozenInstanceError, dataclass, replace
 from enum import Enum, IntEnum
 from functools import partial
 from inspect import Signature, signature
 from itertools import repeat
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 from msgspec import Struct, StructMeta
 from msgspec.structs import force_setattr
@@ -76,6 +77,10 @@ MAX_MESSAGE_SIZE_BYTES: Final = 4 * 1024 * 1024
 MESSAGE_SIZE_LIMIT_BYTES: Final = 1 << 30
 """Upper bound of the `max_message_size_bytes` setting, and so the maximum size of any message's body."""
 MAX_PROPERTIES_BYTES: Final = 32767
+"""Maximum size in bytes of all properties of a record, with the separators, tags, keys and raymq's own properties."""
+USUAL_PROPERTIES_BYTES: Final = MAX_PROPERTIES_BYTES - 1024
+"""Maximum size in bytes of a message's properties, tags and keys that always leaves space in the record for raymq's own
+properties."""
 LIGHT_QUEUES_MAX: Final = 500
 """Maximum number of light queues that one message may name."""
 TIMER_DELAY_MAX_MS: Final = 40 * 86_400_000
@@ -289,6 +294,20 @@ class SystemMessage(Message, frozen=True, gc=False):
         for name, value in self.properties.items():
             _check_text("a property name", name)
             _check_text(f"the value of property {name!r}", value)
+
+
+AnyMessage = TypeVar("AnyMessage", bound=Message)
+
+
+def with_added_properties(message: AnyMessage, properties: Mapping[str, str]) -> AnyMessage:
+    """Return a copy of a message that also has `properties`, for properties that raymq itself adds.
+
+    The copy is not checked again. The checks are for the fields that a user sets: they would refuse the reserved
+    properties of a half message, and would count the added properties as the user's.
+    """
+    copied = copy(message)
+    force_setattr(copied, "properties", {**message.properties, **properties})
+    return copied
 
 
 class MessageSource(Protocol):

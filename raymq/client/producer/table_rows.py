@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from raymq.client.producer.checks.batches import check_record_size
 from raymq.common.errors import InvalidArgumentError, MessageIllegalError
-from raymq.common.message import MAX_PROPERTIES_BYTES, RESERVED_PROPERTIES, Message
+from raymq.common.message import RESERVED_PROPERTIES, USUAL_PROPERTIES_BYTES, Message
 from raymq.records.kernels.byte_column import ByteColumn, mask_of, sizes_of, text_array
 from raymq.records.kernels.fields import Ints
 from raymq.records.kernels.message_columns import MessageColumns
@@ -33,8 +33,6 @@ from raymq.records.kernels.property_text import (
 
 Mask = NDArray[np.bool_]
 
-_ROOM_FOR_IDS: Final = 1024
-"""Upper bound, in bytes, for the properties that raymq itself adds to a record."""
 _RESERVED: Final = text_array(sorted(RESERVED_PROPERTIES))
 
 
@@ -148,7 +146,7 @@ class _RowColumns:
             doubtful |= _of_rows(_doubtful_texts(self.keys.parts[0], forbidden=b" ", stripped=False), self.keys)
         if self.properties is not None:
             doubtful |= _doubtful_properties(self.properties)
-        doubtful |= property_sizes(self.tags, self.keys, self.properties) > MAX_PROPERTIES_BYTES - _ROOM_FOR_IDS
+        doubtful |= property_sizes(self.tags, self.keys, self.properties) > USUAL_PROPERTIES_BYTES
         return doubtful
 
     def sharding_keys(self) -> tuple[Ints, Mask] | tuple[None, None]:

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from msgspec.structs import force_setattr
-
 from raymq.common.errors import MessageIllegalError, RaymqError
 from raymq.common.message import (
     PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS,
@@ -26,6 +24,7 @@ from raymq.common.message import (
     Message,
     MessageExt,
     MessageQueue,
+    SystemMessage,
 )
 from raymq.common.names import HALF_TOPIC, check_user_topic, is_internal_topic
 from raymq.common.numbers import LONGEST_TIME_S, NumberRange, number_in
@@ -37,7 +36,7 @@ from raymq.remoting.broker_client import broker_client
 logger = logging.getLogger(__name__)
 
 
-class UnsentHalfMessage(Message, frozen=True, gc=False):
+class UnsentHalfMessage(SystemMessage, frozen=True, gc=False):
     """A half message before it is sent. Its properties mark it as a part of a transaction. Made by `half_message`."""
 
 
@@ -61,19 +60,16 @@ def half_message(message: Message, group: str, check_immunity_s: int | None = No
     if check_immunity_s is not None:
         age_s = number_in("check_immunity_s", check_immunity_s, IMMUNITY_S)
         system[PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS] = str(age_s)
-    half = UnsentHalfMessage(
+    return UnsentHalfMessage(
         message.topic,
         message.body,
         message.tags,
         message.keys,
-        message.properties,
+        {**message.properties, **system},
         message.flag,
         wait_store_msg_ok=message.wait_store_msg_ok,
         light_queues=message.light_queues,
     )
-    # Set the properties after construction, because the constructor of a message refuses these property names.
-    force_setattr(half, "properties", {**message.properties, **system})
-    return half
 
 
 CHECK_POLL_INTERVAL_S: Final = 1.0

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import overload
 
 import numpy as np
+from msgspec.structs import force_setattr
 from numpy.typing import NDArray
 
 from raymq.common.message import PROPERTY_KEYS, PROPERTY_TAGS, Message
@@ -87,4 +88,11 @@ class MessageColumns(Sequence[Message]):
             properties = decode_properties(self.properties.slice(row, row + 1).tolist()[0])
         tags, keys = properties.pop(PROPERTY_TAGS, None), properties.pop(PROPERTY_KEYS, "")
         [body] = self.bodies.slice(row, row + 1).tolist()
-        return Message(self.topic, body, tags, tuple(keys.split(" ")) if keys else (), properties)
+        message = Message(self.topic, body)
+        if tags is not None or keys or properties:
+            # Set the fields without a check: they were checked when the columns were made, and raymq may have added
+            # properties since.
+            force_setattr(message, "tags", tags)
+            force_setattr(message, "keys", tuple(keys.split(" ")) if keys else ())
+            force_setattr(message, "properties", properties)
+        return message

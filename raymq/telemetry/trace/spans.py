@@ -19,6 +19,7 @@ because the conventions are still changing (spec/ecosystem.md §2d).
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,10 +27,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from msgspec import Struct, structs
+import pyarrow.compute as pc
+from msgspec import Struct
+from numpy.typing import NDArray
 
-from raymq.common.message import Message, MessageExt, SendResult
-from raymq.records.kernels.byte_column import ByteColumn
+from raymq.common.errors import MessageIllegalError
+from raymq.common.message import USUAL_PROPERTIES_BYTES, Message, MessageExt, SendResult, with_added_properties
+from raymq.records.format.encode import own_properties
+from raymq.records.kernels.byte_column import ByteColumn, mask_of
 from raymq.records.kernels.message_columns import MessageColumns
 
 if TYPE_CHECKING:
@@ -43,6 +48,8 @@ CARRIED: Final = ("traceparent", "tracestate", "baggage")
 JAVA_CONTEXT: Final = "TRACE_CONTEXT"
 """The message property in which some Java clients store the value of `traceparent`."""
 _SYSTEM: Final = {"messaging.system": "rocketmq"}
+_LIGHT_OFFSET_BYTES: Final = 21
+"""Maximum size in bytes of the offset that a store adds to a record's properties for each light queue."""
 
 _settles: Final = logging.getLogger("raymq.trace")
 """Logger that controls whether commits have spans: only if its level is DEBUG. By default commits have no spans,
@@ -86,7 +93,7 @@ class Spans:
             span.set_attribute("messaging.batch.message_count", count)
         carrier: dict[str, str] = {}
         propagate.inject(carrier, trace.set_span_in_context(span))
-        return _with_context(messages, carrier), SendSpan(span, count)
+        return _with_context(messages, _legal(carrier)), SendSpan(span, count)
 
     # Methods that create the spans of polls, commits and listener calls
 
@@ -245,21 +252,55 @@ def _of_message(message: Message | MessageExt) -> dict[str, Any]:
 
 
 def _with_context(messages: Sequence[Message], carrier: Mapping[str, str]) -> Sequence[Message]:
-    """Return the messages with the span context `carrier` added to their properties. A message that already has a
-    `traceparent` keeps its own context."""
+    """Return the messages with the span context `carrier` added to their properties.
+
+    A message stays unchanged if it already has a property with a name of the context, or if its properties leave no
+    space for the context in a record.
+    """
     if not carrier:
         return messages
+    text = "".join(f"{name}\x01{value}\x02" for name, value in carrier.items()).encode()
     if isinstance(messages, MessageColumns):
-        text = "".join(f"{name}\x01{value}\x02" for name, value in carrier.items()).encode()
-        added = ByteColumn.repeated(text, np.ones(len(messages), bool))
         own = messages.properties
-        return replace(messages, properties=added if own is None else ByteColumn.joined([own, added]))
+        if own is None:
+            return replace(messages, properties=ByteColumn.repeated(text, np.ones(len(messages), bool)))
+        takes = (own.sizes + len(text) <= USUAL_PROPERTIES_BYTES) & ~_rows_with(own, carrier)
+        return replace(messages, properties=ByteColumn.joined([own, ByteColumn.repeated(text, takes)]))
     return [
-        message
-        if CARRIED[0] in message.properties
-        else structs.replace(message, properties={**message.properties, **carrier})
+        with_added_properties(message, carrier) if _takes(message, carrier, len(text)) else message
         for message in messages
     ]
+
+
+def _legal(carrier: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the properties of a span context that a message may have. A program may install any propagator, and its
+    values must not break a record or make a send fail."""
+    if _is_legal(carrier):
+        return carrier
+    return {name: value for name, value in carrier.items() if _is_legal({name: value})}
+
+
+def _is_legal(properties: Mapping[str, str]) -> bool:
+    try:
+        Message("context", b"-", properties=properties)
+    except MessageIllegalError:
+        return False
+    return True
+
+
+def _takes(message: Message, carrier: Mapping[str, str], size: int) -> bool:
+    """Return True if a message has no property with a name of the context `carrier`, and has space for the context,
+    which is `size` bytes long."""
+    if not carrier.keys().isdisjoint(message.properties):
+        return False
+    own_bytes = len(own_properties(message).encode()) + _LIGHT_OFFSET_BYTES * len(message.light_queues)
+    return own_bytes + size <= USUAL_PROPERTIES_BYTES
+
+
+def _rows_with(texts: ByteColumn, names: Iterable[str]) -> NDArray[np.bool_]:
+    """Return a mask of the rows of property texts that have a property with one of the names."""
+    pattern = f"(?:^|\x02)(?:{'|'.join(map(re.escape, names))})\x01"
+    return mask_of(pc.match_substring_regex(texts.array(), pattern))
 
 
 def _context_of(message: MessageExt) -> Context | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 import numpy as np
 
@@ -11,16 +10,12 @@ from raymq.client.producer.senders.encoder import FEW_MESSAGES
 from raymq.client.producer.senders.message_facts import LIGHT_QUEUE_OVERHEAD, OVERHEAD_BYTES, is_delayed, with_more
 from raymq.client.producer.senders.send_batch import BATCH_MAX_MESSAGES, REQUEST_MAX_BYTES
 from raymq.common.errors import MessageIllegalError
-from raymq.common.message import MAX_PROPERTIES_BYTES, PLAIN_PROPERTIES, Message, message_list
+from raymq.common.message import PLAIN_PROPERTIES, USUAL_PROPERTIES_BYTES, Message, message_list
 from raymq.common.names import SCHEDULE_TOPIC
 from raymq.records.format.encode import ProducerSequence, WaitingBatch, encode_batch, own_properties
 from raymq.records.format.hashing import tags_code
 from raymq.records.kernels.byte_column import ByteColumn
 from raymq.records.kernels.message_columns import MessageColumns
-
-_TEXT_MAX_BYTES: Final = MAX_PROPERTIES_BYTES - 1024
-"""Maximum size in bytes of a message's encoded properties. The limit leaves space in the record for raymq's own
-properties."""
 
 
 def check_batch(messages: Iterable[Message], *, as_objects: bool = False) -> Sequence[Message]:
@@ -59,7 +54,7 @@ def _columns(batch: list[Message]) -> MessageColumns | None:
             return None
         texts = ByteColumn.of([own_properties(message).encode() for message in batch])
         codes = np.array([tags_code(message.tags) for message in batch], np.int64)
-        if texts.sizes.max() > _TEXT_MAX_BYTES:
+        if texts.sizes.max() > USUAL_PROPERTIES_BYTES:
             return None  # a message may exceed the maximum record size
     cost = sum(map(len, bodies)) + OVERHEAD_BYTES * len(bodies) + (0 if texts is None else len(texts.data))
     return MessageColumns(topic, ByteColumn.of(bodies), texts, codes) if cost <= REQUEST_MAX_BYTES else None
@@ -98,4 +93,4 @@ def may_exceed_a_record(message: Message) -> bool:
     characters = len(message.tags or "") + sum(len(key) + 1 for key in message.keys)
     characters += sum(len(name) + len(value) + 2 for name, value in message.properties.items())
     characters += sum(len(name) + LIGHT_QUEUE_OVERHEAD for name in message.light_queues)
-    return 4 * characters > _TEXT_MAX_BYTES
+    return 4 * characters > USUAL_PROPERTIES_BYTES

@@ -18,6 +18,7 @@ import raymq
 
 TOPIC = "spans-of-a-program"
 DONE = "spans-seen-by-listeners"
+PAID = "spans-of-transactions"
 
 
 class Listener:
@@ -45,10 +46,18 @@ trace.set_tracer_provider(provider)
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
 with raymq.connect() as mq:
-    for topic in TOPIC, DONE:
+    for topic in TOPIC, DONE, PAID:
         mq.admin.create_topic(topic, queues=1)
     with mq.producer("spans") as producer, provider.get_tracer("program").start_as_current_span("root") as root:
         producer.send(raymq.Message(TOPIC, b"x"))
+        with mq.transaction_producer("payments", check=lambda message: None) as payments:
+            with payments.transaction(raymq.Message(PAID, b"x", properties={"mine": "1"})):
+                pass
+    with mq.pull_consumer("paid", consume_from=FIRST) as consumer:
+        consumer.subscribe(PAID)
+        until_s = time.monotonic() + 90
+        while not (paid := consumer.poll()) and time.monotonic() < until_s:
+            pass
     with mq.push_consumer("spans", consume_from=FIRST).subscribe(TOPIC).on_message(Listener()).start():
         with mq.pull_consumer("collect", consume_from=FIRST) as consumer:
             consumer.subscribe(DONE)
@@ -62,6 +71,7 @@ print(json.dumps({
     "listener": [message.body.decode() for message in seen],
     "next": [message.properties.get("traceparent", "").split("-")[1:2] for message in seen],
     "spans": spans,
+    "paid": [(sorted(message.properties), message.properties.get("traceparent", "").split("-")[1]) for message in paid],
 }))
 """
 
@@ -74,3 +84,5 @@ def test_a_send_and_its_listener_call_after_a_retry_share_a_trace(mq: raymq.Clie
     spans = {name: (trace_id, links) for name, trace_id, links in found["spans"]}
     assert spans["send spans-of-a-program"] == (root, 0)
     assert spans["receive spans-seen-by-listeners"][1] == 1
+    assert spans["send spans-of-transactions"] == (root, 0)
+    assert found["paid"] == [[["mine", "traceparent"], root]]
