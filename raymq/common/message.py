@@ -664,6 +664,19 @@ class ConsumeFromWhere(Enum):
     CONSUME_FROM_TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
 
 
+def copied_message(message: MessageExt, topic: str, added: Mapping[str, str]) -> SystemMessage:
+    """Return a received message as a message to `topic` that also has the properties `added`.
+
+    The copy is not checked: it must be possible to send each message of a store again, and RocketMQ's clients send
+    messages that break a rule of Message, for example with a space before the tag.
+    """
+    copied = SystemMessage(topic, b"-")
+    fields = (message.body, message.tags, message.keys, {**message.properties, **added}, message.flag)
+    for name, value in zip(("body", "tags", "keys", "properties", "flag"), fields, strict=True):
+        force_setattr(copied, name, value)
+    return copied
+
+
 def message_list(messages: Iterable[Message]) -> list[Message]:
     """Return `messages` as a list. If an item is not a Message, raises MessageIllegalError, which names the first such
     item."""

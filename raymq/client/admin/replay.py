@@ -32,7 +32,7 @@ from raymq.common.message import (
     PROPERTY_RETRY_TOPIC,
     MessageExt,
     MessageQueue,
-    SystemMessage,
+    copied_message,
 )
 from raymq.common.names import check_group, check_topic, check_user_topic, retry_topic
 from raymq.common.numbers import POSITIVE, RATE, bounded
@@ -309,13 +309,8 @@ class _Run:
     def _encode(self, queue: MessageQueue, producer: ProducerSequence, messages: Sequence[MessageExt]) -> EncodedBatch:
         stored = parse_offset_message_id(messages[0].offset_message_id)
         copies = [
-            SystemMessage(
-                self._target,
-                message.body,
-                message.tags,
-                message.keys,
-                {**message.properties, **self._retries, PROPERTY_ORIGIN_MESSAGE_ID: message.offset_message_id},
-                message.flag,
+            copied_message(
+                message, self._target, {**self._retries, PROPERTY_ORIGIN_MESSAGE_ID: message.offset_message_id}
             )
             for message in messages
         ]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import force_setattr
 
 from raymq.client.admin.admin import Admin
 from raymq.client.admin.replay import Replay, ReplayChoice
@@ -144,6 +145,18 @@ def test_a_copy_has_all_that_its_message_has(admin, stores):
     for name in ("body", "tags", "keys", "properties", "flag", "message_id"):
         assert getattr(copy, name) == getattr(source, name)
     assert copy.system_properties["ORIGIN_MESSAGE_ID"] == source.offset_message_id
+
+
+def test_a_message_that_a_producer_of_raymq_could_not_make_is_replayed(admin, stores):
+    message = Message("orders", b"150", flag=7)
+    for name, value in {"tags": " paid || new", "keys": ("\t",), "properties": {"p": " "}}.items():
+        force_setattr(message, name, value)
+    batch = encode_batch([message], 0, born_host=("127.0.0.1", 1), born_timestamp_ms=1, message_ids=["ID150"])
+    stores[NAMES[0]].store.append([batch])
+    assert admin.replay("orders", ids=["ID150"], to_topic="again").sent == 1
+    [copy] = copies(stores)
+    assert (copy.body, copy.tags, copy.keys, copy.flag) == (b"150", " paid || new", ("\t",), 7)
+    assert copy.properties == {"p": " "}
 
 
 def test_a_key_finds_more_than_one_query_returns_each_once_and_sparse_ones_too(admin, stores):
