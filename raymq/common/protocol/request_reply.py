@@ -139,6 +139,7 @@ def request_message(message: Message, correlation_id: str, client_id: str, clust
         message.delay_level,
         message.deliver_at_ms,
         message.wait_store_msg_ok,
+        message.light_queues,
     )
 
 

@@ -39,6 +39,13 @@ def test_golden_162_the_reply_goes_to_the_reply_topic_of_the_requests_broker_gro
     }
 
 
+def test_a_request_keeps_all_fields_of_its_message():
+    message = Message("orders", b"?", "A", ["k"], {"user": "u"}, 7, 3, None, False, ["l1", "l2"])
+    asked = request_message(message, "c-1", CLIENT, "c", 3000)
+    for name in set(message.__struct_fields__) - {"properties"}:
+        assert getattr(asked, name) == getattr(message, name)
+
+
 @pytest.mark.parametrize("missing", ["CLUSTER", "CORRELATION_ID", "REPLY_TO_CLIENT", "TTL"])
 def test_golden_162_a_message_that_lacks_a_property_is_no_request(missing: str):
     asked = {**request().system_properties}
