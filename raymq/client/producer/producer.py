@@ -253,13 +253,14 @@ class Producer(Closing):
     ) -> SendResult:
         """Reply to a request that a pull consumer has received. A listener replies with ``return raymq.reply(body)``.
 
-        Raises CreateReplyMessageError if the message is not a request. Raises RequesterGoneError if the reply is stored
+        Raises MessageIllegalError if a message cannot have this body, these keys or these properties. Raises
+        CreateReplyMessageError if the message is not a request. Raises RequesterGoneError if the reply is stored
         but the broker reports that its requester has disconnected. Otherwise raises the errors of `send`. A late reply
         is also stored; its requester drops and counts it.
         """
         if self._requests is None:
             raise ClientStateError("this producer sends no replies; make one with client.producer(...)")
-        message, queue = reply_message(request, Reply(body, keys, dict(properties or {})))
+        message, queue = reply_message(request, Reply(body, keys, properties or {}))
         result = self.send(message, timeout_s=timeout_s, queue=queue)
         self._requests().check_present(request)
         return result

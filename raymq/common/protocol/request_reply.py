@@ -38,11 +38,22 @@ _REQUEST_PROPERTIES: Final = (PROPERTY_CORRELATION_ID, PROPERTY_REPLY_TO_CLIENT,
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply to a request: a body of 1 byte to 4 MiB, and the keys and properties of the reply message."""
+    """A reply to a request: a body of 1 byte to 4 MiB, and the keys and properties of the reply message.
+
+    The rules for the body, keys and properties are the rules of `raymq.Message`. The constructor raises
+    MessageIllegalError if a field breaks a rule.
+    """
 
     body: bytes
     keys: Sequence[str] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # The constructor of Message is the only place that checks what a user sets. `reply_message` makes a
+        # SystemMessage, which may have reserved properties.
+        checked = Message("reply", self.body, keys=self.keys, properties=self.properties)
+        for name in ("body", "keys", "properties"):
+            object.__setattr__(self, name, getattr(checked, name))
 
 
 def reply(body: bytes, *, keys: Sequence[str] = (), properties: Mapping[str, str] | None = None) -> Reply:
@@ -51,10 +62,7 @@ def reply(body: bytes, *, keys: Sequence[str] = (), properties: Mapping[str, str
 
     Raises MessageIllegalError if a message cannot have this body, these keys or these properties.
     """
-    made = Reply(body, keys, dict(properties or {}))
-    # Check the values at once, so that the error appears in the code that created the reply.
-    Message("reply", made.body, keys=made.keys, properties=made.properties)
-    return made
+    return Reply(body, keys, properties or {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 import raymq
 from raymq.client.request.replier import ListenerReplier
-from raymq.common.errors import CreateReplyMessageError, SendUnknownError
-from raymq.common.message import Message, MessageExt, MessageQueue
+from raymq.common.errors import CreateReplyMessageError, MessageIllegalError, SendUnknownError
+from raymq.common.message import RESERVED_PROPERTIES, Message, MessageExt, MessageQueue
 from raymq.common.names import check_user_topic, is_system_topic
 from raymq.common.protocol.request_reply import Reply, ReplyStatistics, reply_message, reply_queue, request_message
+from tests.support.clients.fakes import FakeStore, topic_route
+from tests.support.clients.producers import producers_of_fakes
 
 CLIENT = "10.0.0.1@17@ab12"
 
@@ -44,6 +50,61 @@ def test_a_request_keeps_all_fields_of_its_message():
     asked = request_message(message, "c-1", CLIENT, "c", 3000)
     for name in set(message.__struct_fields__) - {"properties"}:
         assert getattr(asked, name) == getattr(message, name)
+
+
+def reply_of_producer(body: bytes, *, keys: Any = (), properties: Any = None) -> Reply:
+    """Reply to a request with `Producer.reply`, and return the stored reply."""
+    store = FakeStore("storage-broker-b-0")
+    with producers_of_fakes() as make:
+        producer = make(store)
+        queue = reply_queue("c", "broker-b", CLIENT)
+        producer.test_routes.routes[queue.topic] = topic_route(queue.topic, **{"broker-b": 8})
+        producer._requests = lambda: SimpleNamespace(check_present=lambda request: None)
+        producer.reply(request(), body, keys=keys, properties=properties)
+    [stored] = store.messages()
+    assert (stored.tags, stored.system_properties["CORRELATION_ID"]) == (CLIENT, "c-1")
+    return Reply(stored.body, stored.keys, stored.properties)
+
+
+WAYS = [raymq.reply, Reply, reply_of_producer]
+
+
+@pytest.mark.parametrize("make", WAYS)
+@pytest.mark.parametrize("name", sorted(RESERVED_PROPERTIES))
+def test_each_way_to_reply_refuses_reserved_properties(make, name: str):
+    with pytest.raises(MessageIllegalError, match="is reserved"):
+        make(b"!", properties={"by": "me", name: "true"})
+
+
+@pytest.mark.parametrize("make", WAYS)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"body": b""},
+        {"body": "text"},
+        {"keys": ["a b"]},
+        {"keys": 3},
+        {"properties": {"p": " "}},
+        {"properties": {"p": "a\x02b"}},
+        {"properties": {"p": 3}},
+        {"properties": "p"},
+    ],
+    ids=repr,
+)
+def test_each_way_to_reply_refuses_what_a_message_cannot_have(make, fields: dict[str, Any]):
+    with pytest.raises(MessageIllegalError):
+        make(**{"body": b"!", **fields})
+
+
+@pytest.mark.parametrize("make", WAYS)
+def test_each_way_to_reply_takes_the_same_values(make):
+    for keys, expected in (("k", ("k",)), (["k", "l"], ("k", "l")), ((), ())):
+        properties = {"by": "me"}
+        made = make(bytearray(b"!"), keys=keys, properties=properties)
+        properties["TAGS"] = "later"
+        assert (made.body, made.keys, made.properties) == (b"!", expected, {"by": "me"})
+        assert pickle.loads(pickle.dumps(made)) == made
+    assert make(b"!").properties == {}
 
 
 @pytest.mark.parametrize("missing", ["CLUSTER", "CORRELATION_ID", "REPLY_TO_CLIENT", "TTL"])
