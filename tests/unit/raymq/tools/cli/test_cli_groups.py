@@ -1,23 +1,16 @@
-"""Tests of the commands for groups, topics and dead letters: the calls that they make to a fake Admin, and their
-output."""
+"""Tests of `raymq group`: the calls that the commands make to a fake Admin, and their output."""
 
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from raymq.client.admin.dead_letters import DeadLetter, Replayed
 from raymq.client.admin.groups import NewOffsets
 from raymq.common.errors import InvalidArgumentError
-from raymq.common.message import MessageExt, MessageQueue
+from raymq.common.message import MessageQueue
 from raymq.common.protocol.group import GroupConfig, GroupQueueProgress, GroupSummary
-from raymq.tools import cli
-from raymq.tools.cli.terminal.output import duration
-from tests.support.clients.fakes import connect_commands
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 
@@ -27,8 +20,6 @@ class Admin:
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
-        self.letters: list[DeadLetter] = []
-        self.failing: set[str] = set()
 
     def group_summary(self, group: str) -> GroupSummary:
         progress = GroupQueueProgress(group, QUEUE, 17, 0, 20, 65_000)
@@ -62,61 +53,10 @@ class Admin:
     def group_config(self, group: str) -> GroupConfig:
         return GroupConfig(group)
 
-    def update_topic(self, topic: str, **changes: Any) -> None:
-        self.asked.append((topic, changes))
-
-    def dead_letters(self, group: str) -> Admin:
-        return self
-
-    def replay(self, **how: Any) -> Any:
-        self.asked.append(("replay", how))
-        for letter in self.letters:
-            failed = letter.message.message_id in self.failing
-            yield Replayed(letter, "the store is full" if failed else "")
-            if failed:
-                return
-
 
 @pytest.fixture
 def admin() -> Admin:
     return Admin()
-
-
-@pytest.fixture
-def run(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> Any:
-    connect_commands(monkeypatch, SimpleNamespace(admin=admin))
-
-    def invoke(*arguments: str, code: int = 0) -> Result:
-        result = CliRunner().invoke(cli.cli, list(arguments))
-        assert result.exit_code == code, result.output
-        return result
-
-    return invoke
-
-
-def letter(message_id: str) -> DeadLetter:
-    message = MessageExt(
-        topic="%DLQ%billing",
-        body=b"{}",
-        broker_name="broker-a",
-        queue_id=0,
-        queue_offset=1,
-        physical_offset=100,
-        message_id=message_id,
-        offset_message_id="0" * 32,
-        born_timestamp_ms=0,
-        store_timestamp_ms=0,
-        born_host=("127.0.0.1", 1),
-        store_host=("127.0.0.1", 2),
-        reconsume_times=17,
-        sys_flag=0,
-        tags=None,
-        keys=(),
-        properties={},
-        flag=0,
-        system_properties={"RETRY_TOPIC": "orders"},
-    )
-    return DeadLetter(message, "orders", False)
 
 
 def test_a_group_is_described_with_its_lag_in_messages_and_in_time(run: Any) -> None:
@@ -182,63 +122,8 @@ def test_a_group_is_forbidden_a_topic_and_allowed_again(run: Any, admin: Admin) 
     assert admin.asked == [("forbid", "billing", "orders"), ("allow", "billing", "orders")]
 
 
-def test_a_topic_gets_queues_and_a_permission(run: Any, admin: Admin) -> None:
-    run("topic", "update", "orders", "--queues", "16", "--perm", "R")
-    assert admin.asked == [("orders", {"queues": 16, "perm": 4})]
-    run("topic", "update", "orders", code=2)
-    run("topic", "update", "orders", "--type", "fifo")
-    run("topic", "update", "orders", "--retention", "12h")
-    run("topic", "update", "orders", "--retention", "0")
-    assert admin.asked[1:] == [
-        ("orders", {"message_type": "fifo"}),
-        ("orders", {"reserve_time_s": 43_200.0}),
-        ("orders", {"reserve_time_s": 0.0}),
-    ]
-
-
-def test_dead_letters_are_replayed_at_a_rate_with_a_line_each(run: Any, admin: Admin) -> None:
-    admin.letters = [letter("A"), letter("B")]
-    lines = run("dlq", "replay", "billing", "--rate", "50/s").output.splitlines()
-    assert admin.asked == [("replay", {"rate": 50.0, "max_messages": None, "letters": None})]
-    assert lines == ["replayed  orders  A", "replayed  orders  B", "2 replayed, 0 failed"]
-
-
-def test_a_letter_that_cannot_be_replayed_ends_it_with_exit_code_1(run: Any, admin: Admin) -> None:
-    admin.letters, admin.failing = [letter("A"), letter("B"), letter("C")], {"B"}
-    lines = [json.loads(line) for line in run("dlq", "replay", "billing", "--json", code=1).output.splitlines()]
-    assert [line.get("state") for line in lines] == ["replayed", "failed", None]
-    assert lines[1]["error"] == "the store is full"
-    assert lines[2] == {"replayed": 1, "failed": 1}
-
-
-def test_chosen_letters_are_replayed_by_their_places(run: Any, admin: Admin) -> None:
-    run("dlq", "replay", "billing", "--letter", "broker-a:0:17", "--letter", "broker-b:0:3")
-    [(_, how)] = admin.asked
-    assert how["letters"] == [("broker-a", 0, 17), ("broker-b", 0, 3)]
-    run("dlq", "replay", "billing", "--letter", "broker-a:17", code=2)
-
-
 def test_a_dry_run_of_a_reset_shows_both_offsets(run: Any, admin: Admin) -> None:
     output = run("group", "reset-offset", "billing", "orders", "--to", "latest", "--dry-run", "--json").output
     [row] = json.loads(output)["queues"]
     assert "old" in row
     assert admin.asked == [("billing", "orders", {"queue": None, "dry_run": True, "to": "latest"})]
-
-
-def test_a_bad_rate_is_wrong_usage(run: Any) -> None:
-    run("dlq", "replay", "billing", "--rate", "fast", code=2)
-
-
-@pytest.mark.parametrize(
-    ("milliseconds", "text"),
-    [
-        (0, "0 s"),
-        (850, "850 ms"),
-        (12_400, "12 s"),
-        (185_000, "3 m 5 s"),
-        (7_800_000, "2 h 10 m"),
-        (356_400_000, "4 d 3 h"),
-    ],
-)
-def test_lengths_of_time_are_said_as_people_say_them(milliseconds: int, text: str) -> None:
-    assert duration(milliseconds) == text
