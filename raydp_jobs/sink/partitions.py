@@ -79,21 +79,24 @@ class Writers(Protocol):
 class TaskWrite:
     """A function for `DataFrame.mapInArrow` that writes one batch to a topic. Each Spark task writes one partition.
 
-    `query`: the query's id, which stays the same if the query is repeated. `batch`: the batch's number.
+    `query`: the query's id, which stays the same if the query is repeated. `batch`: the batch's number. `first_queue`:
+    the index of the queue for the first rows of partition 0.
     """
 
     writers: Writers
     query: str
     batch: int
+    first_queue: int = 0
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the rows of this task's partition. Yields one Arrow batch with the schema RESULT_SCHEMA."""
         context = TaskContext.get()
         partition = 0 if context is None else context.partitionId()
         try:
+            producer_id = f"{self.query}/{partition}"
             # The partition's number determines the queue to which the writer writes first. So partitions with few rows
             # together use all queues.
-            with self.writers.open(f"{self.query}/{partition}", self.batch, partition) as writer:
+            with self.writers.open(producer_id, self.batch, self.first_queue + partition) as writer:
                 for batch in batches:
                     if batch.num_rows:
                         writer.write(batch)

@@ -21,7 +21,8 @@ from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageQueue
 from raymq.common.protocol.route import format_order_config, parse_order_config
 
-VERSION: Final = 1
+VERSION: Final = 2
+"""Version of the plan files. Version 1 has no `first_queue`; a plan without it is still written in version 1."""
 KEPT: Final = 100
 """Number of batches whose plan files are kept. Spark also keeps its own checkpoint files for 100 batches."""
 
@@ -31,26 +32,27 @@ class WritePlan:
     """The plan of a batch's write: the values that must not change if the batch is repeated.
 
     `queues`: the queues to which the rows are written. `time_ms`: the reference time for deliver times, in ms since
-    1970; None if the time is not fixed. `partitions`: the number of partitions; 0 if unknown.
+    1970; None if the time is not fixed. `partitions`: the number of partitions; 0 if unknown. `first_queue`: the index
+    of the queue for the first rows of partition 0.
     """
 
     queues: tuple[MessageQueue, ...]
     time_ms: int | None
     partitions: int
+    first_queue: int = 0
 
     def encode(self) -> str:
         """Return the plan as JSON text for its file."""
         counts: dict[str, int] = {}
         for queue in self.queues:
             counts[queue.broker_name] = counts.get(queue.broker_name, 0) + 1
-        return json.dumps(
-            {
-                "version": VERSION,
-                "queues": format_order_config(counts),
-                "time_ms": self.time_ms,
-                "partitions": self.partitions,
-            }
-        )
+        values = {
+            "version": VERSION if self.first_queue else 1,
+            "queues": format_order_config(counts),
+            "time_ms": self.time_ms,
+            "partitions": self.partitions,
+        }
+        return json.dumps(values | ({"first_queue": self.first_queue} if self.first_queue else {}))
 
     @classmethod
     def decode(cls, topic: str, text: str, path: str) -> WritePlan:
@@ -58,13 +60,13 @@ class WritePlan:
         write the file."""
         try:
             values = json.loads(text)
-            if values["version"] != VERSION:
-                raise ValueError(f"its version is {values['version']}, not {VERSION}")
+            if values["version"] not in (1, VERSION):
+                raise ValueError(f"its version is {values['version']}, not 1 or {VERSION}")
             counts = parse_order_config(values["queues"])
             queues = tuple(
                 MessageQueue(topic, name, number) for name in sorted(counts) for number in range(counts[name])
             )
-            return cls(queues, values["time_ms"], int(values["partitions"]))
+            return cls(queues, values["time_ms"], int(values["partitions"]), int(values.get("first_queue", 0)))
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidArgumentError(
                 f"{path} is no plan of a write to {topic!r} ({error}); it was written by another version, or by others"

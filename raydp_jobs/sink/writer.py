@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
 import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Unpack
 
@@ -38,6 +40,7 @@ from raymq.client.client import Client
 from raymq.client.producer.settings import ProducerOptions
 from raymq.common.errors import ClientStateError, InvalidArgumentError
 from raymq.common.names import check_user_topic
+from raymq.common.protocol.route import QUEUE_NUMS_MAX
 
 _QUERY_ID: Final = "sql.streaming.queryId"
 _RUN_ID: Final = "spark.jobGroup.id"
@@ -98,7 +101,9 @@ def write_topic(
             "write_id is a text that names this write; leave it out for a write that is not repeated"
         )
     write = _BatchWrite(ClusterConnection(client, settings), topic, sort, check_first=check_first)
-    return write.write(df, f"batch/{name}", 0, plan_location, fixes_time=write_id is None)
+    # A repeat without a plan could not find its first queue again, so such a write begins with the first queue.
+    first_queue = secrets.randbelow(QUEUE_NUMS_MAX) if write_id is None or plan_location is not None else 0
+    return write.write(df, f"batch/{name}", 0, plan_location, fixes_time=write_id is None, first_queue=first_queue)
 
 
 def topic_sink(
@@ -143,26 +148,32 @@ class _BatchWrite:
         self.topic = topic
         self._connection, self._sort, self._check_first = connection, sort, check_first
 
-    def write(self, df: DataFrame, query: str, batch: int, place: str | None, *, fixes_time: bool) -> WriteSummary:
+    def write(
+        self, df: DataFrame, query: str, batch: int, place: str | None, *, fixes_time: bool, first_queue: int
+    ) -> WriteSummary:
         """Write the rows of a batch of `query` to the topic, and store the batch's plan in directory `place`.
-        `fixes_time`: use the present time as the reference time for deliver times, even if `place` is None."""
+        `fixes_time`: use the present time as the reference time for deliver times, even if `place` is None.
+
+        `first_queue`: a number that chooses the queue for the first rows, so that small writes together use all queues
+        equally. If `place` already has a plan, the plan's queue is used instead.
+        """
         check_columns(df)
         rows = in_fixed_order(df, self._sort)
         now_ms = time.time_ns() // 1_000_000
         queues = self._connection.queues(self.topic)
-        plan = WritePlan(queues, now_ms if fixes_time or place else None, 0)
+        plan = WritePlan(queues, now_ms if fixes_time or place else None, 0, first_queue % len(queues))
         if place is not None:
             plan = self._fixed(rows, batch, plan, place)
         if self._check_first:
             _collect(rows.mapInArrow(partial(_check, self.topic), RESULT_SCHEMA))
         writers = self._connection.writers(self.topic, plan.queues, plan.time_ms)
-        task = TaskWrite(writers, _short(query, self.topic), batch)
+        task = TaskWrite(writers, _short(query, self.topic), batch, plan.first_queue)
         return _collect(rows.mapInArrow(task, RESULT_SCHEMA))
 
     def _fixed(self, df: DataFrame, batch: int, plan: WritePlan, place: str) -> WritePlan:
         partitions = partitions_of(df)
         files = PlanFiles(df.sparkSession, place)
-        fixed = files.fix(self.topic, batch, WritePlan(plan.queues, plan.time_ms, partitions))
+        fixed = files.fix(self.topic, batch, replace(plan, partitions=partitions))
         if partitions and fixed.partitions and partitions != fixed.partitions:
             raise ClientStateError(
                 f"batch {batch} was begun with {fixed.partitions} partitions and has {partitions} now, so its rows "
@@ -188,7 +199,8 @@ class _StreamWrite:
         self._refuse_second(query, run, batch)
         root = self._place if self._place is not None else f"{_checkpoint_of(query)}/raymq-sink"
         place = "/".join(filter(None, (root.rstrip("/"), self._write.topic, self._name)))
-        summary = self._write.write(df, f"stream/{query}/{self._name}", batch, place, fixes_time=True)
+        name = f"stream/{query}/{self._name}"
+        summary = self._write.write(df, name, batch, place, fixes_time=True, first_queue=batch)
         with self._lock:
             self._written[query, self._write.topic, self._name] = run, batch
             if len(self._written) > _QUERIES_MAX:

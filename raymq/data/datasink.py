@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -92,7 +93,7 @@ class TopicDatasink(Datasink):
         )
         self.summary: WriteSummary | None = None
         self._queues: tuple[MessageQueue, ...] = ()
-        self._now_ms = 0
+        self._first_queue = self._now_ms = 0
         self._user: Identity | None = None
         """The user in whose name the program is authenticated. The write tasks act in the name of the same
         user."""
@@ -116,6 +117,8 @@ class TopicDatasink(Datasink):
             self._namespace = client.names.name
             self._queues = client.write_queues(self._topic)
             self._user = identity.present()
+        # Small writes together use all queues equally, because each write begins with a random queue.
+        self._first_queue = secrets.randbelow(len(self._queues))
         self._now_ms = time.time_ns() // 1_000_000
 
     def write(self, blocks: Iterable[Block], ctx: TaskContext) -> WriteSummary:
@@ -129,7 +132,7 @@ class TopicDatasink(Datasink):
                 self._topic,
                 producer_id=f"{self._group}/{write_id}/{ctx.task_idx}",
                 queues=self._queues,
-                first_queue=ctx.task_idx % len(self._queues),
+                first_queue=(self._first_queue + ctx.task_idx) % len(self._queues),
                 now_ms=self._now_ms,
             ) as writer,
         ):

@@ -45,7 +45,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from raymq.client.producer.buffer_pool import BufferPool, end_all
@@ -281,7 +281,14 @@ class SendPipeline:
             route.require_writable()
         return route
 
+    def queue_with_fewest(self, route: TopicRoute, rows: Mapping[MessageQueue, int]) -> MessageQueue:
+        """Return the queue for the next rows of a table. `rows`: the number of rows of the table that each queue
+        already has. Raises the errors of `QueueTurns.fewest`."""
+        return self._turns.fewest(route, rows, self._clock())
+
     def _select(self, route: TopicRoute, request: SendRequest) -> MessageQueue:
+        if request.turn_queue is not None:
+            return request.turn_queue
         if request.destination.queue is not None:
             return named_queue(route, request.destination.queue)
         if request.destination.fixed:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypedDict
 
@@ -29,6 +29,8 @@ TURN_MAX_S: Final = 0.002
 KEY_QUEUES_VALID_S: Final = 0.1
 """Time in seconds for which a producer reuses a topic's queues, for sharding keys and named queues, before it reads the
 route again."""
+
+NO_ROWS: Final[Mapping[MessageQueue, int]] = {}
 
 QueueSelector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
 """Function that chooses one of a topic's queues for a message. The arguments are the queues in their order, the
@@ -220,21 +222,36 @@ class QueueTurns:
                 return secrets.choice(chosen)
         return None
 
-    def _next_queue(self, topic: str, queues: tuple[MessageQueue, ...], now_s: float) -> MessageQueue:
-        """Return the next queue of an available broker. If no broker is available, returns the next queue of a
-        reachable broker. If no broker is reachable, returns the next queue. The caller holds the lock."""
+    def fewest(self, route: TopicRoute, rows: Mapping[MessageQueue, int], now_s: float) -> MessageQueue:
+        """Return the queue with the fewest `rows`, for the next rows of a table. Queues with equally many rows are
+        taken in turn. Queues of unavailable brokers are skipped as in `next`. Raises the errors of
+        `TopicRoute.require_writable`."""
+        queues = route.require_writable().publish_queues
+        with self._lock:
+            return self._next_queue(route.topic, queues, now_s, rows)
+
+    def _next_queue(
+        self,
+        topic: str,
+        queues: tuple[MessageQueue, ...],
+        now_s: float,
+        rows: Mapping[MessageQueue, int] = NO_ROWS,
+    ) -> MessageQueue:
+        """Return the next queue of an available broker; with `rows`, the queue with the fewest rows. If no broker is
+        available, return a queue of a reachable broker; if no broker is reachable, any queue. The caller holds the
+        lock."""
         first = self._next.get(topic, -1)
         if first < 0:
             first = secrets.randbelow(len(queues))
-        if first < len(queues) and self._faults.available(queues[first].broker_name, now_s):
+        if not rows and first < len(queues) and self._faults.available(queues[first].broker_name, now_s):
             self._next[topic] = (first + 1) % len(queues)
             return queues[first]
         in_order = [(first + step) % len(queues) for step in range(len(queues))]
-        chosen = in_order[0]
         for good in (self._faults.available, self._faults.reachable):
-            found = next((index for index in in_order if good(queues[index].broker_name, now_s)), None)
-            if found is not None:
-                chosen = found
+            found = [index for index in in_order if good(queues[index].broker_name, now_s)]
+            if found:
+                in_order = found
                 break
+        chosen = min(in_order, key=lambda index: rows.get(queues[index], 0))
         self._next[topic] = (chosen + 1) % len(queues)
         return queues[chosen]

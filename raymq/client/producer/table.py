@@ -65,14 +65,15 @@ def send_table(pipeline: SendPipeline, topic: str, table: pa.Table | pa.RecordBa
     if rows.count:
         check_rows(pipeline.route(topic, pipeline.settings.send_timeout_s, keyed=rows.keyed), table)
     progress = _TableProgress(rows.count)
+    turns: _RowTurns | None = None
     try:
         for first in range(0, rows.count, TABLE_SLICE_ROWS):
             if progress.failure is not None:
                 break
             route = pipeline.route(topic, pipeline.settings.send_timeout_s, keyed=rows.keyed)
-            turn = max(TURN_MAX_MESSAGES, rows.count // max(len(route.publish_queues), 1))
-            for messages, destination in _split_by_queue(route, *rows.read(first, TABLE_SLICE_ROWS), turn):
-                _hand_over(pipeline, route, messages, destination, progress)
+            turns = turns or _RowTurns(pipeline, rows.unkeyed, len(route.publish_queues))
+            for part in _split_by_queue(route, *rows.read(first, TABLE_SLICE_ROWS), turns):
+                _hand_over(pipeline, route, *part, progress)
     except Exception as error:  # `progress.result` raises the error after all rows in flight have an outcome
         progress.stop(error)
     return progress.result()
@@ -83,10 +84,12 @@ def _hand_over(
     route: TopicRoute,
     messages: MessageColumns,
     destination: Destination,
+    queue: MessageQueue | None,
     progress: _TableProgress,
 ) -> None:
     timeout_s = pipeline.settings.send_timeout_s
     request = pipeline.begin(messages, destination, timeout_s, before_end=progress.ended)
+    request.turn_queue = queue
     # Wait for buffer space even if `when_full` is "raise", so that a table is sent as fast as space becomes free.
     try:
         request.generation = pipeline.buffer.allocate(request.cost_bytes, len(messages), timeout_s)
@@ -102,25 +105,66 @@ def _hand_over(
         raise
 
 
+class _RowTurns:
+    """Divides the rows of a table that have no key among a topic's queues, in turns of consecutive rows.
+
+    All turns have equally many rows. If each queue gets at least TURN_MAX_MESSAGES rows, all queues have equally many
+    turns. The queue of a turn is a queue with the fewest rows of this table. `rows`: number of rows without a key.
+    """
+
+    def __init__(self, pipeline: SendPipeline, rows: int, queues: int) -> None:
+        queues = max(queues, 1)
+        turns = -(-rows // TURN_MAX_MESSAGES)
+        if turns >= queues:
+            turns = queues * -(-rows // (queues * TABLE_SLICE_ROWS))
+        self._pipeline, self._rows, self._turns = pipeline, rows, turns
+        self._number = self._left = 0
+        self._queue: MessageQueue | None = None
+        self._counts: Counter[MessageQueue] = Counter()
+
+    def parts(self, route: TopicRoute, messages: MessageColumns) -> Iterator[_Part]:
+        """Divide the next messages into parts of one turn and about PART_MAX_BYTES each."""
+        first = 0
+        while first < len(messages):
+            if not self._left:
+                self._begin_turn(route)
+            count = min(self._left, len(messages) - first)
+            for part in parts_of(messages[first : first + count], count):
+                yield part, ANYWHERE, self._queue
+            first, self._left = first + count, self._left - count
+
+    def _begin_turn(self, route: TopicRoute) -> None:
+        number, self._number = self._number, self._number + 1
+        self._left = self._rows * (number + 1) // self._turns - self._rows * number // self._turns
+        if self._turns > 1:  # The rows of a small table share the turn of the producer's other messages.
+            self._queue = self._pipeline.queue_with_fewest(route, self._counts)
+            self._counts[self._queue] += self._left
+
+
+_Part = tuple[MessageColumns, Destination, MessageQueue | None]
+"""Messages for one queue, with their destination and, for rows without a key, the queue that has the turn."""
+
+
 def _split_by_queue(
-    route: TopicRoute, messages: MessageColumns, hashes: Ints | None, keyed: Mask | None, turn: int
-) -> Iterator[tuple[MessageColumns, Destination]]:
-    """Divide messages into parts for one queue each. Messages marked in `keyed` keep their order and go to the queue
-    that the hash of their key selects. The other messages become parts of at most `turn` messages."""
+    route: TopicRoute, messages: MessageColumns, hashes: Ints | None, keyed: Mask | None, turns: _RowTurns
+) -> Iterator[_Part]:
+    """Divide messages into parts for one queue each. Messages that are `keyed` keep their order and go to the queue
+    that the hash of their key selects. The other messages go to the queues that have the turn."""
     if hashes is None or keyed is None:
-        for part in parts_of(messages, turn):
-            yield part, ANYWHERE
+        yield from turns.parts(route, messages)
         return
     queues = route.require_all_queues()
-    # Sort the messages by queue, with messages without a key first. The order within a queue does not change.
+    # Sort the messages by queue, without changing the order within a queue; messages without a key are first.
     numbers = np.where(keyed, np.abs(hashes) % len(queues), -1)
     messages = messages.take(np.argsort(numbers, kind="stable"))
     counts = np.bincount(numbers + 1, minlength=len(queues) + 1)
     ends = np.cumsum(counts).tolist()
     for number, (first, end) in enumerate(pairwise([0, *ends]), start=-1):
-        destination = ANYWHERE if number < 0 else Destination(queue=queues[number])
-        for part in parts_of(messages[first:end], turn if number < 0 else TABLE_SLICE_ROWS):
-            yield part, destination
+        if number < 0:
+            yield from turns.parts(route, messages[first:end])
+            continue
+        for part in parts_of(messages[first:end], TABLE_SLICE_ROWS):
+            yield part, Destination(queue=queues[number]), None
 
 
 def parts_of(messages: MessageColumns, rows_max: int) -> Iterator[MessageColumns]:

@@ -54,7 +54,8 @@ checks."""
 class TableRows:
     """The rows of a table for `topic`. Raises InvalidArgumentError if the columns cannot be sent.
 
-    `count`: the number of rows. `keyed`: the table has a column of sharding keys.
+    `count`: the number of rows. `keyed`: the table has a column of sharding keys. `unkeyed`: the number of rows without
+    a sharding key.
     """
 
     def __init__(self, topic: str, table: pa.Table | pa.RecordBatch) -> None:
@@ -66,6 +67,7 @@ class TableRows:
         self.topic = topic
         self.count: int = table.num_rows
         self.keyed = "sharding_key" in table.column_names
+        self.unkeyed = table.column("sharding_key").null_count if self.keyed else self.count
         self._table = table
 
     def check(self, first: int, count: int, max_body_bytes: int) -> None:

@@ -66,6 +66,8 @@ class SendRequest(Struct, eq=False):
     If `first_sequence` is 0 or more, the caller numbers the messages. They have sequences from `first_sequence` on in
     the queue `stored`, which stores them. The encoder chooses the sequences of messages that the caller does not
     number.
+
+    `turn_queue`: the queue that has the turn, if the caller takes the queues in turn. The messages may still be moved.
     """
 
     messages: Sequence[Message]
@@ -80,6 +82,7 @@ class SendRequest(Struct, eq=False):
     first_sequence: int = -1
     stored: MessageQueue | None = None
     watches: Sequence[SendWatch] = ()
+    turn_queue: MessageQueue | None = None
 
     def fail(self, error: BaseException) -> None:
         """Notify the observers of a send that its messages could not be enqueued."""

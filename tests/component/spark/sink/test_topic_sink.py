@@ -74,6 +74,14 @@ def test_each_batch_arrives_once_and_a_failed_one_is_repeated(source, server, st
     assert numbers(store) == list(range(6000))
 
 
+def test_small_batches_use_all_queues_equally(source, store, tmp_path):
+    frame, add = source
+    for batch in range(4):
+        add(100 * batch, 100)
+        run(frame, topic_sink("orders"), tmp_path / "c")
+    assert {queue: len(bodies) for queue, bodies in store.bodies().items()} == dict.fromkeys(range(4), 100)
+
+
 def test_a_repeated_batch_keeps_its_queues_when_the_topic_has_grown(source, server, store, tmp_path, monkeypatch):
     frame, add = source
     add(0, 30_000)

@@ -88,10 +88,23 @@ def test_a_task_writes_its_rows_in_order_under_its_own_identity(cluster: FakeClu
     assert [body for table in cluster.tables for body in table["body"].to_pylist()] == ["a", "b", "c", "d"]
     [writer] = cluster.writers
     assert (writer["topic"], writer["producer_id"]) == ("orders", f"ray-data/{'w' * 32}/4")
-    assert (writer["queues"], writer["first_queue"]) == (QUEUES, 1)
+    assert writer["queues"] == QUEUES
     assert len(f"{'g' * module.GROUP_MAX_BYTES}/{'w' * 32}/{10**9}".encode()) <= 64
     assert summary == WriteSummary(4, 1, (QueueRange(QUEUES[0], 5, 3),))
     assert cluster.closed == 1
+
+
+def test_the_tasks_of_a_write_begin_with_different_queues_and_writes_do_too(cluster: FakeCluster) -> None:
+    first_queues = set()
+    for _ in range(100):
+        sink = TopicDatasink("orders", body_field="x")
+        cluster.writers.clear()
+        for task_idx in range(3):
+            pickle.loads(cloudpickle.dumps(sink)).write(iter(BLOCKS), context(task_idx))
+        of_tasks = [writer["first_queue"] for writer in cluster.writers]
+        assert sorted(of_tasks) == [0, 1, 2]
+        first_queues.add(of_tasks[0])
+    assert first_queues == {0, 1, 2}
 
 
 def test_a_retried_task_says_the_same_of_itself(cluster: FakeCluster) -> None:

@@ -72,6 +72,15 @@ def test_an_unavailable_broker_is_left_out_while_there_are_others(faults):
     assert len(set(chosen)) == 2
 
 
+def test_the_rows_of_a_table_go_to_the_queue_with_the_fewest_of_an_available_broker(faults):
+    route = topic_route(a=2, b=2)
+    rows = {queue: 10 + number for number, queue in enumerate(route.publish_queues)}
+    turn = QueueTurns(faults)
+    assert turn.fewest(route, rows, 0.0) == route.publish_queues[0]
+    faults.failed(route.publish_queues[0].broker_name, 0.0)
+    assert turn.fewest(route, rows, 0.0) == route.publish_queues[2]
+
+
 def test_a_slow_broker_is_better_than_one_without_an_answer_and_any_is_better_than_none(faults):
     faults.failed("a", 0.0)
     faults.answered("b", 15000.0, 0.0)

@@ -4,6 +4,7 @@ result has offset ranges instead of one entry per row."""
 from __future__ import annotations
 
 import random
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
@@ -89,6 +90,46 @@ def test_more_rows_than_the_buffer_holds_pass_through_it(make):
     table = pa.table({"body": [b"%d" % n for n in range(5000)]})
     assert producer.send_table("orders", table).count == 5000
     assert sorted(store.everything(), key=int) == [b"%d" % n for n in range(5000)]
+
+
+@pytest.mark.parametrize("queues", [1, 2, 4, 5, 6, 16])
+@pytest.mark.parametrize("column", ["body", "sharding_key"])
+def test_rows_without_a_key_are_spread_evenly(make, queues, column):
+    """Rows of about 1 MiB a slice made a large and a small part of each slice, which alternated between queues."""
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    rows = rng.randrange(256 * queues, 20_000 + 256 * queues)
+    bodies = [bytes(rng.randrange(200, 400)) for _ in range(rows)]
+    columns = {"body": bodies, "sharding_key": pa.nulls(rows, pa.string())}
+    table = pa.table(columns if column == "sharding_key" else {"body": bodies})
+    result = make(FakeStore(), route=topic_route(a=queues)).send_table("orders", table)
+    counts = Counter[int]()
+    for piece in result.ranges:
+        counts[piece.queue.queue_id] += piece.count
+    assert (len(counts), counts.total()) == (queues, rows)
+    assert max(counts.values()) - min(counts.values()) <= rows / queues * 0.05
+
+
+@pytest.mark.parametrize("rows", [300, 700, 257])
+def test_small_tables_spread_their_rows_evenly_together(make, rows):
+    producer = make(store := FakeStore(), route=topic_route(a=4))
+    table = pa.table({"body": [b"x"] * rows})
+    for _ in range(16):
+        producer.send_table("orders", table)
+    counts = [len(messages) for messages in stored(store).values()]
+    assert len(counts) == 4
+    assert max(counts) - min(counts) <= sum(counts) / 4 * 0.05
+
+
+def test_rows_with_a_key_do_not_disturb_the_spread_of_the_others(make):
+    rows = 20_000
+    keys = pa.array(["one" if n % 3 else None for n in range(rows)])
+    table = pa.table({"body": [bytes(300)] * rows, "sharding_key": keys, "tags": keys})
+    make(store := FakeStore(), route=topic_route(a=4)).send_table("orders", table)
+    counts = [sum(message.tags is None for message in messages) for messages in stored(store).values()]
+    assert len(counts) == 4
+    assert max(counts) - min(counts) <= sum(counts) / 4 * 0.05
 
 
 def test_an_empty_table_is_sent(make):

@@ -1,0 +1,39 @@
+"""Tests of the text of a write's plan, which later versions of raymq must read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from raydp_jobs.sink.plans import WritePlan
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import MessageQueue
+
+# PySpark raises these warnings
+pytestmark = pytest.mark.filterwarnings("ignore:distutils Version classes:DeprecationWarning")
+
+QUEUES = tuple(MessageQueue("orders", name, number) for name in ("broker-a", "broker-b") for number in range(2))
+VERSION_1 = '{"version": 1, "queues": "broker-a:2;broker-b:2", "time_ms": 17, "partitions": 8}'
+"""The text of a plan as raymq wrote it before plans had a first queue."""
+
+
+@pytest.mark.parametrize("first_queue", [0, 3])
+def test_a_plan_is_read_as_it_was_written(first_queue: int) -> None:
+    plan = WritePlan(QUEUES, 17, 8, first_queue)
+    assert WritePlan.decode("orders", plan.encode(), "1.json") == plan
+
+
+def test_a_plan_of_an_earlier_version_begins_with_its_first_queue() -> None:
+    plan = WritePlan.decode("orders", VERSION_1, "1.json")
+    assert plan == WritePlan(QUEUES, 17, 8, 0)
+    assert json.loads(plan.encode()) == json.loads(VERSION_1)
+
+
+def test_an_earlier_version_refuses_a_plan_with_another_first_queue() -> None:
+    assert json.loads(WritePlan(QUEUES, 17, 8, 3).encode())["version"] == 2
+
+
+def test_a_plan_of_a_later_version_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="its version is 3"):
+        WritePlan.decode("orders", VERSION_1.replace('"version": 1', '"version": 3'), "1.json")
