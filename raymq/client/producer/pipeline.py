@@ -5,7 +5,7 @@
                                                 └── types ──► select ──► observers ──► cut ──► join, at once, or queue
 
     check     The message is a Message of a user's topic, its body is short enough, and the producer is open.
-              It needs no route. A check of the message alone belongs here: `SendPipeline.check`.
+              It needs no route. A limit from the producer's settings belongs here: `SendPipeline.check`.
     begin     The messages of one call become one SendRequest with a deadline and a cost in bytes.
               Observers may change the messages: a span adds its context (raymq.client.producer.observers).
     route     The topic's queues and brokers, from a cache. This step waits while no NameServer answers, and creates the
@@ -32,10 +32,23 @@ observers observes each send.
     single send  For a few milliseconds, a message of `send` goes to the queue of the message before, in its caller's
                  thread. raymq.client.producer.single_sends
 
-To add a check, write it in `check`, or in `check_types` if it depends on the topic. `SingleSends.send` and
-`OpenBatches.join` skip both functions. So they must not accept any message that the new check might refuse. For
-examples, see how they test the size of a body, and how `_put_locked` uses `attributes.takes_normal` and
-`attributes.is_compacted`.
+Where a new check belongs:
+
+    a fixed limit of a message     the constructor of Message: `Message._check…` in raymq.common.message, tested by
+                                   tests/unit/raymq/common/test_message.py
+    a limit from the settings      `SendPipeline.check`
+    a rule about the topic         `check_types` in raymq.client.producer.checks.topic_types
+
+Some messages pass `check` unseen. The rows of a table become no Message, and `check` compares only the body sizes of
+MessageColumns. If rows may break a new rule of Message, mark these rows as doubtful in
+raymq.client.producer.table_rows (tests/unit/raymq/client/producer/test_table.py): a Message is made of each doubtful
+row. System messages (half messages, requests, replies) already have raymq's own properties. The user's part of a reply
+is checked when the Reply is made, before `reply_message` (raymq.common.protocol.request_reply) makes a SystemMessage.
+
+`SingleSends.send` and `OpenBatches.join` skip `check` and `check_types`. They do not refuse a message: they return None
+and change nothing, and then the message passes through the whole pipeline. They must return None for each message that
+a new check in `check` or `check_types` might refuse. For examples, see how they test the size of a body, and how
+`_put_locked` uses `attributes.takes_normal` and `attributes.is_compacted`.
 
 One lock guards the open batches, the buffer pool and the states of the senders. While it is held, no code blocks, and
 no code of the user runs.

@@ -42,7 +42,11 @@ def known_names(kind: Kind) -> list[str]:
 
 
 def remember_all_names(kind: Kind, names: Iterable[str]) -> None:
-    """Replace all cached names of one kind (topics, groups or brokers) by `names`."""
+    """Replace all cached names of one kind (topics, groups or brokers) by `names`.
+
+    `names` must be the complete list of these names, or TAB no longer completes the missing names. A command with an
+    option that filters its list must call this function first, and filter the list after the call.
+    """
     _write_names({**_read(), kind: {"seen_s": time.time(), "names": sorted(names)[:NAMES_MAX]}})
 
 
