@@ -22,7 +22,7 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,6 +45,7 @@ LINKS_MAX: Final = 128
 """Maximum number of links of a span. OpenTelemetry's default limit is the same."""
 CARRIED: Final = ("traceparent", "tracestate", "baggage")
 """The message properties that carry a span's context."""
+_CARRIED_NAMES: Final = frozenset(CARRIED)
 JAVA_CONTEXT: Final = "TRACE_CONTEXT"
 """The message property in which some Java clients store the value of `traceparent`."""
 _SYSTEM: Final = {"messaging.system": "rocketmq"}
@@ -275,7 +276,10 @@ def _with_context(messages: Sequence[Message], carrier: Mapping[str, str]) -> Se
 def _legal(carrier: Mapping[str, str]) -> Mapping[str, str]:
     """Return the properties of a span context that a message may have. A program may install any propagator, and its
     values must not break a record or make a send fail."""
-    if _is_legal(carrier):
+    # The context of OpenTelemetry's own propagators is recognised without a full check.
+    if carrier.keys() <= _CARRIED_NAMES and all(
+        isinstance(text, str) and text.isascii() and text.isprintable() and text.strip() for text in carrier.values()
+    ):
         return carrier
     return {name: value for name, value in carrier.items() if _is_legal({name: value})}
 
@@ -297,8 +301,11 @@ def _takes(message: Message, carrier: Mapping[str, str], size: int) -> bool:
     return own_bytes + size <= USUAL_PROPERTIES_BYTES
 
 
-def _rows_with(texts: ByteColumn, names: Iterable[str]) -> NDArray[np.bool_]:
+def _rows_with(texts: ByteColumn, names: Collection[str]) -> NDArray[np.bool_]:
     """Return a mask of the rows of property texts that have a property with one of the names."""
+    written = texts.data[texts.offsets[0] : texts.offsets[-1]].tobytes()
+    if not any(f"{name}\x01".encode() in written for name in names):
+        return np.zeros(len(texts), np.bool_)  # a search in the joined texts is faster than an expression for each row
     pattern = f"(?:^|\x02)(?:{'|'.join(map(re.escape, names))})\x01"
     return mask_of(pc.match_substring_regex(texts.array(), pattern))
 

@@ -208,12 +208,29 @@ def test_a_property_of_the_user_is_not_overwritten(
     assert all(len(message.properties) == 1 for message in store.messages())
 
 
+@pytest.mark.parametrize("value", [7, "", " ", "a\x01b", "\ud800"])
+def test_a_value_of_a_usual_name_is_checked_too(make: Any, spans: SendSpans, monkeypatch: Any, value: object) -> None:
+    monkeypatch.setattr(propagate, "inject", lambda carrier, context: carrier.update({"baggage": value}))
+    store = sent(make, SENDS["send"], MESSAGE, (spans,))
+    assert [message.properties for message in store.messages()] == [{"mine": "1"}] * 3
+
+
 @pytest.mark.parametrize("kind", ["send", "small batch", "batch", "table", "transaction"])
 def test_a_propagator_cannot_break_a_record(
     make: Any, spans: SendSpans, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    carried = {CONTEXT: "p", "TAGS": "theirs", "blank": " ", "cut": "a\x02TAGS\x01b", "": "x", "number": 7}
+    carried: dict[str, Any] = {
+        CONTEXT: "p",
+        "TAGS": "theirs",
+        "blank": " ",
+        "cut": "a\x02TAGS\x01b",
+        "": "x",
+        "number": 7,
+        "baggage": "é",
+    }
     monkeypatch.setattr(propagate, "inject", lambda carrier, context: carrier.update(carried))
     store = sent(make, SENDS[kind], MESSAGE, (spans,))
-    assert {tuple(message.properties.items()) for message in store.messages()} == {(("mine", "1"), (CONTEXT, "p"))}
+    assert {tuple(message.properties.items()) for message in store.messages()} == {
+        (("mine", "1"), (CONTEXT, "p"), ("baggage", "é"))
+    }
     assert {message.tags for message in store.messages()} == {"paid"}
