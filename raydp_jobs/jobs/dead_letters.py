@@ -20,7 +20,7 @@ import click
 
 from raydp_jobs.jobs.pictures import bars_over_time, check_picture, literal, save_picture
 from raydp_jobs.jobs.times import ALWAYS, Period, every_option, iso_time, period_options
-from raymq.common.errors import GroupNotExistError, InvalidArgumentError, TopicNotExistError
+from raymq.common.errors import GroupNotExistError
 from raymq.common.names import DLQ_PREFIX, check_group
 from raymq.tools.cli.entry import run_command
 from raymq.tools.cli.known_names import completes
@@ -106,7 +106,7 @@ def run(
     """Count the dead letters of the given consumer groups. Without `groups`, count all groups that have dead letters,
     sorted by name.
 
-    Raises InvalidArgumentError for a group that never had a dead letter. `on_read` is called after each read, with the
+    Raises GroupNotExistError for a group in `groups` that does not exist. `on_read` is called after each read, with the
     number of dead letters read.
     """
     named = list(dict.fromkeys(check_group(group) for group in groups))
@@ -115,9 +115,10 @@ def run(
         letters = client.admin.dead_letters(group).each(replayed=True)
         try:
             found.append(count(group, letters, retries_of(client, group), reason_property, every_s, period, on_read))
-        except TopicNotExistError:
+        except GroupNotExistError:
             if named:
-                raise InvalidArgumentError(f"group {group} never had a dead letter") from None
+                raise
+            # the group and its dead letters were deleted after the names were listed
     return found
 
 

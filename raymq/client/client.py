@@ -268,7 +268,7 @@ class Client(Closing):
         self._spans = spans_if_set()
         self.node_id: str = ray.get_runtime_context().get_node_id()
         self._born_host = (ray.util.get_node_ip_address(), 0)
-        self.routes = RouteCache(running_nameservers())
+        self.routes = RouteCache(running_nameservers(), suggests=True)
         self.storages = StorageClients(self.node_id)
         self.heartbeats = Heartbeats(self.routes, self._born_host[0], self.node_id)
         self.rebalance = RebalanceClient(self.routes)

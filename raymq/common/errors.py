@@ -50,7 +50,16 @@ survives pickling, which Ray does to each error that crosses processes.
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterable
 from typing import ClassVar
+
+
+def not_found(fact: str, nearest: Iterable[str], advice: str) -> str:
+    """Return the text of an error about an unknown name. It has three parts: the fact, existing names that the user may
+    have meant, and what else to do."""
+    names = " or ".join(map(repr, nearest))
+    return f"{fact}; did you mean {names}? Otherwise {advice}" if names else f"{fact}; {advice}"
 
 
 class RaymqError(Exception):
@@ -132,18 +141,20 @@ class MessageRefusedError(MessageIllegalError):
 
 
 class TopicNotExistError(RaymqError):
-    """The topic does not exist."""
+    """The topic does not exist. `nearest`: names of existing topics that the caller may see and may have meant, the
+    most similar first."""
 
     code = 17
 
-    def __init__(self, topic: str) -> None:
-        super().__init__(topic)
-        self.topic = topic
+    def __init__(self, topic: str, nearest: tuple[str, ...] = ()) -> None:
+        super().__init__(topic, *((nearest,) if nearest else ()))
+        self.topic, self.nearest = topic, nearest
 
     def __str__(self) -> str:
-        return (
-            f"topic {self.topic!r} does not exist; create it: `raymq topic create {self.topic}`, or admin.create_topic"
-        )
+        if self.topic.startswith(("%RETRY%", "%DLQ%")):
+            return f"topic {self.topic!r} does not exist: brokers create it with the first message that a group returns"
+        create = f"create it: `raymq topic create {shlex.quote(self.topic)}`, or admin.create_topic"
+        return not_found(f"topic {self.topic!r} does not exist", self.nearest, create)
 
 
 class TopicExistsError(RaymqError):
@@ -160,19 +171,18 @@ class TopicExistsError(RaymqError):
 
 
 class GroupNotExistError(RaymqError):
-    """The consumer group does not exist on the brokers."""
+    """The consumer group does not exist on the brokers. `nearest`: names of existing groups that the caller may see and
+    may have meant, the most similar first."""
 
     code = 26
 
-    def __init__(self, group: str) -> None:
-        super().__init__(group)
-        self.group = group
+    def __init__(self, group: str, nearest: tuple[str, ...] = ()) -> None:
+        super().__init__(group, *((nearest,) if nearest else ()))
+        self.group, self.nearest = group, nearest
 
     def __str__(self) -> str:
-        return (
-            f"consumer group {self.group!r} does not exist: no consumer of it has connected yet; one can also make it, "
-            "with admin.create_group"
-        )
+        create = f"start a consumer of it, or create it: `raymq group create {shlex.quote(self.group)}`"
+        return not_found(f"consumer group {self.group!r} does not exist", self.nearest, create)
 
 
 class NoPermissionError(RaymqError):
@@ -226,16 +236,18 @@ class SignedTooEarlyError(AuthenticationError):
 
 
 class UserNotExistError(RaymqError):
-    """No user of this name exists."""
+    """No user of this name exists. `nearest`: names of existing users that the caller may have meant, the most similar
+    first."""
 
     code = 3001
 
-    def __init__(self, user: str) -> None:
-        super().__init__(user)
-        self.user = user
+    def __init__(self, user: str, nearest: tuple[str, ...] = ()) -> None:
+        super().__init__(user, *((nearest,) if nearest else ()))
+        self.user, self.nearest = user, nearest
 
     def __str__(self) -> str:
-        return f"user {self.user!r} does not exist: see the file that access.users_file names"
+        create = f"create the user: `raymq user create {shlex.quote(self.user)}`, or admin.create_user"
+        return not_found(f"user {self.user!r} does not exist", self.nearest, create)
 
 
 class PolicyNotExistError(RaymqError):

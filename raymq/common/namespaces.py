@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from difflib import get_close_matches
+from itertools import islice
 from typing import Any, Final
 
 from raymq.common.errors import IllegalNameError
@@ -23,7 +25,15 @@ from raymq.common.message import (
     MessageQueue,
     MessageSource,
 )
-from raymq.common.names import DLQ_PREFIX, LMQ_PREFIX, RETRY_PREFIX, SYSTEM_GROUP_PREFIX, SYSTEM_PREFIX, is_system_topic
+from raymq.common.names import (
+    DLQ_PREFIX,
+    LMQ_PREFIX,
+    RETRY_PREFIX,
+    SYSTEM_GROUP_PREFIX,
+    SYSTEM_PREFIX,
+    is_internal_topic,
+    is_system_topic,
+)
 
 NAMESPACE_SEPARATOR: Final = "%"
 """The separator between a namespace and the name of a topic or group."""
@@ -108,6 +118,31 @@ def _is_system(name: str) -> bool:
     """True if RocketMQ adds no namespace to `name`. The result differs from `is_system_group`: RocketMQ adds a
     namespace to predefined groups such as TOOLS_CONSUMER, but not to groups with the system prefix."""
     return is_system_topic(name) or name.startswith(SYSTEM_GROUP_PREFIX)
+
+
+NAMES_COMPARED_MAX: Final = 10_000
+"""Maximum number of names that `nearest_names` compares. It bounds the time to less than a second."""
+NEAREST_MAX: Final = 3
+_COMPARED_CHARACTERS: Final = 255
+
+
+def nearest_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
+    """Return up to three of the names `known` that a user who wrote `name` may have meant, the most similar first.
+
+    Only names of the same namespace are returned, and no topics of the server. Upper and lower case are equal. The
+    caller must pass only names that the user may see.
+
+    >>> nearest_names("team-a%ordrs", ["orders", "team-a%orders", "%DLQ%team-a%orders"])
+    ('team-a%orders',)
+    """
+    home = namespace_of(name)
+    candidates = (one for one in known if namespace_of(one) == home and one != name and not is_internal_topic(one))
+    by_text: dict[str, list[str]] = {}
+    for one in islice(candidates, NAMES_COMPARED_MAX):
+        by_text.setdefault(unwrap(one, home).casefold(), []).append(one)
+    wanted = unwrap(name, home).casefold()[:_COMPARED_CHARACTERS]
+    found = get_close_matches(wanted, list(by_text), NEAREST_MAX)
+    return tuple(one for text in found for one in by_text[text])[:NEAREST_MAX]
 
 
 class Namespace:

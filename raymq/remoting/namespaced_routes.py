@@ -58,5 +58,5 @@ class NamespacedRoutes:
     def _as_asked(self, topic: str) -> Iterator[None]:
         try:
             yield
-        except TopicNotExistError:
-            raise TopicNotExistError(topic) from None
+        except TopicNotExistError as error:
+            raise TopicNotExistError(topic, tuple(map(self._names.unwrap, error.nearest))) from None

@@ -18,7 +18,8 @@ from functools import partial, reduce
 from typing import Any, Final, TypeVar
 
 from raymq.common.errors import RaymqError, ServiceNotAvailableError, TopicNotExistError
-from raymq.common.names import AUTO_CREATE_TOPIC, NameServerName
+from raymq.common.names import AUTO_CREATE_TOPIC, NameServerName, is_internal_topic
+from raymq.common.namespaces import nearest_names
 from raymq.common.protocol.route import BrokerData, TopicRoute, format_order_config
 from raymq.common.retry import persist_until
 from raymq.remoting.actor_ref import ActorRef
@@ -38,6 +39,8 @@ CREATE_TIMEOUT_S: Final = 15.0
 """Timeout in seconds of the call in which a broker creates a topic at the topic's first use."""
 ROUTE_TIMEOUT_S: Final = 10.0
 """Maximum time in seconds that a consumer waits for a NameServer that can decide if a topic exists."""
+TOPIC_NAMES_KEPT_S: Final = 2.0
+"""Time in seconds for which the names of the topics are reused, if a client asks for missing topics again and again."""
 DEFAULT_TOPIC_QUEUE_NUMS: Final = 4
 """Number of queues per broker group that RocketMQ's producers request if a send creates a topic."""
 
@@ -56,8 +59,13 @@ class _Cached:
 class RouteCache:
     """The cached routes of one client. Thread-safe."""
 
-    def __init__(self, nameservers: Sequence[NameServerName]) -> None:
+    def __init__(self, nameservers: Sequence[NameServerName], *, suggests: bool = False) -> None:
+        """`suggests`: a TopicNotExistError names the nearest topics that this process's user may see. Servers pass
+        False, because they see the topics of all users."""
         self._nameservers = [ActorRef(str(name)) for name in nameservers]
+        self._suggests = suggests
+        self._listed: tuple[list[str], float] = ([], 0.0)
+        """Cached names of the topics for suggestions, and the monotonic time until which they are valid."""
         self._lock = threading.Lock()
         self._cache: dict[str, _Cached] = {}
         self._outdated: set[str] = set()
@@ -76,7 +84,22 @@ class RouteCache:
                 if time.monotonic() >= cached.valid_until_s:
                     self._refresh_later(topic)
                 return cached.route
-        return self._refresh(topic, cached)
+        try:
+            return self._refresh(topic, cached)
+        except TopicNotExistError:
+            raise TopicNotExistError(topic, self._nearest(topic)) from None
+
+    def _nearest(self, topic: str) -> tuple[str, ...]:
+        """Return the names of the topics that a user who wrote `topic` may have meant. Empty if no NameServer returns
+        its topics, because a suggestion must not hide the error itself."""
+        if not self._suggests or is_internal_topic(topic):
+            return ()
+        names, until_s = self._listed
+        if time.monotonic() >= until_s:
+            with suppress(RaymqError):
+                names = self.topics()
+            self._listed = names, time.monotonic() + TOPIC_NAMES_KEPT_S
+        return nearest_names(topic, names)
 
     def fetch(self, topics: Iterable[str]) -> None:
         """Fetch the missing and outdated routes of several topics with few calls.
@@ -114,7 +137,7 @@ class RouteCache:
             try:
                 creators = self.get(AUTO_CREATE_TOPIC)
             except TopicNotExistError:
-                raise TopicNotExistError(topic) from None
+                raise TopicNotExistError(topic, self._nearest(topic)) from None
         nums = default_topic_queue_nums
         counts = {data.broker_name: max(1, min(nums, data.write_queue_nums)) for data in creators.queues}
         layout = format_order_config(counts)

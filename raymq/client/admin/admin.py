@@ -10,7 +10,7 @@ from collections import Counter
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from raymq.client.admin.base import ADMIN_TIMEOUT_S, AdminBase
+from raymq.client.admin.base import ADMIN_TIMEOUT_S, AdminBase, unknown_broker
 from raymq.client.admin.browse import BrowseAdmin
 from raymq.client.admin.delayed import DelayedAdmin
 from raymq.client.admin.members import MemberAdmin
@@ -22,7 +22,7 @@ from raymq.client.admin.upkeep.metadata import MetadataAdmin
 from raymq.client.admin.upkeep.send_check import CheckAdmin
 from raymq.client.admin.upkeep.users import UserAdmin
 from raymq.common.config.live import SettingValue, live_name
-from raymq.common.errors import InvalidArgumentError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.common.errors import RequestTimeoutError, ServiceNotAvailableError
 from raymq.common.names import LMQ_PREFIX
 from raymq.common.parallel import map_parallel
 from raymq.common.protocol.route import MASTER_ID, PERM_READ, PERM_WRITE, BrokerData
@@ -81,7 +81,7 @@ class SettingsAdmin(AdminBase):
         if broker_name is None:
             return sorted(names)
         if broker_name not in names:
-            raise InvalidArgumentError(f"no broker group is called {broker_name!r}; see `raymq status`")
+            raise unknown_broker(broker_name, names)
         return [broker_name]
 
 
@@ -152,9 +152,10 @@ class Admin(
         return figures
 
     def _store_call(self, broker_name: str, method: str) -> Any:
-        data = self.brokers().get(broker_name)
+        brokers = self.brokers()
+        data = brokers.get(broker_name)
         if data is None:
-            raise InvalidArgumentError(f"no broker group is called {broker_name!r}; see `raymq status`")
+            raise unknown_broker(broker_name, brokers)
         storage = self._storages.get(data.storages[MASTER_ID])
         return persist_until(
             time.monotonic() + ADMIN_TIMEOUT_S, lambda left_s: storage.control(method, timeout_s=left_s)

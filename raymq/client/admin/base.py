@@ -4,10 +4,14 @@ restart."""
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 from raymq.common.closing import OfProcess
+from raymq.common.errors import GroupNotExistError, InvalidArgumentError, RaymqError, not_found
 from raymq.common.message import MessageQueue
+from raymq.common.namespaces import nearest_names
 from raymq.common.protocol.store import QueueBounds
 from raymq.common.retry import persist_until
 from raymq.remoting.broker_client import broker_client
@@ -47,6 +51,15 @@ class AdminBase(OfProcess):
         first answers may miss brokers, and the caller would skip these brokers."""
         return list(persist_until(time.monotonic() + ADMIN_TIMEOUT_S, lambda left_s: self._routes.all_brokers()))
 
+    def _group_not_exist(self, group: str) -> GroupNotExistError:
+        """Return the error for a group that no broker has. It names the nearest groups that the user may see, unless a
+        broker does not list its groups."""
+        groups = set[str]()
+        with suppress(RaymqError):
+            for broker_name in self._broker_names():
+                groups.update(self._call_broker(broker_name, "groups"))
+        return GroupNotExistError(group, nearest_names(group, sorted(groups)))
+
     def _call_broker(self, broker_name: str, method: str, *args: Any) -> Any:
         """Call a method of a broker, and retry while the broker restarts. The method must be safe to repeat."""
         broker = broker_client(broker_name)
@@ -54,3 +67,13 @@ class AdminBase(OfProcess):
             time.monotonic() + ADMIN_TIMEOUT_S,
             lambda left_s: broker.call(method, *args, timeout_s=min(left_s, ADMIN_BROKER_CALL_TIMEOUT_S)),
         )
+
+
+def unknown_broker(name: str, known: Iterable[str]) -> InvalidArgumentError:
+    """Return the error for the name of a broker group that does not exist. It names the nearest broker group, and all
+    broker groups that run."""
+    groups = sorted(known)
+    advice = f"choose one of the broker groups that run: {', '.join(groups)}" if groups else "see `raymq status`"
+    return InvalidArgumentError(
+        not_found(f"broker group {name[:200]!r} does not exist", nearest_names(name, groups), advice)
+    )

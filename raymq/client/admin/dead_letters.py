@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, TypeVar
 from raymq.client.consumer.group_offsets import GroupOffsets
 from raymq.client.consumer.pull_once import FetchedRecord, read_fetched
 from raymq.common.closing import OfProcess
-from raymq.common.errors import InvalidArgumentError, RaymqError
+from raymq.common.errors import InvalidArgumentError, RaymqError, TopicNotExistError
 from raymq.common.message import (
     PROPERTY_DLQ_ORIGIN_ERROR,
     PROPERTY_RETRY_TOPIC,
@@ -97,8 +97,12 @@ class _Found:
 class DeadLetters(OfProcess):
     """Lists and replays the dead letters of one group. Made by `Admin.dead_letters`."""
 
-    def __init__(self, group: str, routes: RouteCache, storages: StorageClients) -> None:
+    def __init__(
+        self, group: str, routes: RouteCache, storages: StorageClients, require_group: Callable[[], object]
+    ) -> None:
+        """`require_group`: raises GroupNotExistError if the group does not exist."""
         self._group = check_group(group)
+        self._require_group = require_group
         self._routes, self._storages = routes, storages
         self._offsets = GroupOffsets(group)
 
@@ -106,7 +110,8 @@ class DeadLetters(OfProcess):
     def letters(self, *, max_messages: int = 100, replayed: bool = False) -> list[DeadLetter]:
         """Return the oldest dead letters that were not replayed. With `replayed`, includes the replayed dead letters.
 
-        The list is empty if the group has no dead letters now. Raises TopicNotExistError if the group never had any.
+        The list is empty if the group has no dead letters. Raises GroupNotExistError if the group does not exist and no
+        dead letters of it are stored.
         """
         return list(islice(self.each(replayed=replayed), max_messages))
 
@@ -212,7 +217,11 @@ class DeadLetters(OfProcess):
         topic = dlq_topic(self._group)
         # The cached route may lack a queue: each broker creates its dead-letter queue only with its first dead letter.
         self._routes.invalidate(topic)
-        return list(self._routes.wait(topic, DEAD_LETTER_TIMEOUT_S).subscribe_queues)
+        try:
+            return list(self._routes.wait(topic, DEAD_LETTER_TIMEOUT_S).subscribe_queues)
+        except TopicNotExistError:
+            self._require_group()  # a group has no dead-letter topic before its first dead letter
+            return []
 
     def _bring_back(self, queue: MessageQueue, found: _Found) -> Replayed:
         broker = ActorRef(queue.broker_name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, Final, Literal, Unpack
 
 from raymq.client.admin.base import ADMIN_TIMEOUT_S
@@ -35,6 +36,13 @@ class NewOffsets(dict[MessageQueue, int]):
     def __init__(self, new: Mapping[MessageQueue, int], old: Mapping[MessageQueue, int | None]) -> None:
         super().__init__(new)
         self.old = dict(old)
+
+
+def check_settings(settings: Mapping[str, object]) -> None:
+    """Raise InvalidArgumentError if a name is not a setting of a group."""
+    known = {field.name for field in fields(GroupConfig)} - {"group"}
+    if unknown := sorted(settings.keys() - known):
+        raise InvalidArgumentError(f"a group has no {', '.join(unknown)}; known are {', '.join(sorted(known))}")
 
 
 class GroupAdmin(TopicAdmin, MessageAdmin):
@@ -87,10 +95,32 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         bounds = [self._queue_bounds(queue) for queue in route.subscribe_queues]
         return sum(one.max_offset - one.min_offset for one in bounds)
 
-    def create_group(self, config: GroupConfig) -> None:
-        """Create a group at every broker, or change its configuration. Raises IllegalNameError if the group's name is
-        illegal, and InvalidArgumentError if the configuration is invalid."""
-        self.create_groups([config])
+    def create_group(self, group: str | GroupConfig, **settings: Unpack[GroupChanges]) -> None:
+        """Create a consumer group at every broker, for example ``create_group("billing", retry_max_times=5)``.
+
+        `settings`: fields of GroupConfig. On return every broker has the group. An existing group with these settings
+        is not changed, and keeps its other settings. Raises InvalidArgumentError if the group exists with another value
+        of one of the settings, or if a setting is unknown or invalid; nothing is changed then. Raises IllegalNameError
+        if the group's name is illegal. A GroupConfig in place of the name sets all settings, also of an existing group.
+        """
+        if isinstance(group, GroupConfig):
+            if settings:
+                raise InvalidArgumentError("create_group takes a GroupConfig or settings by name, not both")
+            self.create_groups([group])
+            return
+        check_settings(settings)
+        try:
+            known = self.group_config(check_group(group))
+        except GroupNotExistError:
+            known = GroupConfig(group)
+        else:
+            other = [f"{name}={now}" for name, value in settings.items() if (now := getattr(known, name)) != value]
+            if other:
+                raise InvalidArgumentError(
+                    f"consumer group {group!r} exists already with {', '.join(other)}; change it: "
+                    f"`raymq group update {group}`, or admin.update_group"
+                )
+        self.create_groups([replace(known, **settings)])
 
     def create_groups(self, configs: Sequence[GroupConfig]) -> None:
         """Create groups at every broker, or change their configurations, in few calls.
@@ -124,9 +154,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         consumers in BROADCASTING mode only. Raises GroupNotExistError if the group does not exist, and
         InvalidArgumentError if a field is unknown or its value is invalid.
         """
-        known = {field.name for field in fields(GroupConfig)} - {"group"}
-        if unknown := sorted(changes.keys() - known):
-            raise InvalidArgumentError(f"a group has no {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+        check_settings(changes)
         config = replace(self.group_config(group), **changes)
         self.create_group(config)
         return config
@@ -277,7 +305,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
     def dead_letters(self, group: str) -> DeadLetters:
         """Return the dead letters of a group: the messages that the group could not consume in all its attempts. Raises
         IllegalNameError if the group's name is illegal."""
-        return DeadLetters(group, self._routes, self._storages)
+        return DeadLetters(group, self._routes, self._storages, partial(self.group_config, group))
 
     def producer_connections(self, group: str | None = None) -> list[ProducerConnection]:
         """Return the clients that produce in a group, or in any group, as reported in the clients' heartbeats of the
@@ -319,5 +347,5 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
             except GroupNotExistError:
                 continue  # this broker group does not have the group
         if not answers:
-            raise GroupNotExistError(group)
+            raise self._group_not_exist(group)
         return answers

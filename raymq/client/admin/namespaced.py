@@ -36,8 +36,8 @@ OTHER_PARAMETERS: Final = frozenset(
     """after actions begin_ms begin_offset boundary bounds broker_name brokers changes cleanup_policy
     contains cursor dead_letters decision dry_run enabled end_ms ids internal is_super key limit max_messages
     max_scanned member message_id message_type max_ms name namespace newest_first offset parts
-    perm progress queue_type rate replayed reserve_time_s resource secret sources stacks tags timeout_s timestamp_ms
-    to trace_topic user value wait_s whole_bodies with_pairs writable""".split()
+    perm progress queue_type rate replayed reserve_time_s resource secret settings sources stacks tags timeout_s
+    timestamp_ms to trace_topic user value wait_s whole_bodies with_pairs writable""".split()
 )
 """Parameters of Admin's calls whose values are not names of topics or groups, and contain no such names."""
 NAME_FIELDS: Final = frozenset("topic topics group groups target subscriptions forbidden producer_group".split())
@@ -84,15 +84,29 @@ def _namespaced(call: Callable[..., Any], name: str, names: Namespace) -> Callab
             raise _shown_error(error, names) from None
         if isinstance(result, DeadLetters):
             return NamespacedCalls(result, names)
-        return shown.value(result, named=name in NAMES_RETURNED)
+        shown_result = shown.value(result, named=name in NAMES_RETURNED)
+        return _with_shown_errors(shown_result, names) if isinstance(result, Iterator) else shown_result
 
     return within
 
 
+def _with_shown_errors(values: Iterator[Any], names: Namespace) -> Iterator[Any]:
+    try:
+        yield from values
+    except RaymqError as error:
+        raise _shown_error(error, names) from None
+
+
 def _shown_error(error: RaymqError, names: Namespace) -> RaymqError:
     prefix = names.name + NAMESPACE_SEPARATOR
-    told: RaymqError = type(error)(*(arg.replace(prefix, "") if isinstance(arg, str) else arg for arg in error.args))
+    told: RaymqError = type(error)(*(_shown_argument(arg, prefix) for arg in error.args))
     return told
+
+
+def _shown_argument(argument: Any, prefix: str) -> Any:
+    if isinstance(argument, tuple):
+        return tuple(_shown_argument(one, prefix) for one in argument)
+    return argument.replace(prefix, "") if isinstance(argument, str) else argument
 
 
 class _Translation:

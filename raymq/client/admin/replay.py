@@ -25,7 +25,7 @@ from raymq.client.admin.messages import MessageAdmin
 from raymq.client.consumer.pull_once import stored_times
 from raymq.client.producer.repeatable.stored import StoredSequences
 from raymq.client.producer.senders.encoder import ProducerIdentity
-from raymq.common.errors import GroupNotExistError, InvalidArgumentError, OffsetOutOfRangeError, TopicNotExistError
+from raymq.common.errors import InvalidArgumentError, OffsetOutOfRangeError, TopicNotExistError
 from raymq.common.message import (
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_PRODUCER_ID,
@@ -146,7 +146,7 @@ class ReplayAdmin(MessageAdmin):
         except TopicNotExistError:
             if to_group is None:
                 raise
-            raise GroupNotExistError(to_group) from None
+            raise self._group_not_exist(to_group) from None
 
     def _chosen(self, choice: ReplayChoice, target: str) -> Iterator[tuple[MessageQueue, list[MessageExt]]]:
         """Yield the chosen messages in lists of one queue each, ordered by queue and by offset. If the target is the

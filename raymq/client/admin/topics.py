@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from raymq.client.admin.base import ADMIN_SHORT_CALL_TIMEOUT_S, ADMIN_TIMEOUT_S, AdminBase
+from raymq.client.admin.base import ADMIN_SHORT_CALL_TIMEOUT_S, ADMIN_TIMEOUT_S, AdminBase, unknown_broker
 from raymq.common.errors import (
     InvalidArgumentError,
     RaymqError,
@@ -113,12 +113,10 @@ class TopicAdmin(AdminBase):
         chosen = list(dict.fromkeys(names))
         live = self._broker_names()
         missing = [name for name in chosen if name not in live]
-        if missing or not chosen:
-            raise InvalidArgumentError(
-                f"no broker group is called {missing[0]!r}; the broker groups are {', '.join(live)}"
-                if missing
-                else f"name at least one broker group for topic {topic!r}: {', '.join(live)}"
-            )
+        if missing:
+            raise unknown_broker(missing[0], live)
+        if not chosen:
+            raise InvalidArgumentError(f"name at least one broker group for topic {topic!r}: {', '.join(live)}")
         with suppress(TopicNotExistError):
             others = sorted(set(self.topic_route(topic).queue_counts()) - set(chosen))
             if others:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from raymq.common.errors import InvalidArgumentError, PolicyNotExistError, UserNotExistError
+from raymq.common.namespaces import nearest_names
 from raymq.remoting.access.policies import Entry, Pattern, PolicyType, read_entry
 from raymq.remoting.access.users import BOUNDS, User, UserStatus, UserType, check_user
 
@@ -38,7 +39,7 @@ class AuthState:
     def user(self, name: str) -> User:
         """Return the user `name`. Raises UserNotExistError if no such user exists."""
         if name not in self.users:
-            raise UserNotExistError(name)
+            raise UserNotExistError(name, nearest_names(name, self.users))
         return self.users[name]
 
     def entries(self, name: str) -> tuple[Entry, ...]:

@@ -189,6 +189,40 @@ def test_a_place_without_a_message_says_what_the_queue_has(cli: Cli, topic: str)
     assert "holds offsets 0 to 0" in cli.refused("query", topic, "--offset", "broker-a:0:7")
 
 
+def test_a_group_without_dead_letters_lists_none_and_an_unknown_group_is_named(cli: Cli, topic: str) -> None:
+    cli.json("group", "create", "no-letters", "--retry-max-times", "3")
+    assert cli.json("dlq", "list", "no-letters") == {"dead_letters": []}
+    assert cli.run("dlq", "replay", "no-letters").stdout == "0 replayed, 0 failed\n"
+    assert cli.json("job", "dead-letters", "no-letters")["groups"][0]["dead_letters"] == 0
+    for command in (("dlq", "list"), ("dlq", "replay"), ("group", "describe"), ("job", "dead-letters")):
+        refused = cli.refused(*command, "no-leters")
+        assert "group 'no-leters' does not exist; did you mean 'no-letters'?" in refused
+        assert refused.index("no-letters") < refused.index("raymq group create no-leters")
+
+
+def test_an_unknown_topic_is_refused_with_the_nearest_topic_first(cli: Cli, mq: raymq.Client) -> None:
+    mq.admin.create_topic("parcels", 1)
+    for command in (
+        ("topic", "describe", "parcls"),
+        ("topic", "stats", "parcls"),
+        ("topic", "delete", "parcls", "--yes"),
+        ("topic", "order", "parcls"),
+        ("send", "parcls", "1"),
+        ("consume", "near-g", "parcls", "--max", "1"),
+        ("receive", "near-g", "parcls"),
+        ("browse", "parcls"),
+        ("query", "parcls", "--key", "k"),
+        ("track", "parcls", "0A000001000000000000000000000017"),
+        ("group", "reset-offset", "near-g", "parcls", "--to", "earliest"),
+        ("replay", "parcls", "--key", "k", "--to-topic", "parcels"),
+        ("check", "send", "--topic", "parcls"),
+    ):
+        refused = cli.refused(*command)
+        assert "topic 'parcls' does not exist; did you mean 'parcels'?" in refused, command
+        assert refused.index("'parcels'") < refused.index("raymq topic create parcls")
+    assert "broker group 'broker-c' does not exist; did you mean" in cli.refused("store", "stats", "broker-c")
+
+
 def test_ctrl_c_ends_consume_with_130_and_everything_printed_is_committed(
     cli: Cli, mq: raymq.Client, topic: str
 ) -> None:

@@ -135,6 +135,43 @@ def test_a_user_with_rights_sends_and_consumes_over_each_api(mq: raymq.Client, t
     assert (tmp_path / "notes").read_bytes() == b"one\n"
 
 
+def test_a_suggestion_names_only_topics_that_the_user_may_see(mq: raymq.Client) -> None:
+    """A user gets suggestions from its own namespace, and the super user from all topics without a namespace."""
+    mq.admin.create_topic("pisa%orders", 1)
+    mq.admin.create_topic("pisa%secret-orders", 1)
+    mq.admin.create_topic("oslo%orders", 1)
+    mq.admin.create_user("one-topic", "the secret of one-topic")
+    mq.admin.create_policy("one-topic", "Topic:pisa%orders*", ["Pub"])
+    mq.admin.create_policy("one-topic", "Group:pisa%*", ["Sub"])
+
+    def missing(client: raymq.Client) -> list[str]:
+        texts = []
+        for call in (
+            lambda: client.admin.topic_route("pisa%orders2"),
+            lambda: client.producer().send(raymq.Message("pisa%orders2", b"1")),
+            lambda: client.admin.group_config("pisa%biling"),
+        ):
+            try:
+                call()
+            except (raymq.TopicNotExistError, raymq.GroupNotExistError) as error:
+                texts.append(str(error))
+        return texts
+
+    texts = as_user(raymq.Credentials("one-topic", "the secret of one-topic"), missing)
+    assert ["did you mean 'pisa%orders'?" in text for text in texts] == [True, True, False]
+    assert not [text for text in texts if "oslo" in text or "secret" in text]
+    assert "pisa%secret-orders" in " ".join(missing(mq))
+    with pytest.raises(raymq.TopicNotExistError, match="did you mean 'bills'"):
+        mq.admin.topic_route("bils")
+    with pytest.raises(raymq.UserNotExistError, match="did you mean 'rome'"):
+        mq.admin.user("roma")
+    with pytest.raises(raymq.UserNotExistError, match="did you mean 'rome'"):
+        mq.admin.delete_user("roma")
+    mq.admin.delete_user("one-topic")
+    for topic in ("pisa%orders", "pisa%secret-orders", "oslo%orders"):
+        mq.admin.delete_topic(topic)
+
+
 def delayed(topic: str) -> Callable[[raymq.Client], Any]:
     def work(client: raymq.Client) -> Any:
         with client.producer() as producer:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final, Protocol
 
+from raymq.client.admin.base import unknown_broker
 from raymq.client.admin.topics import TopicAdmin
 from raymq.common.errors import InvalidArgumentError, RaymqError, TopicNotExistError
 from raymq.common.message import Message, MessageQueue, PullResult, SendResult
@@ -54,6 +55,8 @@ class CheckAdmin(TopicAdmin):
         Raises TopicNotExistError if the topic does not exist. Raises InvalidArgumentError if the topic has no writable
         queue in `broker_name`.
         """
+        if broker_name is not None and broker_name not in (names := self._broker_names()):
+            raise unknown_broker(broker_name, names)
         if topic is None:
             topic = CHECK_TOPIC
             self._make_check_topic(self._broker_names())

@@ -13,6 +13,7 @@ from typing import Any, Unpack
 from raymq.client.admin.base import AdminBase
 from raymq.common.errors import UserNotExistError
 from raymq.common.names import USERS_BROKER
+from raymq.common.namespaces import nearest_names
 from raymq.remoting.access.changes import (
     AccessChange,
     CreateUser,
@@ -46,10 +47,10 @@ class UserAdmin(AdminBase):
 
     def user(self, name: str) -> UserDescription:
         """Return one user with its policies. Raises UserNotExistError if the user does not exist."""
-        for one in self.users():
-            if one.name == name:
-                return one
-        raise UserNotExistError(name)
+        users = {one.name: one for one in self.users()}
+        if name not in users:
+            raise UserNotExistError(name, nearest_names(name, users))
+        return users[name]
 
     def create_user(
         self,

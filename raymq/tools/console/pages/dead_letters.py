@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from raymq.client.admin.admin import Admin
 from raymq.client.admin.dead_letters import DeadLetter, LetterPlace
-from raymq.common.errors import InvalidArgumentError, RaymqError, TopicNotExistError
+from raymq.common.errors import GroupNotExistError, InvalidArgumentError, RaymqError
 from raymq.common.numbers import RATE, real_number
 from raymq.common.places import parse_position
 from raymq.tools.console.messages.export import rows_as_file
@@ -36,12 +36,14 @@ LETTER_COLUMNS: Final = ("died_ms", "attempts", "replayed", *MESSAGE_COLUMNS)
 
 async def show(request: Request) -> Response:
     """Show a group's dead letters, oldest first, each with a checkbox. If the letters cannot be read, the error is
-    shown as a line above them."""
+    shown as a line above them. Raises GroupNotExistError if the group does not exist."""
     group, replayed = request.path_params["group"], "replayed" in request.query_params
     letters: list[DeadLetter] = []
     cursor, error = None, ""
     try:
         letters, cursor = await _letters(request, LETTERS_SHOWN)
+    except GroupNotExistError:
+        raise
     except RaymqError as problem:
         error = str(problem)
     with_body = _with_body(request)
@@ -161,12 +163,9 @@ def letters_after(
     """Return at most `limit` dead letters of a group, oldest first, and the cursor of the next page.
 
     `after`: the place of the last letter of the previous page, None for the first page. The returned cursor is None if
-    there are no more letters. A group without a dead-letter topic has no letters.
+    there are no more letters. Raises GroupNotExistError.
     """
-    try:
-        found = list(islice(admin.dead_letters(group).behind(after, replayed=replayed), limit + 1))
-    except TopicNotExistError:
-        return [], None  # no dead letters yet: brokers create the dead-letter topic with the group's first dead letter
+    found = list(islice(admin.dead_letters(group).behind(after, replayed=replayed), limit + 1))
     letters = found[:limit]
     return letters, json.dumps(letters[-1].place) if len(found) > limit else None
 

@@ -40,7 +40,7 @@
   };
 
   const fail = (text) => {
-    errorLine.textContent = text;
+    errorLine.textContent = text.replaceAll("`", "");
     errorLine.hidden = !text;
   };
 

@@ -55,6 +55,7 @@ class Renderer:
             "iso": texts.iso_time,
             "percent": texts.percent,
             "segment": texts.segment,
+            "prose": texts.prose,
             "sentence": texts.sentence,
             "last_line": texts.last_line,
             "permission": texts.permission,

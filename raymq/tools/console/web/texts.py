@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import quote
+
+from markupsafe import Markup, escape
 
 from raymq.common.protocol.route import PERM_READ, PERM_WRITE
 
@@ -110,6 +113,15 @@ def sentence(text: str) -> str:
     """Turn an error's text into a sentence that begins with a capital letter and ends with a full stop."""
     text = text.strip()
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".") if text else ""
+
+
+_COMMAND: Final = re.compile("`([^`]+)`")
+
+
+def prose(text: str) -> Markup:
+    """Return an error's text as HTML. A command between backticks becomes a `code` element, and the rest is
+    escaped."""
+    return Markup(_COMMAND.sub(r"<code>\1</code>", str(escape(text))))
 
 
 def last_line(text: str) -> str:

@@ -15,7 +15,7 @@ import pytest
 import ray
 
 import raymq
-from raymq.common.errors import TopicNotExistError
+from raymq.common.errors import GroupNotExistError, TopicNotExistError
 from raymq.common.names import dlq_topic
 from tests.support.clusters.cluster import user_environment
 from tests.support.clusters.page_example import assert_prints_what_it_says, run_program
@@ -130,7 +130,7 @@ def test_listeners_retries_and_dead_letters_know_the_names_of_their_namespace(
     assert {row[0] for row in noted()} == {"jobs"}
     [letter] = letters
     assert (letter.topic, letter.message.body) == ("jobs", b"dead")
-    with pytest.raises(TopicNotExistError):
+    with pytest.raises(GroupNotExistError):
         other.admin.dead_letters("workers").letters()
     assert client.admin.pull(raymq.MessageQueue(dlq_topic("workers"), letter.message.broker_name, 0), 0).messages
 

@@ -19,7 +19,7 @@ from raydp_jobs.jobs.dead_letters import CAUSES_MAX, DRAWN_CAUSES, OTHERS, count
 from raydp_jobs.jobs.pictures import PICTURE_SIZE_PX
 from raydp_jobs.jobs.times import Period
 from raymq.client.admin.dead_letters import DeadLetter
-from raymq.common.errors import GroupNotExistError, InvalidArgumentError, TopicNotExistError
+from raymq.common.errors import GroupNotExistError
 from raymq.common.message import MessageExt
 from raymq.common.protocol.group import GroupConfig
 from raymq.tools.cli.terminal.output import out
@@ -135,9 +135,9 @@ class Admin:
     def dead_letters(self, group: str) -> Any:
         def each(*, replayed: bool) -> Iterator[DeadLetter]:
             assert replayed
-            if group not in self.letters:
-                raise TopicNotExistError(f"%DLQ%{group}")
-            yield from self.letters[group]
+            if group == "unknown":
+                raise GroupNotExistError(group)
+            yield from self.letters.get(group, ())
 
         return SimpleNamespace(each=each)
 
@@ -153,9 +153,15 @@ def test_without_a_name_all_groups_that_have_letters_are_read() -> None:
     assert run(client()) == []
 
 
-def test_a_named_group_without_letters_is_an_error() -> None:
-    with pytest.raises(InvalidArgumentError, match="group shipping never had a dead letter"):
-        run(client(billing=LETTERS), ["billing", "shipping"])
+def test_a_named_group_without_letters_is_counted_as_0_and_an_unknown_group_is_an_error() -> None:
+    found = run(client(billing=LETTERS), ["billing", "shipping"])
+    assert [(one.group, one.letters) for one in found] == [("billing", len(LETTERS)), ("shipping", 0)]
+    with pytest.raises(GroupNotExistError, match="consumer group 'unknown' does not exist"):
+        run(client(billing=LETTERS), ["billing", "unknown"])
+
+
+def test_a_group_that_is_deleted_while_all_groups_are_read_is_left_out() -> None:
+    assert [one.group for one in run(client(billing=LETTERS, unknown=[]))] == ["billing"]
 
 
 def test_the_picture_has_a_panel_for_each_group_and_a_bar_for_each_cause_and_hour() -> None:

@@ -12,7 +12,15 @@ from raymq.common import errors
 from raymq.common.errors import RaymqError
 
 CLASSES = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, RaymqError)]
-VALUES = {"int": 7, "float": 1.5, "float | None": 2.5, "str": "some text", "bytes": b"some bytes", "bool": True}
+VALUES = {
+    "int": 7,
+    "float": 1.5,
+    "float | None": 2.5,
+    "str": "some text",
+    "bytes": b"some bytes",
+    "bool": True,
+    "tuple[str, ...]": ("orders", "payments"),
+}
 
 
 def example(kind: type[RaymqError]) -> RaymqError:
@@ -68,3 +76,23 @@ def test_a_timeout_is_also_pythons_timeout_and_bad_arguments_are_value_errors():
 
 def test_a_send_whose_outcome_is_unknown_is_not_retryable_because_a_new_send_is_a_new_message():
     assert not errors.SendUnknownError.retryable
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (
+            errors.TopicNotExistError("ordrs", ("orders", "order")),
+            "topic 'ordrs' does not exist; did you mean 'orders' or 'order'? "
+            "Otherwise create it: `raymq topic create ordrs`",
+        ),
+        (errors.TopicNotExistError("a|b"), "topic 'a|b' does not exist; create it: `raymq topic create 'a|b'`"),
+        (errors.TopicNotExistError("%DLQ%billing"), "topic '%DLQ%billing' does not exist: brokers create it"),
+        (errors.GroupNotExistError("bill", ("billing",)), "'bill' does not exist; did you mean 'billing'? Otherwise"),
+        (errors.GroupNotExistError("bill"), "or create it: `raymq group create bill`"),
+        (errors.UserNotExistError("alic", ("alice",)), "user 'alic' does not exist; did you mean 'alice'? Otherwise"),
+    ],
+)
+def test_an_error_about_an_unknown_name_suggests_names_before_it_advises_to_create_one(error, text):
+    assert text in str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)

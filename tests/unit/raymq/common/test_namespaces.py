@@ -17,7 +17,16 @@ from raymq.common.delay import TIMER_TOPIC
 from raymq.common.errors import IllegalNameError, TopicNotExistError
 from raymq.common.message import Message, MessageExt, MessageQueue
 from raymq.common.names import SYSTEM_TOPICS, check_topic, dlq_topic, light_queue, reply_topic, retry_topic
-from raymq.common.namespaces import NO_NAMESPACE, Namespace, check_namespace, namespace_of, unwrap, wrap
+from raymq.common.namespaces import (
+    NAMES_COMPARED_MAX,
+    NO_NAMESPACE,
+    Namespace,
+    check_namespace,
+    namespace_of,
+    nearest_names,
+    unwrap,
+    wrap,
+)
 from tests.support.clients.fakes import FakeRoutes, FakeStore, topic_route
 
 _LETTERS = "abAZ09_-|"
@@ -113,6 +122,30 @@ def test_two_namespaces_never_share_a_name_that_is_not_the_servers(one, other, n
 def test_a_namespace_that_names_could_not_be_told_from_is_refused(namespace):
     with pytest.raises(IllegalNameError, match="namespace"):
         check_namespace(namespace)
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "nearest"),
+    [
+        ("ordrs", ["orders", "payments"], ("orders",)),
+        ("ORDERS", ["orders"], ("orders",)),
+        ("orders", ["orders"], ()),
+        ("order", ["orders", "Orders", "orders2", "border"], ("orders", "Orders", "border")),
+        ("ordrs", ["team-a%orders", "%RETRY%orders", "%DLQ%orders", "SCHEDULE_TOPIC_XXXX"], ()),
+        ("team-a%ordrs", ["orders", "team-b%orders", "team-a%orders"], ("team-a%orders",)),
+        ("team-a%x", ["team-a%orders"], ()),
+        ("", ["orders"], ()),
+        ("x" * 100_000, ["orders"], ()),
+    ],
+)
+def test_the_nearest_names_are_those_of_one_namespace(name, known, nearest):
+    assert nearest_names(name, known) == nearest
+
+
+def test_only_a_bounded_number_of_names_is_compared():
+    known = [f"topic-{number}" for number in range(NAMES_COMPARED_MAX)]
+    assert nearest_names("ordrs", [*known, "orders"]) == ()
+    assert nearest_names("ordrs", [*known[1:], "orders"]) == ("orders",)
 
 
 MESSAGE = MessageExt(

@@ -12,8 +12,10 @@ import pytest
 
 from raymq.common.errors import NoPermissionError, RequestTimeoutError, ServiceNotAvailableError, TopicNotExistError
 from raymq.common.names import NameServerName
+from raymq.common.namespaces import Namespace
 from raymq.common.protocol.route import QueueData, TopicRoute
 from raymq.remoting import route_cache as routes_module
+from raymq.remoting.namespaced_routes import NamespacedRoutes
 from raymq.remoting.route_cache import ASK_AGAIN_AFTER_S, POLL_NAME_SERVER_INTERVAL_S, RouteCache
 from tests.support.clients.fakes import WAIT_S, topic_route
 from tests.support.history.waiting import eventually
@@ -348,3 +350,45 @@ def test_old_routes_are_refreshed_together(monkeypatch):
         eventually(lambda topic=topic: len(routes.get(topic).publish_queues) == 2, "the new route", WAIT_S)
     assert {method for _, method in servers.asked} <= {"topic_route", "topic_routes"}
     assert len(servers.asked) <= 3
+
+
+def test_a_missing_topic_is_reported_with_the_nearest_topics_that_the_nameserver_lists(monkeypatch):
+    """The server lists only topics that the user may see."""
+
+    def answer(method, *args):
+        return TopicNotExistError(*args) if method == "topic_route" else ["orders", "payments", "%DLQ%ordrs"]
+
+    servers = Servers(monkeypatch, answer)
+    routes = RouteCache([NameServerName(0)], suggests=True)
+    for call in (routes.get, routes.get_or_create, lambda topic: routes.wait(topic, 1.0)):
+        with pytest.raises(TopicNotExistError) as caught:
+            call("ordrs")
+        assert (caught.value.topic, caught.value.nearest) == ("ordrs", ("orders",))
+    assert [method for _, method in servers.asked].count("topics") == 1
+    with pytest.raises(TopicNotExistError) as caught:
+        routes.get("%DLQ%payment")
+    assert caught.value.nearest == ()
+    with pytest.raises(TopicNotExistError) as caught:
+        servers.routes().get("ordrs")
+    assert caught.value.nearest == (), "a server suggests no names, because it sees the topics of all users"
+
+
+def test_a_missing_topic_is_reported_although_no_nameserver_lists_its_topics(monkeypatch):
+    def answer(method, *args):
+        return TopicNotExistError(*args) if method == "topic_route" else ServiceNotAvailableError("gone")
+
+    Servers(monkeypatch, answer)
+    with pytest.raises(TopicNotExistError) as caught:
+        RouteCache([NameServerName(0)], suggests=True).get("ordrs")
+    assert caught.value.nearest == ()
+
+
+def test_a_suggestion_is_named_as_the_namespace_shows_it(monkeypatch):
+    def answer(method, *args):
+        return TopicNotExistError(*args) if method == "topic_route" else ["team-a%orders", "team-b%ordrs"]
+
+    Servers(monkeypatch, answer)
+    routes = NamespacedRoutes(RouteCache([NameServerName(0)], suggests=True), Namespace("team-a"))
+    with pytest.raises(TopicNotExistError) as caught:
+        routes.get("ordrs")
+    assert (caught.value.topic, caught.value.nearest) == ("ordrs", ("orders",))

@@ -161,7 +161,7 @@ def test_a_replay_of_dead_letters_goes_on_behind_a_damaged_one(damaged, monkeypa
     monkeypatch.setattr(dead_letters, "dlq_topic", lambda group: TOPIC)
     monkeypatch.setattr(dead_letters, "retry_topic", lambda group: "nowhere")
     monkeypatch.setattr(dead_letters, "ActorRef", lambda name: SimpleNamespace(call=replay))
-    letters = dead_letters.DeadLetters("g", damaged.routes, damaged.storages)
+    letters = dead_letters.DeadLetters("g", damaged.routes, damaged.storages, lambda: None)
     monkeypatch.setattr(letters, "_offsets", SimpleNamespace(committed_offset=lambda queue: None))
     monkeypatch.setattr(letters, "_commit_replayed", lambda queue, offset: committed.append(offset))
     check(damaged, [letter.message for letter in letters.letters(max_messages=1000)])

@@ -8,9 +8,11 @@ import pytest
 
 from raymq.client.admin import base as admin_base, groups as admin_groups
 from raymq.client.admin.admin import Admin
+from raymq.client.admin.dead_letters import LetterPlace
 from raymq.client.consumer import rebalance_client
 from raymq.common.errors import (
     GroupNotExistError,
+    IllegalNameError,
     InvalidArgumentError,
     OffsetOutOfRangeError,
     ServiceNotAvailableError,
@@ -73,6 +75,7 @@ def cluster(monkeypatch):
         cluster.answers["b", method] = GroupNotExistError("billing")
     for name in "ab":
         cluster.answers[name, "update_groups"] = []
+        cluster.answers[name, "groups"] = ["billing", f"reports-{name}"]
     cluster.answers["a", "group_config"] = GroupConfig("billing")
     return cluster
 
@@ -162,6 +165,58 @@ def test_a_group_that_no_broker_knows_does_not_exist(cluster):
         with pytest.raises(GroupNotExistError):
             call()
     assert cluster.called("reset_offsets") == []
+
+
+def test_an_unknown_group_is_reported_with_the_nearest_groups_of_all_brokers(cluster):
+    cluster.answers["a", "group_config"] = GroupNotExistError("report-b")
+    with pytest.raises(GroupNotExistError) as caught:
+        cluster.admin.group_config("report-b")
+    assert caught.value.nearest == ("reports-b", "reports-a")
+    cluster.answers["b", "groups"] = ServiceNotAvailableError("broker b restarts")
+    cluster.routes.all_brokers = dict
+    with pytest.raises(GroupNotExistError) as caught:
+        cluster.admin.group_config("report-b")
+    assert caught.value.nearest == ()
+
+
+def test_a_group_without_dead_letters_has_an_empty_list_of_them(cluster):
+    del cluster.routes.routes["%DLQ%billing"]
+    letters = cluster.admin.dead_letters("billing")
+    assert (letters.letters(), list(letters.replay())) == ([], [])
+    with pytest.raises(InvalidArgumentError, match="no dead letter at a:0:1"):
+        list(letters.replay(letters=[LetterPlace("a", 0, 1)]))
+
+
+def test_the_dead_letters_of_an_unknown_group_are_an_error_of_the_group(cluster):
+    cluster.answers["a", "group_config"] = GroupNotExistError("biling")
+    letters = cluster.admin.dead_letters("biling")
+    for call in (letters.letters, lambda: list(letters.each()), lambda: list(letters.replay())):
+        with pytest.raises(GroupNotExistError, match=r"'biling' does not exist; did you mean 'billing'\?"):
+            call()
+
+
+def test_a_group_is_created_by_its_name_and_settings(cluster):
+    cluster.answers["a", "group_config"] = GroupNotExistError("new")
+    cluster.admin.create_group("new", retry_max_times=5)
+    assert cluster.called("update_groups") == [(name, [GroupConfig("new", retry_max_times=5)]) for name in "ab"]
+    for wrong in ({"retry_times": 5}, {"retry_max_times": -1}, {"consume_enable": "no"}):
+        with pytest.raises(InvalidArgumentError):
+            cluster.admin.create_group("new", **wrong)
+    with pytest.raises(IllegalNameError):
+        cluster.admin.create_group("two words")
+    with pytest.raises(InvalidArgumentError, match="not both"):
+        cluster.admin.create_group(GroupConfig("new"), retry_max_times=5)
+    assert len(cluster.called("update_groups")) == 2
+
+
+def test_a_created_group_never_changes_the_settings_of_an_existing_group(cluster):
+    cluster.answers["a", "group_config"] = existing = GroupConfig("billing", retry_max_times=3)
+    for settings in ({}, {"retry_max_times": 3}):
+        cluster.admin.create_group("billing", **settings)
+    assert cluster.called("update_groups") == [(name, [existing]) for name in "abab"]
+    with pytest.raises(InvalidArgumentError, match="'billing' exists already with retry_max_times=3; change it"):
+        cluster.admin.create_group("billing", retry_max_times=4)
+    assert len(cluster.called("update_groups")) == 4
 
 
 def test_offsets_are_cloned_where_the_source_has_some(cluster):

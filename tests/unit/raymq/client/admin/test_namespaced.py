@@ -118,6 +118,18 @@ def test_errors_are_told_by_shown_names() -> None:
     with pytest.raises(TopicNotExistError) as caught:
         within(Double()).fail("orders")
     assert "team-a" not in str(caught.value)
+
+
+def test_errors_that_an_iterator_raises_name_topics_as_the_namespace_shows_them() -> None:
+    def answer() -> Iterator[Any]:
+        yield STORED
+        raise TopicNotExistError("team-a%ordrs", ("team-a%orders",))
+
+    found = within(Double(answer())).each()
+    assert next(found) == SHOWN
+    with pytest.raises(TopicNotExistError) as caught:
+        next(found)
+    assert (caught.value.topic, caught.value.nearest) == ("ordrs", ("orders",))
     assert "orders" in str(caught.value)
 
 

@@ -77,6 +77,9 @@ class Routes:
     def invalidate(self, topic):
         pass
 
+    def all_brokers(self):
+        return {}
+
 
 @pytest.fixture
 def stores(tmp_path) -> Iterator[dict[str, LocalStorage]]:

@@ -159,7 +159,12 @@ def test_a_topic_on_chosen_brokers_is_on_no_other(cluster):
 @pytest.mark.parametrize(
     ("brokers", "elsewhere", "error", "text"),
     [
-        (["c"], {}, InvalidArgumentError, "'c'; the broker groups are a, b"),
+        (
+            ["c"],
+            {},
+            InvalidArgumentError,
+            "'c' does not exist; choose one of the broker groups that run: a, b",
+        ),
         ([], {}, InvalidArgumentError, "at least one"),
         (["b"], {"a": 2}, TopicExistsError, "on a, too"),
     ],

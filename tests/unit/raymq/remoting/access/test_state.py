@@ -69,6 +69,9 @@ def test_creating_twice_updating_nobody_and_deleting_nobody_are_refused():
         state.with_user(User("other", KEY), is_new=False)
     with pytest.raises(UserNotExistError):
         state.without_user("other")
+    with pytest.raises(UserNotExistError) as caught:
+        state.entries(f"{next(iter(state.users))}x")
+    assert caught.value.nearest == (next(iter(state.users)),)
 
 
 def test_the_last_enabled_super_user_stays():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from raymq.client.admin.dead_letters import DeadLetter, LetterPlace
-from raymq.common.errors import RequestTimeoutError, TopicNotExistError
+from raymq.common.errors import RequestTimeoutError
 from raymq.common.message import Message
 from raymq.common.protocol.recall import RecallHandle
 from raymq.tools.console.messages.body import BODY_SHOWN_MAX_BYTES
@@ -83,9 +83,12 @@ def test_a_topic_that_is_not_there_has_no_page(admin: AsgiClient) -> None:
     assert admin.get("/topics/nothing/messages").status == 404
 
 
-def test_a_group_without_dead_letters_has_no_topic_for_them(admin: AsgiClient, cluster: FakeCluster) -> None:
-    cluster.errors["dead_letters"] = TopicNotExistError("%DLQ%billing")
+def test_a_group_without_dead_letters_has_an_empty_page_and_an_unknown_group_has_none(
+    admin: AsgiClient, cluster: FakeCluster
+) -> None:
+    cluster.letters = {}
     assert "No dead letter" in admin.get(LETTERS).text
+    assert admin.get("/groups/nobody/dead-letters").status == 404
 
 
 @pytest.fixture

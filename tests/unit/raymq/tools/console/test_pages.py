@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from raymq.common.errors import RequestTimeoutError, ServiceNotAvailableError
+from raymq.common.errors import RequestTimeoutError, ServiceNotAvailableError, TopicNotExistError
 from raymq.common.message import MessageQueue
 from raymq.common.protocol.stats import GroupTotals
 from raymq.common.protocol.status import Problem
 from raymq.tools.console.web.history import ClusterFigures
 from raymq.tools.console.web.lists import NO_ANSWER
+from raymq.tools.console.web.texts import prose
 from tests.support.console.asgi_client import Answer, AsgiClient
 from tests.support.console.fake_cluster import NOW_MS, FakeCluster, members_of, topic_reading
 from tests.support.console.logged_in import console_app, logged_in
@@ -92,7 +93,7 @@ def test_a_broker_that_is_missing_is_named_above_the_rows_of_the_others(admin: A
     cluster.silent = {"broker-b"}
     for path in ("/topics", "/groups"):
         text = admin.get(path).text
-        assert f"<strong>broker-b</strong>: no answer ({NO_ANSWER})" in text
+        assert f"<strong>broker-b</strong>: no answer ({prose(NO_ANSWER)})" in text
     assert "orders" in admin.get("/topics").text
 
 
@@ -100,6 +101,24 @@ def test_what_is_not_there_is_not_found(admin: AsgiClient):
     for path in ("/topics/nothing", "/groups/nothing", "/nothing", "/api/v1/topics/nothing"):
         assert admin.get(path).status == 404
     assert "does not exist" in admin.get("/api/v1/topics/nothing").json()["error"]
+
+
+def test_a_command_in_an_error_is_shown_as_code(admin: AsgiClient, cluster: FakeCluster):
+    error = TopicNotExistError("ord|<b>", ("orders",))
+    for call, path in (
+        ("topic_route", "/topics/orders"),
+        ("browse", "/topics/orders/messages"),
+        ("group_config", "/groups/billing"),
+        ("dead_letters", "/groups/billing/dead-letters"),
+        ("delayed", "/delayed"),
+        ("query_by_key", "/messages?topic=orders&key=k3"),
+        ("message_track", "/messages/track?topic=orders&offset=broker-a:0:3"),
+    ):
+        cluster.errors = {call: error}
+        text = admin.get(path).text
+        assert "does not exist; did you mean &#39;orders&#39;? Otherwise" in text, path
+        assert "<code>raymq topic create &#39;ord|&lt;b&gt;&#39;</code>" in text, path
+        assert "`" not in text, path
 
 
 def test_hostile_names_and_errors_are_text(admin: AsgiClient, cluster: FakeCluster):
