@@ -104,6 +104,7 @@ if TYPE_CHECKING:
     from raymq.common.names import light_queue as light_queue
     from raymq.common.protocol.attributes import TopicMessageType as TopicMessageType
     from raymq.common.protocol.consume_result import ConsumeLater as ConsumeLater
+    from raymq.common.protocol.group import GroupConfig as GroupConfig
     from raymq.common.protocol.membership import AllocateStrategy as AllocateStrategy, Allocation as Allocation
     from raymq.common.protocol.request_reply import Reply as Reply, reply as reply
     from raymq.common.protocol.transactions import LocalTransactionState as LocalTransactionState
@@ -147,6 +148,7 @@ _HOMES: Final = {
     "DataLossError": "raymq.common.errors",
     "FetchedBatch": "raymq.records.hooks",
     "FilterExpressionError": "raymq.common.errors",
+    "GroupConfig": "raymq.common.protocol.group",
     "GroupNotExistError": "raymq.common.errors",
     "HookedBatch": "raymq.records.hooks",
     "IllegalNameError": "raymq.common.errors",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,46 @@ if TYPE_CHECKING:
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only show the offsets before and after.")
 
 
+def settings_options(function: Any) -> Any:
+    """Add the options for the settings of a group (GroupConfig). An option that the user does not give is None."""
+    for add in (
+        click.option(
+            "--broadcast/--no-broadcast",
+            "consume_broadcast_enable",
+            default=None,
+            help="Allow or forbid consumers in BROADCASTING.",
+        ),
+        click.option("--consume/--no-consume", "consume_enable", default=None, help="Allow or forbid all consumption."),
+        number_option(
+            "--retry-queues", RETRY_QUEUE_NUMS, "Queues of the retry topic per broker.", name="retry_queue_nums"
+        ),
+        number_option("--retry-max-times", RETRY_MAX_TIMES, "Retries of a message before it is a dead letter."),
+    ):
+        function = add(function)
+    return function
+
+
+def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return only the settings whose options the user gave."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
 @cli.group()
 def group() -> None:
-    """List, describe, change and delete consumer groups, and move their offsets."""
+    """Create, list, describe, change and delete consumer groups, and move their offsets."""
+
+
+@command(group, "create")
+@click.argument("group_name", metavar="GROUP")
+@settings_options
+def group_create(admin: Admin, group_name: str, **settings: Any) -> CommandResult:
+    """Create a consumer group before its first consumer starts, for example if brokers create no groups by themselves.
+
+    Example: raymq group create billing --retry-max-times 5
+    """
+    admin.create_group(group_name, **_given(settings))
+    remember_name("groups", group_name)
+    return fields_result(asdict(admin.group_config(group_name)))
 
 
 @command(group, "list")
@@ -159,21 +197,13 @@ def _forbidden(admin: Admin, group_name: str) -> CommandResult:
 
 @command(group, "update")
 @group_argument
-@number_option("--retry-max-times", RETRY_MAX_TIMES, "Retries of a message before it is a dead letter.")
-@number_option("--retry-queues", RETRY_QUEUE_NUMS, "Queues of the retry topic per broker.", name="retry_queue_nums")
-@click.option("--consume/--no-consume", "consume_enable", default=None, help="Allow or forbid all consumption.")
-@click.option(
-    "--broadcast/--no-broadcast",
-    "consume_broadcast_enable",
-    default=None,
-    help="Allow or forbid consumers in BROADCASTING.",
-)
+@settings_options
 def group_update(admin: Admin, group_name: str, **changes: Any) -> CommandResult:
     """Change a group's configuration; without a change, show the configuration.
 
     Example: raymq group update billing --retry-max-times 5
     """
-    wanted = {key: value for key, value in changes.items() if value is not None}
+    wanted = _given(changes)
     config = admin.update_group(group_name, **wanted) if wanted else admin.group_config(group_name)
     return fields_result(asdict(config))
 

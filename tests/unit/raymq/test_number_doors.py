@@ -237,6 +237,8 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     # The call also compares the index with the batch's size, and raises another InvalidArgumentError.
     ("raymq.PutBatch.refuse", "index"): SIGNED,
     # Limits of numbers for administration
+    ("raymq.GroupConfig.__init__", "retry_queue_nums"): "Admin.create_group checks it, as it checks GroupChanges",
+    ("raymq.GroupConfig.__init__", "retry_max_times"): "Admin.create_group checks it, as it checks GroupChanges",
     ("raymq.connect", "broker_groups"): NumberRange(1, 26),
     ("Admin.browse", "begin_ms"): TIME_MS,
     ("Admin.browse", "end_ms"): TIME_MS,

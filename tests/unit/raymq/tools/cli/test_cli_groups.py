@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -45,6 +46,9 @@ class Admin:
 
     def forbidden_topics(self, group: str) -> list[str]:
         return ["orders"] if self.asked and self.asked[-1][0] == "forbid" else []
+
+    def create_group(self, group: str, **settings: Any) -> None:
+        self.asked.append(("create", group, settings))
 
     def update_group(self, group: str, **changes: Any) -> GroupConfig:
         self.asked.append((group, changes))
@@ -96,6 +100,17 @@ def test_a_group_is_changed_only_if_an_option_is_given(run: Any, admin: Admin) -
     assert admin.asked == [
         ("billing", {"retry_max_times": 5, "consume_enable": False}),
         ("billing", {"consume_broadcast_enable": False}),
+    ]
+
+
+def test_a_group_is_created_with_the_settings_that_are_given(run: Any, admin: Admin) -> None:
+    shown = json.loads(run("group", "create", "billing", "--json").output)
+    assert shown == asdict(GroupConfig("billing"))
+    run("group", "create", "billing", "--retry-max-times", "5", "--no-broadcast", "--retry-queues", "2")
+    run("group", "create", "billing", "--retry-max-times", "-1", code=2)
+    assert admin.asked == [
+        ("create", "billing", {}),
+        ("create", "billing", {"retry_max_times": 5, "consume_broadcast_enable": False, "retry_queue_nums": 2}),
     ]
 
 
