@@ -50,10 +50,12 @@ from raymq.common.names import check_topic
 from raymq.common.protocol.store import QueueBounds
 from raymq.tools.cli.entry import run_command
 from raymq.tools.cli.known_names import completes
+from raymq.tools.cli.options import RenamedOption
 from raymq.tools.cli.terminal.output import (
     Command,
     address_option,
     json_option,
+    namespace_option,
     print_value,
     quiet_option,
     say,
@@ -327,10 +329,18 @@ def _report(written: Written) -> pa.RecordBatch:
 @click.command("archive", cls=Command)
 @click.argument("topic_name", metavar="TOPIC", shell_complete=completes("topics"))
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--before", metavar="TIME", help="Only messages stored before then: ISO 8601, or -1d for a day ago.")
+@click.option(
+    "--to",
+    "before",
+    cls=RenamedOption,
+    former=["--before"],
+    metavar="TIME",
+    help="Only messages stored before then: ISO 8601, or -1d for a day ago.",
+)
 @click.option("--skip-lost", is_flag=True, help="Go on when messages were deleted before they could be archived.")
 @click.option("--verify", "only_verify", is_flag=True, help="Archive nothing; read all files and check them.")
 @spark_options
+@namespace_option
 @address_option
 @json_option
 @quiet_option
@@ -346,7 +356,7 @@ def command(
 ) -> None:
     """Archive a topic in a directory, as Parquet files by day, each message once. A later run adds newer messages.
 
-    Exit code 1 if --verify finds a problem. Example: raymq job archive orders /data/archive --before 2026-03-02
+    Exit code 1 if --verify finds a problem. Example: raymq job archive orders /data/archive --to 2026-03-02
     """
     if only_verify:
         refuse_beside("--verify", "before", "skip_lost", "address", *SPARK_PARAMETERS)

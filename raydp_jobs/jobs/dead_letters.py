@@ -29,6 +29,7 @@ from raymq.tools.cli.terminal.output import (
     address_option,
     client_of,
     json_option,
+    namespace_option,
     print_value,
     quiet_option,
     say,
@@ -271,6 +272,7 @@ def _over(deaths: Deaths, times: Iterable[int], causes: Iterable[Cause]) -> list
     "--reason-property", default=REASON_PROPERTY, show_default=True, help="The message's property with the reason."
 )
 @click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw deaths over time, a PNG file.")
+@namespace_option
 @address_option
 @json_option
 @quiet_option

@@ -48,6 +48,7 @@ from raymq.tools.cli.terminal.output import (
     address_option,
     client_of,
     json_option,
+    namespace_option,
     print_value,
     quiet_option,
     say,
@@ -232,6 +233,7 @@ def parse_queues(texts: Iterable[str]) -> frozenset[tuple[str, int]]:
 @click.option("--queue", "queues", multiple=True, metavar="BROKER:QUEUE", help="Only of this queue; several times.")
 @click.option("--tags", default="*", show_default=True, help='Only these tags, for example "paid || refunded".')
 @click.option("--name", help="Another name than the source's path: a replay of another name sends all again.")
+@namespace_option
 @address_option
 @json_option
 @quiet_option

@@ -32,6 +32,7 @@ from raymq.tools.cli.terminal.output import (
     Command,
     address_option,
     json_option,
+    namespace_option,
     print_value,
     quiet_option,
 )
@@ -220,6 +221,7 @@ def _time(seconds: float) -> datetime:
 @period_options
 @click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw rates and keys, as a PNG file.")
 @spark_options
+@namespace_option
 @address_option
 @json_option
 @quiet_option

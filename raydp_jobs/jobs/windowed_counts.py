@@ -33,6 +33,7 @@ from raymq.tools.cli.terminal.output import (
     Command,
     address_option,
     json_option,
+    namespace_option,
     print_value,
     quiet_option,
     say,
@@ -308,6 +309,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
 @click.option("--max-offsets", type=NumberType(POSITIVE), help="The most messages in a batch.")
 @click.option("--commit-group", metavar="GROUP", help="Consumer group whose lag shows how far the count is.")
 @spark_options
+@namespace_option
 @address_option
 @json_option
 @quiet_option

@@ -1,4 +1,4 @@
-"""`raymq browse`, `track`, `trace`, `delayed` and `transactions`: commands that show messages without a
+"""`raymq browse`, `tail`, `track`, `trace`, `delayed` and `transactions`: commands that show messages without a
 consumer group."""
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import click
 
 from raymq.common.names import TRACE_TOPIC
-from raymq.common.numbers import NumberRange
+from raymq.common.numbers import TIME_S, NumberRange
 from raymq.common.places import parse_queue
 from raymq.common.protocol.store import BROWSE_MAX_MESSAGES, BROWSE_MAX_SCANNED
 from raymq.tools.cli.entry import cli
 from raymq.tools.cli.known_names import completes
 from raymq.tools.cli.options import TIME, max_option, number_option, queue_option, topic_argument
 from raymq.tools.cli.terminal.command import CommandResult, command, rows_result
-from raymq.tools.cli.terminal.output import Table, iso, message_dict, message_line
+from raymq.tools.cli.terminal.output import Table, err, is_quiet, iso, message_dict, message_line, out, say_note
 
 if TYPE_CHECKING:
     from raymq.client.admin.admin import Admin
@@ -76,6 +76,43 @@ def browse(
         *(message_line(message, False) for message in page.messages),
         f"{len(page.messages)} messages of {page.scanned} records read{cut}{more}",
     )
+
+
+@command(cli, quiet=True)
+@topic_argument
+@max_option("Stop after this number of messages. Default: go on until ctrl-C.")
+@number_option("--timeout", TIME_S, "Stop after this number of seconds without a new message.")
+@number_option("--interval", NumberRange(0.1, 60.0), "Seconds between two reads.", 0.5)
+def tail(
+    admin: Admin, topic_name: str, limit: int | None, timeout: float | None, interval: float, as_json: bool
+) -> None:
+    """Print the messages that are sent to a topic from now on, without a group, until ctrl-C.
+
+    If more messages arrive between two reads than one read returns, the command skips the oldest and prints their
+    number on standard error.
+
+    Example: raymq tail orders, or raymq tail orders --max 1 --json
+    """
+    from raymq.client.admin.messages import TAIL_MESSAGES_MAX
+
+    positions = admin.tail(topic_name).positions
+    if err.is_terminal and not is_quiet():
+        say_note(f"waiting for new messages of topic {topic_name}; ctrl-C ends")
+    left, quiet_since_s = limit, time.monotonic()
+    while left is None or left > 0:
+        arrived = admin.tail(topic_name, positions, max_messages=TAIL_MESSAGES_MAX)
+        positions = arrived.positions
+        if arrived.skipped:
+            say_note(f"skipped {arrived.skipped} messages: they arrived faster than this command reads")
+        for message in arrived.messages[:left]:
+            click.echo(message_line(message, as_json), file=out.file)
+        if arrived.messages:
+            quiet_since_s = time.monotonic()
+            left = None if left is None else left - len(arrived.messages)
+        elif timeout is not None and time.monotonic() - quiet_since_s >= timeout:
+            return
+        if left is None or left > 0:
+            time.sleep(interval)
 
 
 @command(cli)

@@ -6,32 +6,56 @@ Exit codes: 0 success; 1 refused or failed (one line on standard error gives the
 
 from __future__ import annotations
 
+import platform
 import sys
-from typing import NoReturn
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version as package_version
+from typing import Final, NoReturn
 
 import click
 
 from raymq.common.errors import RaymqError
-from raymq.tools.cli.terminal.output import Group, out, say_error
+from raymq.tools.cli.terminal.command import CommandResult, command
+from raymq.tools.cli.terminal.output import Group, address_option_before, namespace_option_before, out, say_error
+
+SECTIONS: Final = {
+    "Start": "up down demo console completion version",
+    "Produce and consume": "send consume receive recall",
+    "Look": "status top tail browse query track trace delayed transactions producers",
+    "Administer": "topic group dlq replay config kv user acl export import job",
+    "Operate": "doctor check store broker balance drain metrics k8s",
+}
+"""The titles in the help of `raymq`, with the commands below each title."""
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="raymq", prog_name="raymq")
-@click.option(
-    "--namespace",
-    envvar="RAYMQ_NAMESPACE",
-    metavar="NAME",
-    help="Use topics and groups of this namespace only, by their names in it: raymq --namespace team-a topic list",
-)
-def cli(namespace: str | None) -> None:
+@address_option_before
+@namespace_option_before
+def cli() -> None:
     """A durable message queue inside a Ray cluster.
 
     \b
-    raymq up                                  start it on this machine (or in the Ray cluster that runs)
+    raymq up                                  start it on this machine (or in the running Ray cluster)
     raymq topic create orders --queues 8
     echo '{"id": 17}' | raymq send orders --tags paid --key o-17
     raymq consume billing orders --max 10
     """
+
+
+cli.sections = {title: names.split() for title, names in SECTIONS.items()}
+
+
+@command(cli)
+def version() -> CommandResult:
+    """Show the versions of raymq and of the packages that decide how it behaves. Example: raymq version --json"""
+    names = ("raymq", "ray", "pyarrow", "numpy", "pyspark", "raydp")
+    found = {}
+    for name in names:
+        with suppress(PackageNotFoundError):  # an extra that is not installed
+            found[name] = package_version(name)
+    found["python"] = platform.python_version()
+    return CommandResult(found, *(f"{name} {text}" for name, text in found.items()))
 
 
 def main() -> NoReturn:

@@ -20,8 +20,8 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from raymq.tools.cli.entry import cli
-from raymq.tools.cli.terminal.command import command
-from raymq.tools.cli.terminal.output import out, say
+from raymq.tools.cli.terminal.command import CommandResult, command
+from raymq.tools.cli.terminal.output import out
 
 Kind = Literal["topics", "groups", "brokers"]
 
@@ -120,11 +120,11 @@ _FISH: Final = "~/.config/fish/completions/raymq.fish"
 _STARTUP: Final = {"bash": "~/.bashrc", "zsh": "~/.zshrc"}
 
 
-@command(cli, json=False)
+@command(cli)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.option("--install", is_flag=True, help="Install the script for new shells. A second run changes nothing.")
 @click.pass_context
-def completion(ctx: click.Context, shell: str, install: bool) -> None:
+def completion(ctx: click.Context, shell: str, install: bool, as_json: bool) -> CommandResult | None:
     """Print a script that completes raymq's commands, options, topics, groups and brokers with TAB.
 
     \b
@@ -140,9 +140,12 @@ def completion(ctx: click.Context, shell: str, install: bool) -> None:
         raise click.UsageError(f"there is no completion for {shell}")
     script = kind(ctx.find_root().command, {}, "raymq", _VARIABLE).source().rstrip("\n")
     if install:
-        say(_install(shell, script))
-    else:
-        click.echo(script, file=out.file)
+        done = _install(shell, script)
+        return CommandResult({"shell": shell, "installed": done}, done)
+    if as_json:
+        return CommandResult({"shell": shell, "script": script})
+    click.echo(script, file=out.file)  # as it is: a table or a text of rich would wrap long lines
+    return None
 
 
 def _install(shell: str, script: str) -> str:

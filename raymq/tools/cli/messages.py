@@ -20,6 +20,7 @@ from raymq.common.protocol.pop import INVISIBLE, RECEIVE_MESSAGES
 from raymq.tools.cli.entry import cli
 from raymq.tools.cli.options import (
     TIME,
+    RenamedOption,
     consume_from,
     group_argument,
     max_option,
@@ -170,9 +171,16 @@ def consume(
 )
 @max_option("With --key: the most messages.", default=32)
 @click.option(
-    "--begin", "begin_ms", type=TIME, help="With --key: stored at this time or later, ISO 8601, or -2h, -30m."
+    "--from",
+    "begin_ms",
+    cls=RenamedOption,
+    former=["--begin"],
+    type=TIME,
+    help="With --key: stored at this time or later, ISO 8601, or -2h, -30m.",
 )
-@click.option("--end", "end_ms", type=TIME, help="With --key: stored until this time.")
+@click.option(
+    "--to", "end_ms", cls=RenamedOption, former=["--end"], type=TIME, help="With --key: stored until this time."
+)
 def query(
     admin: Admin,
     progress: ProgressCallback,
@@ -187,13 +195,13 @@ def query(
 ) -> CommandResult:
     """Show messages by key, by id, or by offset. Exit code 1 if there is none.
 
-    Example: raymq query orders --key o-17 --begin -2h, or raymq query orders --offset broker-a:3:1700
+    Example: raymq query orders --key o-17 --from -2h, or raymq query orders --offset broker-a:3:1700
     """
     if sum(choice is not None for choice in (key, message_id, position)) != 1:
         raise click.UsageError("give one of --key, --id and --offset")
     in_a_time = begin_ms is not None or end_ms is not None
     if key is None and in_a_time:
-        raise click.UsageError("--begin and --end are for --key: an id or an offset names one message")
+        raise click.UsageError("--from and --to are for --key: an id or an offset names one message")
     at = None if position is None else parse_position(topic_name, position)
     progress(f"searching {topic_name}")
     if at is not None:
@@ -236,7 +244,7 @@ def _table_of(found: Sequence[dict[str, Any]]) -> Table:
 @subscription_options("receive")
 @max_option("The most messages.", RECEIVE_MESSAGES, 32)
 @number_option("--invisible", INVISIBLE, "Seconds in which no other consumer receives the messages.", 60.0)
-@number_option("--wait", TIME_S, "Seconds to wait for the first message.", 5.0)
+@number_option("--timeout", TIME_S, "Seconds to wait for the first message.", 5.0, name="wait", former=["--wait"])
 @click.option("--keep", is_flag=True, help="Do not acknowledge the messages: they are delivered again unless --ack.")
 @click.option(
     "--ack", "handles", multiple=True, metavar="HANDLE", help="Only acknowledge messages that --keep printed."

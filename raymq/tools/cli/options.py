@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,13 +45,40 @@ class TimeType(click.ParamType[int]):
 TIME: Final = TimeType()
 
 
+class RenamedOption(click.Option):
+    """An option that had other names in an earlier version, `former`. They still work, and neither help nor completion
+    lists them."""
+
+    def __init__(self, *args: Any, former: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.former = list(former)
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Let the parser accept the present and the former names."""
+        listed = self.opts
+        self.opts = [*listed, *self.former]
+        try:
+            super().add_to_parser(parser, ctx)
+        finally:
+            self.opts = listed
+
+
 def number_option(
-    option: str, bounds: NumberRange, text: str, default: float | None = None, *, name: str | None = None
+    option: str,
+    bounds: NumberRange,
+    text: str,
+    default: float | None = None,
+    *,
+    name: str | None = None,
+    former: Sequence[str] = (),
 ) -> Callable[[Any], Any]:
-    """Return a command-line option whose value is a number within `bounds`. `text`: the help text. `name`: the name of
-    the function's argument, if it differs from the option's name."""
+    """Return an option whose value is a number within `bounds`. `text`: help text. `name`: name of the function's
+    argument, if it differs from the option's. `former`: names of the option in earlier versions."""
     names = [option] if name is None else [option, name]
-    return click.option(*names, type=NumberType(bounds), default=default, show_default=True, help=text)
+    kind = NumberType(bounds)
+    return click.option(
+        *names, cls=RenamedOption, former=former, type=kind, default=default, show_default=True, help=text
+    )
 
 
 def max_option(text: str, bounds: NumberRange = POSITIVE, default: int | None = None) -> Callable[[Any], Any]:

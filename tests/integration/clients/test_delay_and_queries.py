@@ -113,7 +113,7 @@ def test_the_command_line_sends_later_and_finds_again(mq: raymq.Client, topic: s
     eventually(lambda: bodies(mq, topic) == [b"later"], "it is delivered")
     found = run("query", topic, "--key", "cli")
     assert "later" in json.dumps(found)
-    assert run("query", topic, "--key", "cli", "--begin", "-1h", "--end", "+1h") == found
+    assert run("query", topic, "--key", "cli", "--from", "-1h", "--to", "+1h") == found
 
 
 def test_a_topic_is_browsed_page_by_page_and_groups_are_tracked(mq: raymq.Client, topic: str, group: str) -> None:

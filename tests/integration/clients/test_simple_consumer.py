@@ -217,4 +217,4 @@ def test_the_command_receives_keeps_and_acknowledges(mq: raymq.Client) -> None:
     assert [message["body"] for message in run("--max", "5")["messages"]] == ["1", "2"]
     assert run("--ack", kept["handle"]) == {"acknowledged": 1}
     assert run("--ack", kept["handle"]) == {"acknowledged": 0}
-    assert run("--wait", "0") == {"messages": []}
+    assert run("--timeout", "0") == {"messages": []}

@@ -14,10 +14,10 @@ from raymq.common.names import BROKER_GROUPS_MAX
 from raymq.common.numbers import POSITIVE, TIME_S, NumberRange
 from raymq.tools.cli.entry import cli
 from raymq.tools.cli.known_names import remember_all_names
-from raymq.tools.cli.options import config_option
+from raymq.tools.cli.options import RenamedOption, config_option
 from raymq.tools.cli.terminal.command import CommandResult, command
 from raymq.tools.cli.terminal.number_type import NumberType
-from raymq.tools.cli.terminal.output import Table, duration, out
+from raymq.tools.cli.terminal.output import Table, duration, err, out
 
 if TYPE_CHECKING:
     from raymq.client.cluster.launcher import ProgressCallback
@@ -42,7 +42,10 @@ if TYPE_CHECKING:
     "--wait-nodes", type=NumberType(POSITIVE), help="First wait until Ray has this number of nodes, with the head node."
 )
 @click.option(
-    "--wait-s",
+    "--timeout",
+    "wait_s",
+    cls=RenamedOption,
+    former=["--wait-s"],
     type=NumberType(TIME_S),
     help="Seconds to wait for the nodes; after them nothing is started. Default: half an hour.",
 )
@@ -143,10 +146,10 @@ def balance(address: str | None, progress: ProgressCallback) -> CommandResult:
     return CommandResult(result, text, failed=bool(left))
 
 
-@command(cli, json=False)
+@command(cli)
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep the store here; a second run reopens the store.")
 @click.option("--kill/--no-kill", default=True, help="Kill one storage process while producing (default: yes).")
-def demo(keep: Path | None, kill: bool) -> None:
+def demo(keep: Path | None, kill: bool, as_json: bool) -> CommandResult:
     """Send the 336,776 flights of 2013 through raymq and check every figure against the file.
 
     The demo starts everything on this machine, kills a storage process while it sends, and leaves nothing behind.
@@ -154,8 +157,8 @@ def demo(keep: Path | None, kill: bool) -> None:
     """
     from raydp_jobs.demo import run
 
-    if not run(keep, kill=kill, console=out):
-        raise click.exceptions.Exit(1)
+    equal = run(keep, kill=kill, console=err if as_json else out)
+    return CommandResult({"equal": equal}, failed=not equal)
 
 
 def _refuses(store: StoreReport) -> bool:

@@ -26,6 +26,8 @@ from raymq.tools.cli.terminal.output import (
     address_option,
     client_of,
     json_option,
+    namespace_option,
+    options_of,
     print_value,
     quiet_option,
     say_error,
@@ -130,24 +132,14 @@ def command(
 
         common = [quiet_option] if quiet or "progress" in wanted else []
         common += [json_option] if json else []
+        common += [namespace_option] if wanted & {"admin", "client"} else []
         common += [address_option] if wanted & {"admin", "client", "address"} else []
         made = click.command(name, cls=Command)(run)
-        made.params += _options(common)
+        made.params += options_of(common)
         group.add_command(made)
         return made
 
     return decorate
-
-
-def _options(decorators: Sequence[Callable[[Any], Any]]) -> list[click.Parameter]:
-    """Return the command-line options that the click decorators `decorators` add, in the order in which the help lists
-    them."""
-
-    def nothing() -> None: ...
-
-    for decorate in decorators:
-        decorate(nothing)
-    return click.command()(nothing).params
 
 
 class _Lazy:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -87,13 +87,57 @@ class Command(click.Command):
             sys.stdout = stdout
 
 
+_META_PREFIX: Final = "raymq."
+"""Prefix of this module's keys in the `meta` of a click context, which a command shares with the groups above it."""
+
+
+def _kept(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Keep the value of an option that may stand before or after the command. Returns the value that counts: the last
+    one that the user gave."""
+    key = f"{_META_PREFIX}{parameter.name}"
+    if value is not None:
+        ctx.meta[key] = value
+    return ctx.meta.get(key)
+
+
 class Group(click.Group):
-    """A click group: the commands of one noun, such as `raymq topic`."""
+    """A click group: the commands of one noun, such as `raymq topic`.
+
+    The help has the whole first sentence of each command. If `sections` has titles with names of commands, the help
+    groups the commands by these titles. Options that all commands of a cluster share may stand before the command, too.
+    """
 
     command_class = Command
+    group_class = type
+    sections: Mapping[str, Sequence[str]] = {}
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        own = {parameter.name for parameter in self.params}
+        shared = options_of((_option_of_namespace(hidden=True), _option_of_address(hidden=True, expose_value=False)))
+        self.params += [option for option in shared if option.name not in own]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the names of the commands, by section, with the whole first sentence of each command's help."""
+        listed = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        texts = {
+            name: command.get_short_help_str(SENTENCE_MAX)
+            for name, command in listed.items()
+            if command is not None and not command.hidden
+        }
+        sections = {title: [name for name in names if name in texts] for title, names in self.sections.items()}
+        rest = sorted(texts.keys() - {name for names in sections.values() for name in names})
+        for title, names in (*sections.items(), ("Other" if sections else "Commands", rest)):
+            if names:
+                with formatter.section(title):
+                    formatter.write_dl([(name, texts[name]) for name in names])
 
 
-_QUIET: Final = "raymq.quiet"
+SENTENCE_MAX: Final = 1000
+"""Maximum number of characters that a group's help shows of a command's first sentence; no sentence is so long."""
+
+
+_QUIET: Final = f"{_META_PREFIX}quiet"
 """Key in the `meta` of a click context. If this key is set, the command shows no progress."""
 
 
@@ -109,11 +153,46 @@ def is_quiet() -> bool:
     return ctx is not None and _QUIET in ctx.meta
 
 
+def _option_of_namespace(**how: Any) -> Callable[[Any], Any]:
+    return click.option(
+        "--namespace",
+        "within_namespace",  # a name that no argument of a command has
+        metavar="NAME",
+        expose_value=False,
+        callback=_kept,
+        help="Use topics and groups of this namespace only, by their names in it.",
+        **how,
+    )
+
+
+def _option_of_address(**how: Any) -> Callable[[Any], Any]:
+    return click.option(
+        "--address",
+        metavar="HOST:PORT",
+        callback=_kept,
+        help="Ray cluster to use. Default: the Ray cluster on this machine.",
+        **how,
+    )
+
+
+def options_of(decorators: Sequence[Callable[[Any], Any]]) -> list[click.Parameter]:
+    """Return the options that these click decorators add, in the order in which the help lists them."""
+
+    def nothing() -> None: ...
+
+    for decorate in decorators:
+        decorate(nothing)
+    return click.command()(nothing).params
+
+
 json_option = click.option("--json", "as_json", is_flag=True, callback=_hush, help="Print JSON instead of a table.")
 quiet_option = click.option("-q", "--quiet", is_flag=True, expose_value=False, callback=_hush, help="Show no progress.")
-address_option = click.option(
-    "--address", help="Ray cluster to use, host:port. Default: the Ray cluster on this machine."
-)
+address_option = _option_of_address()
+namespace_option = _option_of_namespace()
+address_option_before = _option_of_address(expose_value=False)
+"""The option --address of `raymq` itself, before a command."""
+namespace_option_before = _option_of_namespace(envvar="RAYMQ_NAMESPACE")
+"""The option --namespace of `raymq` itself, before a command."""
 
 
 @contextmanager
@@ -123,7 +202,7 @@ def client_of(address: str | None) -> Iterator[Any]:
 
     # The click context is None in a job that was not started by the command raymq.
     context = click.get_current_context(silent=True)
-    namespace = None if context is None else context.find_root().params.get("namespace")
+    namespace = None if context is None else context.meta.get(f"{_META_PREFIX}within_namespace")
     with connect(address, namespace=namespace) as client:
         yield client
 
@@ -136,6 +215,11 @@ def say(text: str) -> None:
 def say_error(text: str) -> None:
     """Print a command's error message on standard error."""
     err.print(Text(f"raymq: {error_text(text)}"))
+
+
+def say_note(text: str) -> None:
+    """Print a note of a running command on standard error, so that standard output has the command's results only."""
+    err.print(Text(f"raymq: {printable(text)}"))
 
 
 def print_value(as_json: bool, value: Any, otherwise: Callable[[], None]) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from raymq.tools.cli.entry import cli
+from raymq.tools.cli.options import RenamedOption
 from raymq.tools.cli.terminal.command import CommandResult, command, rows_result
 from raymq.tools.cli.terminal.output import Table
 from raymq.tools.cli.upkeep.users import policy_rows
@@ -102,14 +103,22 @@ def _policies(admin: Admin, user: str) -> CommandResult:
 
 @command(acl, "import")
 @click.argument("files", nargs=-1, required=True, type=_file_type)
-@click.option("--to", "target", required=True, type=_file_type, help="The new file, which must not exist yet.")
+@click.option(
+    "--output",
+    "target",
+    cls=RenamedOption,
+    former=["--to"],
+    required=True,
+    type=_file_type,
+    help="The new file, which must not exist yet.",
+)
 def acl_import(files: tuple[Path, ...], target: Path) -> CommandResult:
     """Write a file for access.users_file (mode 0600) from RocketMQ's files of ACL 1.0, and list what it leaves out.
 
     If several accounts have the same access key, the first account counts. A running raymq does not change: raymq reads
     the file when it starts.
 
-    Example: raymq acl import plain_acl.yml --to users.yaml
+    Example: raymq acl import plain_acl.yml --output users.yaml
     """
     from raymq.remoting.access.acl1 import read_acl1
     from raymq.remoting.access.state import NO_USERS

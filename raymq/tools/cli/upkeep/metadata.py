@@ -10,7 +10,7 @@ import click
 
 from raymq.tools.cli.entry import cli
 from raymq.tools.cli.terminal.command import CommandResult, command
-from raymq.tools.cli.terminal.output import Table, out, say
+from raymq.tools.cli.terminal.output import Table, out
 from raymq.tools.cli.terminal.progress import counting
 
 if TYPE_CHECKING:
@@ -20,14 +20,16 @@ if TYPE_CHECKING:
 _PARTS = ("topics", "groups", "offsets")
 
 
-@command(cli, quiet=True, json=False)
+@command(cli, quiet=True)
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--topics", default="*", show_default=True, help="Only topics with these names; * and ? are wildcards.")
 @click.option("--groups", default="*", show_default=True, help="Only groups with these names; * and ? are wildcards.")
-def export(admin: Admin, file: Path | None, topics: str, groups: str) -> None:
+def export(admin: Admin, file: Path | None, topics: str, groups: str) -> CommandResult | None:
     """Write topics, groups and the groups' offsets to FILE, or as JSON to standard output.
 
     The export has no messages, and neither the servers' own topics nor the topics of retries and dead letters.
+
+    With FILE and --json, the command prints the numbers of exported topics and groups.
 
     Example: raymq export cluster.json --topics "orders*"
     """
@@ -35,12 +37,14 @@ def export(admin: Admin, file: Path | None, topics: str, groups: str) -> None:
         metadata = admin.export_metadata(topics=topics, groups=groups, progress=counter.advance)
     if file is None:
         out.file.write(metadata.to_json())
-        return
+        return None
     try:
         file.write_text(metadata.to_json(), encoding="utf-8")
     except OSError as error:
         raise click.ClickException(f"cannot write {file}: {error.strerror}") from error
-    say(f"wrote {len(metadata.topics)} topics and {len(metadata.groups)} groups to {file}")
+    counts = {"topics": len(metadata.topics), "groups": len(metadata.groups)}
+    text = f"wrote {counts['topics']} topics and {counts['groups']} groups to {file}"
+    return CommandResult({"file": str(file), **counts}, text)
 
 
 @command(cli, "import")

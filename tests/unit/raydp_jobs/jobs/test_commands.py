@@ -75,7 +75,7 @@ def test_archive_takes_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     added = ArchivedQueue("broker-a", 3, 0, 17, 2, 17, 0)
     job = Job(archive, Archived("orders", 17, 2, 4096, (added,)), monkeypatch)
     monkeypatch.chdir(tmp_path)
-    text = job("orders", "archive", "--before", "2026-03-01", "--skip-lost").output
+    text = job("orders", "archive", "--to", "2026-03-01", "--skip-lost").output
     assert job.arguments == ("spark", "client", "orders", tmp_path / "archive")
     assert job.options == {"before_ms": 1_772_323_200_000, "skip_lost": True}
     assert "17 messages of orders archived, 2 new files with 4,096 bytes" in text

@@ -55,7 +55,7 @@ def run(*words: str) -> Result:
 
 
 def test_receive_acknowledges_printed_messages(consumer: Consumer) -> None:
-    done = run("--max", "5", "--invisible", "30", "--wait", "1")
+    done = run("--max", "5", "--invisible", "30", "--timeout", "1")
     assert done.exit_code == 0, done.output
     assert "broker-a:0" in done.stdout
     assert "handle-7" not in done.stdout

@@ -51,7 +51,7 @@ def test_a_command_has_the_options_that_its_function_needs(group: click.Group) -
     def has_steps(progress: Any, address: str | None) -> None: ...
 
     assert {name: options(made) for name, made in group.commands.items()} == {
-        "uses-admin": ["--all", "--address", "--json"],
+        "uses-admin": ["--all", "--address", "--namespace", "--json"],
         "is-local": ["--json", "--quiet"],
         "named": ["--address", "--quiet"],
     }

@@ -27,14 +27,14 @@ def run(*words: object) -> Result:
 @pytest.fixture
 def users(tmp_path: Path) -> Path:
     (tmp_path / "plain_acl.yml").write_text(PLAIN)
-    result = run("import", tmp_path / "plain_acl.yml", "--to", tmp_path / "users.yaml")
+    result = run("import", tmp_path / "plain_acl.yml", "--output", tmp_path / "users.yaml")
     assert result.exit_code == 0, result.output
     return tmp_path / "users.yaml"
 
 
 def test_import_makes_a_private_file_and_says_what_it_left_out_but_no_secret(tmp_path: Path) -> None:
     (tmp_path / "plain_acl.yml").write_text(PLAIN)
-    result = run("import", tmp_path / "plain_acl.yml", "--to", tmp_path / "users.yaml", "--json")
+    result = run("import", tmp_path / "plain_acl.yml", "--output", tmp_path / "users.yaml", "--json")
     told = json.loads(result.stdout)
     assert [(user["user"], user["type"]) for user in told["users"]] == [("account", "Normal"), ("rocketmq2", "Super")]
     assert ["globalWhiteRemoteAddresses" in one for one in told["left_out"]] == [True]
@@ -44,13 +44,13 @@ def test_import_makes_a_private_file_and_says_what_it_left_out_but_no_secret(tmp
 
 def test_import_for_people_names_the_setting(tmp_path: Path) -> None:
     (tmp_path / "plain_acl.yml").write_text(PLAIN)
-    result = run("import", tmp_path / "plain_acl.yml", "--to", tmp_path / "users.yaml")
+    result = run("import", tmp_path / "plain_acl.yml", "--output", tmp_path / "users.yaml")
     assert ("access.users_file" in result.output, "left out: globalWhite" in result.output) == (True, True)
 
 
 def test_import_leaves_a_file_that_is_there(users: Path) -> None:
     before = users.read_text()
-    result = run("import", users.with_name("plain_acl.yml"), "--to", users)
+    result = run("import", users.with_name("plain_acl.yml"), "--output", users)
     assert isinstance(result.exception, ConfigError)
     assert users.read_text() == before
 
@@ -59,7 +59,7 @@ def test_import_leaves_a_file_that_is_there(users: Path) -> None:
 def test_import_of_what_is_no_such_file_makes_none(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "plain_acl.yml").write_bytes(content)
-    result = run("import", tmp_path / "plain_acl.yml", "--to", tmp_path / "users.yaml")
+    result = run("import", tmp_path / "plain_acl.yml", "--output", tmp_path / "users.yaml")
     assert isinstance(result.exception, ConfigError)
     assert not (tmp_path / "users.yaml").exists()
 
@@ -69,7 +69,7 @@ def test_import_keeps_no_file_that_raymq_up_would_refuse(tmp_path: Path) -> None
     (tmp_path / "plain_acl.yml").write_text(
         f"accounts: [{{accessKey: account, secretKey: 1234567, topicPerms: [{perms}]}}]"
     )
-    result = run("import", tmp_path / "plain_acl.yml", "--to", tmp_path / "users.yaml")
+    result = run("import", tmp_path / "plain_acl.yml", "--output", tmp_path / "users.yaml")
     assert isinstance(result.exception, ConfigError)
     assert not (tmp_path / "users.yaml").exists()
 
