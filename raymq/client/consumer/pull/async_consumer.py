@@ -170,7 +170,7 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
                 "this async consumer was made in another event loop: make one here by client.async_pull_consumer(...)"
             )
         deadline_s = time.monotonic() + timeout_s
-        step = aside(turn.step, self._begin, turn, decode, max_messages, timeout_s, deadline_s)
+        step = aside(turn.step, self._begin, turn, decode, max_messages, deadline_s)
         try:
             while step.taken is None:
                 if step.slices:
@@ -191,10 +191,8 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
 
     # The steps of a poll. No step awaits, and signal handlers cannot interrupt a step. A step that fails ends the poll.
 
-    def _begin(
-        self, turn: PollTurn, decode: Decode[Found], max_messages: int, timeout_s: float, deadline_s: float
-    ) -> _Step[Found]:
-        self._engine.polls.begin(turn, max_messages, timeout_s)
+    def _begin(self, turn: PollTurn, decode: Decode[Found], max_messages: int, deadline_s: float) -> _Step[Found]:
+        self._engine.polls.begin(turn)
         return self._look(turn, decode, max_messages, deadline_s)
 
     def _look(self, turn: PollTurn, decode: Decode[Found], max_messages: int, deadline_s: float) -> _Step[Found]:

@@ -214,7 +214,7 @@ class PullConsumer(PullConsumerBase):
     ) -> list[tuple[PolledRecords, Found]]:
         """Run one poll in a helper thread, which no signal handler interrupts."""
         engine, polls = self._engine, self._engine.polls
-        polls.begin(turn, max_messages, timeout_s)
+        polls.begin(turn)
         taken: list[tuple[PolledRecords, Found]] = []
         try:
             deadline_s = time.monotonic() + timeout_s

@@ -117,7 +117,7 @@ class Polls:
         """Log of the unreadable messages that polls have skipped."""
         self.descriptors, self.wait_max_s = reader.descriptors, reader.wait_max_s
 
-    def begin(self, turn: PollTurn, max_messages: int, timeout_s: float) -> None:
+    def begin(self, turn: PollTurn) -> None:
         """Begin a poll. With auto-commit, all messages that earlier polls returned count as finished. Raises the errors
         of PullConsumer.poll that can be detected before the poll begins."""
         self._check_open()
