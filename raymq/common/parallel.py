@@ -1,8 +1,8 @@
 """Calls in other threads: several calls at a time, or one call that no signal handler interrupts.
 
 Both kinds of call also work while the interpreter shuts down. A `ThreadPoolExecutor` refuses work after the main thread
-has finished, before functions registered with `atexit` run. But a client that such a function closes still has to
-commit offsets.
+has finished, before functions registered with `atexit` run. From Python 3.12 on, no thread can be started then. But a
+client that such a function closes still has to commit offsets. So the calling thread then makes the calls itself.
 
 Python runs signal handlers only in the main thread, between two bytecodes. An exception of a handler (ctrl-C raises
 KeyboardInterrupt) appears in the interrupted code. `aside` makes a call in a helper thread while the main thread waits.
@@ -113,6 +113,12 @@ _idle: Final[list[_Helper]] = []
 os.register_at_fork(after_in_child=_idle.clear)
 
 
+def is_shutdown_error(error: RuntimeError) -> bool:
+    """Return True if a thread could not be started because the interpreter shuts down (Python 3.12 and newer). Returns
+    False for other reasons, such as too many threads."""
+    return "interpreter shutdown" in str(error)
+
+
 def aside(function: Callable[..., Result], *arguments: Any, **keywords: Any) -> Result:
     """Make a call that no signal handler interrupts. If the main thread calls `aside`, the call runs in a helper
     thread.
@@ -126,7 +132,12 @@ def aside(function: Callable[..., Result], *arguments: Any, **keywords: Any) -> 
     try:
         helper = _idle.pop()
     except IndexError:
-        start_new_thread(_start_helper, (call,))
+        try:
+            start_new_thread(_start_helper, (call,))
+        except RuntimeError as error:
+            if not is_shutdown_error(error):
+                raise
+            return function(*arguments, **keywords)
     else:
         helper.calls.put(call)
     while not call.ended.acquire(True, SIGNAL_LOOK_S):
@@ -146,7 +157,8 @@ def map_parallel(
     """Return the results of `function` for each item, in order, with at most `threads_max` calls at a time.
 
     `map_parallel` returns after all calls have ended. If several calls failed, it raises the exception of the first
-    failed item. `name`: prefix of the threads' names.
+    failed item. `name`: prefix of the threads' names. If the interpreter shuts down, the calling thread makes the calls
+    one after another.
     """
     todo = deque(enumerate(items))
     results: dict[int, Result] = {}
@@ -165,9 +177,17 @@ def map_parallel(
 
     count = min(len(todo), threads_max)
     threads = [threading.Thread(target=work, name=f"{name}-{index}", daemon=True) for index in range(count)]
+    started = []
     for thread in threads:
-        thread.start()
-    for thread in threads:
+        try:
+            thread.start()
+        except RuntimeError as error:
+            if not is_shutdown_error(error):
+                raise
+            work()
+            break
+        started.append(thread)
+    for thread in started:
         thread.join()
     if failures:
         raise failures[min(failures)]

@@ -24,6 +24,7 @@ from ray.serve.schema import TaskProcessorAdapter, TaskProcessorConfig, TaskResu
 
 from raymq.common.errors import ClientStateError, InvalidArgumentError, RaymqError
 from raymq.common.numbers import TIME_S, NumberRange, bounded, checked, seconds
+from raymq.common.parallel import is_shutdown_error
 from raymq.serve.config import TaskSettings
 from raymq.serve.connection import TaskConnection
 from raymq.serve.decisions import TaskRules
@@ -272,7 +273,12 @@ def _apart(call: Callable[[], T]) -> T:
             failed.append(error)
 
     thread = threading.Thread(target=run, name="raymq-serve", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:
+        if not is_shutdown_error(error):
+            raise
+        return call()
     thread.join()
     if failed:
         raise failed[0]

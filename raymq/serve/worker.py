@@ -27,6 +27,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from raymq.common.errors import ClientStateError, RaymqError
 from raymq.common.message import MessageExt, SendResult
+from raymq.common.parallel import is_shutdown_error
 from raymq.common.retry import Backoff
 from raymq.serve.decisions import End, HandlerResult, Run, TaskRules
 from raymq.serve.states import StateRecord, TaskHistory
@@ -146,9 +147,15 @@ class TaskWorker:
             logger.warning("%s: handlers still run; their tasks go to other replicas", self._rules.worker)
         self._closed = True
         closing = threading.Thread(target=self._leave, name=f"leave-{self._rules.settings.queue}", daemon=True)
-        closing.start()
-        # If no broker answers, leaving the consumer group takes longer; the thread then continues in the background.
-        closing.join(LEAVE_MAX_S)
+        try:
+            closing.start()
+        except RuntimeError as error:
+            if not is_shutdown_error(error):
+                raise
+            self._leave()
+        else:
+            # If no broker answers, leaving the consumer group takes longer, and the thread continues in the background.
+            closing.join(LEAVE_MAX_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _leave(self) -> None:

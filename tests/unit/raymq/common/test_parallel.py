@@ -115,3 +115,49 @@ def test_a_signal_that_comes_just_before_the_wait_is_handled_soon() -> None:
         """)
         == "200"
     )
+
+
+AT_SHUTDOWN = "can't create new thread at interpreter shutdown"
+"""The text of the RuntimeError with which Python 3.12 and 3.13 refuse to start a thread at the interpreter's exit."""
+
+
+def test_calls_at_the_interpreters_exit_are_made() -> None:
+    assert (
+        aside_in_main("""
+        import atexit
+        from raymq.common.parallel import map_parallel
+        atexit.register(lambda: print(aside(int, "7")))
+        atexit.register(lambda: print(map_parallel(int, ["1", "2", "3"], threads_max=2, name="exit")))
+        """)
+        == "[1, 2, 3]\n7"
+    )
+
+
+def test_the_calling_thread_makes_a_call_if_no_thread_can_be_started_at_the_exit() -> None:
+    assert (
+        aside_in_main(f"""
+        from raymq.common import parallel as real
+        def refuse(*arguments): raise RuntimeError({AT_SHUTDOWN!r})
+        real.start_new_thread = refuse
+        print(aside(int, "7"), aside(threading.current_thread).name)
+        """)
+        == "7 MainThread"
+    )
+
+
+@pytest.mark.parametrize("startable", [0, 1])
+def test_results_are_complete_if_threads_cannot_be_started_at_the_exit(
+    monkeypatch: pytest.MonkeyPatch, startable: int
+) -> None:
+    real, started = threading.Thread.start, []
+
+    def start(thread: threading.Thread) -> None:
+        if len(started) == startable:
+            raise RuntimeError(AT_SHUTDOWN)
+        started.append(thread)
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert map_parallel(str, range(20), threads_max=4, name="exit") == [str(number) for number in range(20)]
+    with pytest.raises(ZeroDivisionError):
+        map_parallel(lambda number: 1 // number, [1, 0], threads_max=4, name="exit")
