@@ -1,4 +1,4 @@
-# make demo, make test: the two commands of the README. Everything is installed into .venv from requirements.lock.
+# make demo, make test: the two commands of the README. Everything is installed into .venv from requirements-dev.lock.
 
 PYTHON ?= python3.11
 VENV := .venv
@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest --durations 10
 TWO_WORKERS := --numprocesses 2 --dist loadscope
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test chaos durations unit compiled check docs bench soak pictures lock clean
+.PHONY: demo test test-pythons chaos durations unit compiled check docs bench soak pictures lock clean
 
 demo: $(INSTALLED)
 	$(BIN)/raymq demo
@@ -17,6 +17,12 @@ demo: $(INSTALLED)
 # All tests without the mark `long`. Property tests have at most 40 examples here, and all examples in make soak.
 test: compiled
 	RAYMQ_QUICK=1 $(PYTEST) $(TWO_WORKERS) -m "not long" $(TESTS)
+
+# The unit and component tests and the demo on each Python that raymq supports and this machine has, each in an
+# environment of its own (build/venv-3.12): make test-pythons PYTHONS="3.12 3.13"
+PYTHONS ?= 3.11 3.12 3.13
+test-pythons: $(INSTALLED)
+	$(BIN)/python -m tests.pythons $(PYTHONS)
 
 # The tests of faults in tests/chaos, and the tests elsewhere with the mark `long`.
 LONG = $(shell grep --recursive --files-with-matches --include="test_*.py" "pytest.mark.long" $(TESTS))
@@ -59,20 +65,25 @@ bench: $(INSTALLED)
 pictures: $(INSTALLED)
 	$(BIN)/python -m tests.console.pictures
 
-# A machine may call Python 3.11 just python3.
-$(INSTALLED): requirements.lock pyproject.toml setup.py
-	@command -v $(PYTHON) > /dev/null || python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
-		|| { echo "raymq needs Python 3.11: install it, or say make PYTHON=/path/to/python3.11"; exit 1; }
-	test -x $(BIN)/python || $$(command -v $(PYTHON) || command -v python3) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+# PYTHON is Python 3.11, 3.12 or 3.13. A machine may call it just python3.
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+$(INSTALLED): requirements-dev.lock pyproject.toml setup.py
+	@test -x $(BIN)/python || $(PYTHON) -c '$(SUPPORTED)' 2> /dev/null || python3 -c '$(SUPPORTED)' \
+		|| { echo "raymq needs Python 3.11, 3.12 or 3.13: install one, or run make PYTHON=/path/to/python3.12"; exit 1; }
+	test -x $(BIN)/python || { $(PYTHON) -c '$(SUPPORTED)' 2> /dev/null && $(PYTHON) -m venv $(VENV); } \
+		|| python3 -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $(INSTALLED)
 
-# Newest versions that pyproject.toml admits; needs uv.
+# Newest versions that pyproject.toml admits, for every Python that it admits; needs uv. Nodes of a cluster install
+# requirements.lock, which has raymq's packages and those of its extras. requirements-dev.lock adds the development tools.
+COMPILE := uv pip compile pyproject.toml --extra all --universal --python-version 3.11 --generate-hashes \
+	--no-header --no-emit-index-url --no-emit-find-links --upgrade
 lock:
-	uv pip compile pyproject.toml --extra data --extra serve --extra pictures \
-		--extra demo --extra docs --extra dev --extra bench --generate-hashes --python-version 3.11 \
-		--no-header --no-emit-index-url --no-emit-find-links --output-file requirements.lock --upgrade
+	$(COMPILE) --output-file requirements.lock
+	$(COMPILE) --extra demo --extra docs --extra dev --extra bench --constraint requirements.lock \
+		--output-file requirements-dev.lock
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

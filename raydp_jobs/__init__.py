@@ -6,8 +6,8 @@
     jobs/         finished jobs, each with a command under `raymq job`
     sink/         `write_topic`, and `topic_sink` for streaming queries: rows to messages, each stored once
 
-The package imports each public name only when a program first uses the name. So modules that do not need Spark also
-work if Spark is not installed.
+Spark is in the extra `spark` (``pip install 'raymq[spark]'``). The package imports each public name only when a program
+first uses the name. So `raymq job replay`, `raymq job dead-letters` and the help of every job need no Spark.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from raymq.common.extras import require_extra
 from raymq.common.numbers import NumberRange
 
 if TYPE_CHECKING:
@@ -42,4 +43,5 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require_extra("spark", f"raydp_jobs.{name}")
     return getattr(import_module(_MODULES[name]), name)

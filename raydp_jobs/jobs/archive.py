@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 from raydp_jobs.jobs.archive_check import ArchivedQueue, ArchiveReport, check_file, summary, verify
 from raydp_jobs.jobs.archive_files import (
@@ -64,6 +63,8 @@ from raymq.tools.cli.terminal.output import (
 from raymq.tools.cli.terminal.progress import counting
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from raymq.client.client import Client
 
 ROUND_MESSAGES: Final = 1_000_000

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from datetime import datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from raymq.common.errors import ConfigError, InvalidArgumentError
+from raymq.common.errors import InvalidArgumentError
+from raymq.common.extras import require_extra
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,13 +26,12 @@ _DPI: Final = 100
 def check_picture(path: Path | None) -> None:
     """Check that a picture can be drawn and saved, before the job begins. Does nothing if `path` is None (no picture).
 
-    Raises ConfigError if matplotlib is not installed. Raises InvalidArgumentError if the path's directory does not
-    exist, or if its suffix is not .png.
+    Raises MissingExtraError if matplotlib is not installed. Raises InvalidArgumentError if the path's directory does
+    not exist, or if its suffix is not .png.
     """
     if path is None:
         return
-    if find_spec("matplotlib") is None:
-        raise ConfigError("a picture needs matplotlib, which is not installed: pip install 'raymq[pictures]'")
+    require_extra("pictures", "a picture")
     if path.suffix != ".png":
         raise InvalidArgumentError(f"a picture is a PNG file: name it {path.with_suffix('.png')}, not {path}")
     if not path.absolute().parent.is_dir():

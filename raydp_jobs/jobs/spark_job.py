@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.core import ParameterSource
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 
 from raydp_jobs import SPARK_COUNT
 from raydp_jobs.task_errors import raymq_error
@@ -25,6 +22,8 @@ from raymq.tools.cli.terminal.output import client_of
 from raymq.tools.cli.terminal.progress import Counter, counting, steps
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from raymq.client.client import Client
 
 PARTITIONS_PER_CORE: Final = 4
@@ -84,11 +83,12 @@ def spark_job(
     """Open a Spark session with the settings `configs`, and a client, for the duration of a job. `quiet`: show no
     progress.
 
-    Raises the errors of `raymq.connect` and `spark_session`. Converts errors of Spark tasks as `clear_errors` does.
+    Raises MissingExtraError if Spark is not installed, and the errors of `raymq.connect` and `spark_session`. Converts
+    errors of Spark tasks as `clear_errors` does.
     """
     with steps(quiet=quiet) as progress:
         progress("loading Spark")
-        from raydp_jobs.session import spark_session
+        from raydp_jobs import spark_session
     with ExitStack() as opened:
         client = opened.enter_context(client_of(address))
         session = spark_session(
@@ -112,6 +112,9 @@ def clear_errors() -> Iterator[None]:
     If a Spark task raised an error of raymq.common.errors, that error is raised. Otherwise the text is the first error
     that the text of the Spark exception contains.
     """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
     try:
         yield
     except (PySparkException, Py4JError) as error:

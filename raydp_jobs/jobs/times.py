@@ -8,14 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import wraps
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
-from pyspark.sql import DataFrame, functions as sf
 
 from raymq.client.scan.ranges import ScanOptions
 from raymq.common.delay import parse_delay_levels, parse_time
 from raymq.common.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Period:
 
     def of(self, messages: DataFrame) -> DataFrame:
         """Return the messages that were stored in this period."""
+        from pyspark.sql import functions as sf
+
         stored_ms = sf.unix_millis("store_timestamp")
         if self.start_ms is not None:
             messages = messages.where(stored_ms >= self.start_ms)

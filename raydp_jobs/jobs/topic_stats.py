@@ -10,6 +10,7 @@ Times are store times. Keys are counted with sketches (HyperLogLog): exactly for
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from functools import reduce
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from pyspark.sql import Column, DataFrame, SparkSession, Window, functions as sf
 
 from raydp_jobs.jobs.pictures import check_picture, save_picture
 from raydp_jobs.jobs.spark_job import SessionSize, spark_job, spark_options, tasks_counted
@@ -38,6 +38,8 @@ from raymq.tools.cli.terminal.output import (
 )
 
 if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
     from raymq.client.client import Client
 
 BUCKETS_MAX: Final = 20_000
@@ -95,6 +97,8 @@ def run(
 
 def lean(messages: DataFrame) -> DataFrame:
     """Select the columns to count: topic, tags, keys, store time and body size."""
+    from pyspark.sql import functions as sf
+
     return messages.select("topic", "tags", "keys", "store_timestamp", sf.col("body_size").alias("size"))
 
 
@@ -104,6 +108,8 @@ def counted(messages: DataFrame, every_s: int) -> DataFrame:
 
     In an intermediate step a message with several keys becomes several rows; only its first row counts as a message.
     """
+    from pyspark.sql import functions as sf
+
     start = sf.window("store_timestamp", f"{every_s} seconds").getField("start").alias("start")
     rows = messages.select(
         "topic", start, "tags", "size", "store_timestamp", sf.posexplode_outer("keys").alias("position", "key")
@@ -121,6 +127,8 @@ def counted(messages: DataFrame, every_s: int) -> DataFrame:
 
 def totals(counts: DataFrame) -> DataFrame:
     """Add up the rows of `counted`. Returns one row per topic."""
+    from pyspark.sql import functions as sf
+
     return counts.groupBy("topic").agg(
         sf.sum("messages").alias("messages"),
         sf.sum("bytes").alias("bytes"),
@@ -133,6 +141,8 @@ def totals(counts: DataFrame) -> DataFrame:
 
 def tag_totals(counts: DataFrame) -> DataFrame:
     """Return the TAGS_MAX most common tags of each topic with their numbers of messages, most common first."""
+    from pyspark.sql import Window, functions as sf
+
     order = Window.partitionBy("topic").orderBy(sf.desc("messages"), "tags")
     sums = counts.groupBy("topic", "tags").agg(sf.sum("messages").alias("messages"))
     ranked = sums.withColumn("rank", sf.row_number().over(order))
@@ -142,12 +152,14 @@ def tag_totals(counts: DataFrame) -> DataFrame:
 def buckets(counts: DataFrame, common: dict[str, dict[str | None, int]]) -> DataFrame:
     """Return one row per topic and time bucket, with the numbers of messages, bytes and keys. The row also lists the
     number of messages with each tag in `common`, in the order of `common`."""
+    from pyspark.sql import functions as sf
+
     named = {topic: list(tags) for topic, tags in common.items()}
     places = []
     for index in range(max(map(len, named.values()), default=0)):
         here = [(topic, tags[index]) for topic, tags in named.items() if index < len(tags)]
         has_tag = [(sf.col("topic") == topic) & sf.col("tags").eqNullSafe(sf.lit(tag)) for topic, tag in here]
-        places.append(sf.sum(sf.when(reduce(Column.__or__, has_tag), sf.col("messages")).otherwise(0)))
+        places.append(sf.sum(sf.when(reduce(operator.or_, has_tag), sf.col("messages")).otherwise(0)))
     return (
         counts.groupBy("topic", "start")
         .agg(
@@ -164,6 +176,8 @@ def buckets(counts: DataFrame, common: dict[str, dict[str | None, int]]) -> Data
 def epoch(time: Column) -> Column:
     """Convert a time column to seconds since 1970. Spark's `collect` would silently convert a time column to this
     machine's time zone."""
+    from pyspark.sql import functions as sf
+
     return sf.unix_micros(time) / 1_000_000
 
 

@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
-from pyspark.sql import DataFrame, SparkSession, functions as sf
-from pyspark.sql.streaming import StreamingQuery
 
 from raydp_jobs.jobs.spark_job import SessionSize, refuse_beside, spark_job, spark_options
 from raydp_jobs.jobs.times import seconds_of
@@ -41,6 +39,9 @@ from raymq.tools.cli.terminal.output import (
 from raymq.tools.cli.terminal.progress import counting
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
     from raydp_jobs.sink.partitions import WriteSummary
     from raymq.client.client import Client
 
@@ -50,7 +51,7 @@ _LOOK_S: Final = 1
 
 By = Literal["tags", "keys"]
 Time = Literal["store", "born"]
-Sink = Callable[[DataFrame, int], None]
+Sink = Callable[["DataFrame", int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +192,8 @@ def counted(messages: DataFrame, windows: Windows) -> DataFrame:
 
     A message with several keys counts for each key.
     """
+    from pyspark.sql import functions as sf
+
     value = sf.col("tags") if windows.by == "tags" else sf.explode_outer(sf.array_distinct("keys"))
     time = sf.col(f"{windows.time}_timestamp").alias("time")
     window = sf.window("time", f"{windows.length_s} seconds", f"{windows.slide_s} seconds")
@@ -209,6 +212,8 @@ def as_messages(counts: DataFrame, by: By) -> DataFrame:
 
     All counts of one tag or key are sent to one queue, in order.
     """
+    from pyspark.sql import functions as sf
+
     body = sf.to_json(
         sf.struct(
             "topic",

@@ -35,6 +35,7 @@
     ├── ListenerError                10000    the user's listener raised, or cannot be shipped
     ├── PredicateFailedError         10000    a user's predicate raised, hung or ended its process
     ├── ConfigError                     29    `raymq.yaml` or a setting
+    │   └── MissingExtraError           29    the packages of an extra are not installed
     ├── StoreError                       1    the store on disk
     │   ├── StoreLockedError             1    another process holds the directory
     │   ├── StoreNotWritableError       14
@@ -495,6 +496,10 @@ class ConfigError(RaymqError, ValueError):
     """`raymq.yaml`, or a setting, is not valid."""
 
     code = 29
+
+
+class MissingExtraError(ConfigError, ImportError):
+    """A function needs packages that only an extra of raymq installs, such as ``pip install 'raymq[spark]'``."""
 
 
 class StoreError(RaymqError):

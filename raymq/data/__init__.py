@@ -19,8 +19,9 @@ The public names are imported at their first use, because `import ray.data` take
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
+
+from raymq.common.extras import require_extra
 
 if TYPE_CHECKING:
     from raymq.data.datasink import (
@@ -41,8 +42,6 @@ _HOMES: Final = {
     "write_topic": "raymq.data.datasink",
 }
 """Maps each public name of the package to the module that defines it."""
-_NEEDED: Final = ("pandas", "fsspec")
-"""Packages that Ray Data requires, although raymq does not require them."""
 
 __all__ = ["TopicDatasink", "TopicDatasource", "WriteSummary", "iter_topic", "read_topic", "write_topic"]
 
@@ -50,11 +49,7 @@ __all__ = ["TopicDatasink", "TopicDatasource", "WriteSummary", "iter_topic", "re
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'raymq.data' has no attribute {name!r}")
-    missing = [package for package in _NEEDED if find_spec(package) is None]
-    if missing:
-        raise ImportError(
-            f"raymq.data needs Ray Data, of which {' and '.join(missing)} is not installed: pip install 'raymq[data]'"
-        )
+    require_extra("data", "raymq.data")
     value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

@@ -16,6 +16,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from raymq.common.extras import require_extra
+
 if TYPE_CHECKING:  # This import is only for type checkers, which do not run `__getattr__`.
     from raymq.serve.adapter import RaymqTaskProcessorAdapter as RaymqTaskProcessorAdapter
     from raymq.serve.config import RaymqAdapterConfig as RaymqAdapterConfig
@@ -34,6 +36,7 @@ __all__ = ["RaymqAdapterConfig", "RaymqLagPolicy", "RaymqTaskProcessorAdapter"]
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'raymq.serve' has no attribute {name!r}")
+    require_extra("serve", "raymq.serve")
     value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

@@ -69,7 +69,8 @@ def test_the_source_distribution_has_the_tests_and_what_they_read(built: tuple[P
         inside = {name.partition("/")[2] for name in source.getnames()}
     expected = source_files("tests") | source_files("docs")
     assert expected - inside == set()
-    assert {"pyproject.toml", "setup.py", "Makefile", "cluster.yaml", "requirements.lock", "README.md"} <= inside
+    assert {"pyproject.toml", "setup.py", "Makefile", "cluster.yaml", "README.md"} <= inside
+    assert {"requirements.lock", "requirements-dev.lock"} <= inside
 
 
 def test_servers_get_raymqs_floors_and_users_their_own_packages(built: tuple[Path, Path], tmp_path: Path) -> None:

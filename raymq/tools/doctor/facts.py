@@ -53,7 +53,9 @@ class MachineFacts:
     `copies`: for each package, the folders of the import path that contain it, in the order of the import path.
     `floors_missing`: server packages that this installation lacks. `token_digest`: a digest for comparing tokens; it
     does not reveal the token. `token_mode`: the mode of the token file; None without a token file. `socket_path_bytes`:
-    the length of the longest path of Ray's sockets.
+    the length of the longest path of Ray's sockets. `spark`: True if the packages of the extra `spark` are installed.
+    `java_home`, `java_version`: the Java that Spark uses on this machine; empty without a usable Java. `java_released`:
+    its release date in ISO form, and `java_age_days` the time since then; None if unknown.
     """
 
     host: str
@@ -73,6 +75,11 @@ class MachineFacts:
     socket_path: str = ""
     socket_path_bytes: int = 0
     directories: tuple[DirectoryFacts, ...] = ()
+    spark: bool = False
+    java_home: str = ""
+    java_version: str = ""
+    java_released: str = ""
+    java_age_days: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

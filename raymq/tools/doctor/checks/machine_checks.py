@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
+from raymq.client.cluster.java import SPARK_JAVA
 from raymq.tools.doctor.facts import DirectoryFacts, DoctorSnapshot, MachineFacts
 from raymq.tools.doctor.findings import HERE, Check, Finding, State, fail, finding, ok, warn
 
@@ -15,6 +16,11 @@ FILES_FEW: Final = 8192
 FILES_TOO_FEW: Final = 1024
 SHM_SMALL_BYTES: Final = 512 << 20
 FLUSH_SLOW_MS: Final = 20.0
+PYTHONS: Final = ("3.11", "3.12", "3.13")
+"""The versions of Python on which raymq is tested."""
+JAVA_OLD_DAYS: Final = 3 * 365
+"""The age in days from which a Java runtime lacks many security fixes."""
+JAVA_DO: Final = "install a current Java 17 (apt install openjdk-17-jre-headless), then `raymq down` and `raymq up`"
 TOKEN_DO: Final = "`raymq doctor --fix`, or chmod 600 it: a user who reads it can run code in the cluster"
 
 _VANISHING: Final = frozenset(("tmpfs", "ramfs", "devtmpfs"))
@@ -44,8 +50,8 @@ def _each_directory(judge: DirectoryJudge) -> Callable[[DoctorSnapshot], list[Fi
 def versions(machine: MachineFacts) -> Iterable[Finding]:
     """Check the versions of Python, Ray and raymq."""
     seen = f"Python {machine.python}, Ray {machine.ray}, raymq {machine.raymq}"
-    if not machine.python.startswith("3.11."):
-        yield fail(seen, "install raymq for Python 3.11, the version that it needs")
+    if machine.python.rpartition(".")[0] not in PYTHONS:
+        yield fail(seen, f"install raymq for Python {', '.join(PYTHONS[:-1])} or {PYTHONS[-1]}")
     elif machine.raymq == "not installed":
         yield warn(seen, "pip install raymq: other programs do not find a folder on the import path")
     else:
@@ -62,6 +68,21 @@ def import_path(machine: MachineFacts) -> Iterable[Finding]:
         yield warn(seen, "remove one: the first one wins, which depends on the current directory")
     else:
         yield ok("one raymq, with its server packages")
+
+
+def java(machine: MachineFacts) -> Iterable[Finding]:
+    """Check that Spark, if it is installed, finds a Java that it supports, and name that Java's version and age."""
+    if not machine.spark:
+        yield ok("not needed: the extra spark is not installed")
+    elif not machine.java_version:
+        yield warn("no Java, which Spark needs", JAVA_DO)
+    elif not machine.java_version.startswith(f"{SPARK_JAVA}."):
+        yield warn(f"Java {machine.java_version} in {machine.java_home}: Spark needs Java {SPARK_JAVA}", JAVA_DO)
+    else:
+        days = machine.java_age_days
+        age = "of unknown age" if days is None else f"released {machine.java_released}, {days:,} days ago"
+        seen = f"Java {machine.java_version}, {age}, in {machine.java_home}"
+        yield ok(seen) if days is None or days < JAVA_OLD_DAYS else warn(seen, JAVA_DO)
 
 
 def token(machine: MachineFacts) -> Iterable[Finding]:
@@ -237,6 +258,7 @@ def ray_cluster(snapshot: DoctorSnapshot) -> list[Finding]:
 MACHINE_CHECKS: Final = (
     Check("versions", "machine", _everywhere(versions)),
     Check("import path", "machine", _everywhere(import_path)),
+    Check("Java", "machine", _everywhere(java)),
     Check("token", "machine", _everywhere(token)),
     Check("ports", "machine", _everywhere(free_port)),
     Check("open files", "machine", _everywhere(open_files)),

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
@@ -29,7 +30,9 @@ import psutil
 import ray
 from ray._common.utils import get_default_ray_temp_dir
 
+from raymq.client.cluster.java import find_java, java_on_path
 from raymq.client.cluster.server_path import floors
+from raymq.common.extras import missing_packages
 from raymq.tools.doctor.facts import DirectoryFacts, MachineFacts
 
 FLUSHES: Final = 50
@@ -156,12 +159,19 @@ _LONGEST_SOCKET: Final = "session_2026-01-01_00-00-00_000000_0000000/sockets/pla
 """The longest relative path of a socket below Ray's temporary directory, for a process id of seven digits."""
 
 
-def collect_machine(directories: Iterable[Path], max_used_ratio: float, refuse_ratio: float) -> MachineFacts:
+def collect_machine(
+    directories: Iterable[Path], max_used_ratio: float, refuse_ratio: float, *, in_ray: bool = False
+) -> MachineFacts:
     """Return the facts about this machine and these store directories; collecting them takes a few seconds at
-    most."""
+    most.
+
+    `in_ray`: this process belongs to Ray, so Spark uses the `java` on its PATH. Any other process reports the Java
+    with which `raymq up` starts Ray.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     socket_path = f"{get_default_ray_temp_dir()}/{_LONGEST_SOCKET}"
     token = token_path()
+    java = java_on_path() if in_ray else find_java() or java_on_path()
     return MachineFacts(
         host=socket.gethostname(),
         python=platform.python_version(),
@@ -179,8 +189,21 @@ def collect_machine(directories: Iterable[Path], max_used_ratio: float, refuse_r
         shm_bytes=_size_of(Path("/dev/shm")),
         socket_path=socket_path,
         socket_path_bytes=len(os.fsencode(socket_path)),
+        spark=not missing_packages("spark"),
+        java_home=java.home if java else "",
+        java_version=java.version if java else "",
+        java_released=java.released if java else "",
+        java_age_days=_days_since(java.released) if java else None,
         directories=tuple(collect_directory(path, max_used_ratio, refuse_ratio) for path in directories),
     )
+
+
+def _days_since(day: str) -> int | None:
+    """Return the number of days since a date in ISO form; None if the text is no date."""
+    try:
+        return (date.today() - date.fromisoformat(day)).days
+    except ValueError:
+        return None
 
 
 def token_path() -> Path:

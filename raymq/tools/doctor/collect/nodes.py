@@ -167,7 +167,8 @@ def collect_on_node(task: NodeTask) -> NodeAnswer:
     started_ms = _now_ms()
     here = ray.get_runtime_context().get_node_id()
     known = [Path(text) for text in task.directories if Path(text).is_dir()]
-    machine = collect_machine(known or [data_dir_here(Path(task.data_dir))], task.max_used_ratio, task.refuse_ratio)
+    directories = known or [data_dir_here(Path(task.data_dir))]
+    machine = collect_machine(directories, task.max_used_ratio, task.refuse_ratio, in_ray=True)
     with ThreadPoolExecutor(LANES_AT_ONCE) as pool:
         lanes = tuple(pool.map(lambda server: _try_lane(server, here, task.nodes), task.servers))
     return NodeAnswer(machine, lanes, has_board(), started_ms, _now_ms())

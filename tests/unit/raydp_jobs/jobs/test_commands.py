@@ -131,7 +131,7 @@ def test_wrong_options_are_refused_before_spark_is_started(
 
 def test_a_picture_without_matplotlib_is_refused_before_spark_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(topic_stats, None, monkeypatch)
-    monkeypatch.setattr("raydp_jobs.jobs.pictures.find_spec", lambda name: None)
+    monkeypatch.setattr("raymq.common.extras.find_spec", lambda name: None)
     with pytest.raises(ConfigError):
         job("orders", "--picture", "orders.png")
     assert job.sessions == []

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
 
-from raydp_jobs.jobs import pictures
 from raydp_jobs.jobs.pictures import PICTURE_SIZE_PX, check_picture, save_picture
 from raydp_jobs.jobs.topic_figures import SHOWN_BUCKETS, Bucket, TopicFigures, draw, figures_json, show
 from raymq.common.errors import ConfigError, InvalidArgumentError
@@ -115,7 +114,7 @@ def test_a_picture_that_cannot_be_saved_is_refused_before_the_job(tmp_path: Path
 
 
 def test_without_matplotlib_the_line_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(pictures, "find_spec", lambda name: None)
+    monkeypatch.setattr("raymq.common.extras.find_spec", lambda name: None)
     check_picture(None)
     with pytest.raises(ConfigError, match=r"pip install 'raymq\[pictures\]'"):
         check_picture(tmp_path / "orders.png")

@@ -34,6 +34,6 @@ def test_without_the_extra_the_error_says_how_to_install_it(monkeypatch: pytest.
 
     for name in raymq.data.__all__:
         monkeypatch.delattr(raymq.data, name, raising=False)
-    monkeypatch.setattr(raymq.data, "find_spec", none_of_fsspec)
-    with pytest.raises(ImportError, match=r"fsspec is not installed: pip install 'raymq\[data\]'"):
+    monkeypatch.setattr("raymq.common.extras.find_spec", none_of_fsspec)
+    with pytest.raises(ImportError, match=r"needs fsspec, which is not installed: pip install 'raymq\[data\]'"):
         _ = raymq.data.read_topic

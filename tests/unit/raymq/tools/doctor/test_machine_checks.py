@@ -26,6 +26,11 @@ WELL = MachineFacts(
     shm_bytes=8 << 30,
     socket_path="/tmp/ray/s",
     socket_path_bytes=70,
+    spark=True,
+    java_home="/usr/lib/jvm/17",
+    java_version="17.0.15",
+    java_released="2025-04-15",
+    java_age_days=400,
     directories=(DISK,),
 )
 
@@ -45,10 +50,19 @@ def test_a_machine_in_order_passes_every_check():
 
 
 ILL = [
-    ("versions", {"python": "3.12.1"}, State.FAIL, "3.12.1"),
+    ("versions", {"python": "3.10.13"}, State.FAIL, "3.10.13"),
+    ("versions", {"python": "3.14.0"}, State.FAIL, "3.14.0"),
+    ("versions", {"python": "3.12.1"}, State.OK, "3.12.1"),
+    ("versions", {"python": "3.13.0"}, State.OK, "3.13.0"),
     ("versions", {"raymq": "not installed"}, State.WARN, "not installed"),
     ("import path", {"copies": {"raymq": ("/here", "/site")}}, State.WARN, "/here and in /site"),
     ("import path", {"floors_missing": ("storage",)}, State.FAIL, "storage"),
+    ("Java", {}, State.OK, "Java 17.0.15, released 2025-04-15, 400 days ago, in /usr/lib/jvm/17"),
+    ("Java", {"java_version": ""}, State.WARN, "no Java"),
+    ("Java", {"java_version": "21.0.2"}, State.WARN, "21.0.2"),
+    ("Java", {"java_age_days": 1100}, State.WARN, "1,100 days"),
+    ("Java", {"java_age_days": None}, State.OK, "unknown age"),
+    ("Java", {"spark": False, "java_version": ""}, State.OK, "not needed"),
     ("token", {"token_mode": 0o644}, State.FAIL, "0644"),
     ("token", {"token_mode": None, "token_digest": ""}, State.WARN, "no token"),
     ("token", {"token_mode": None, "token_digest": "", "auth_mode": "token"}, State.FAIL, "does not exist"),

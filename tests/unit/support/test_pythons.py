@@ -1,0 +1,81 @@
+"""Tests of `make test-pythons`: which interpreters it finds, and when it fails."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests import pythons
+from tests.pythons import PythonRun, find_interpreter
+
+ROOT = Path(__file__).parents[3]
+
+
+def fake_python(path: Path, version: str, exit_code: int = 0) -> str:
+    """Make a program that answers as a Python of this version does, and return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho {version}\nexit {exit_code}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the only folder of PATH, which is empty."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def test_an_interpreter_on_the_path_is_found_first(on_path: Path, tmp_path: Path) -> None:
+    fake_python(tmp_path / "versions/3.12.9/bin/python", "3.12")
+    assert find_interpreter("3.12", tmp_path / "versions") == str(tmp_path / "versions/3.12.9/bin/python")
+    chosen = fake_python(on_path / "python3.12", "3.12")
+    assert find_interpreter("3.12", tmp_path / "versions") == chosen
+
+
+def test_the_newest_release_in_pyenvs_folder_is_found(on_path: Path, tmp_path: Path) -> None:
+    versions = tmp_path / "versions"
+    assert find_interpreter("3.13", versions) is None
+    fake_python(versions / "3.13.9/bin/python", "3.13")
+    newest = fake_python(versions / "3.13.10/bin/python", "3.13")
+    fake_python(versions / "3.13-dev/bin/python", "3.13")
+    fake_python(versions / "3.1.3/bin/python", "3.1")
+    assert find_interpreter("3.13", versions) == newest
+
+
+def test_a_program_that_fails_or_has_another_version_is_passed_over(on_path: Path, tmp_path: Path) -> None:
+    fake_python(on_path / "python3.12", "3.12", exit_code=127)  # as pyenv's, if the version is not chosen
+    assert find_interpreter("3.12", tmp_path / "versions") is None
+    fake_python(on_path / "python3.12", "3.13")
+    assert find_interpreter("3.12", tmp_path / "versions") is None
+    good = fake_python(tmp_path / "versions/3.12.1/bin/python", "3.12")
+    assert find_interpreter("3.12", tmp_path / "versions") == good
+
+
+def test_the_run_fails_if_a_step_fails_or_no_interpreter_is_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {"3.11": "/bin/a", "3.12": None, "3.13": "/bin/b"}
+    failed: dict[str, list[str]] = {}
+    monkeypatch.setattr(pythons, "find_interpreter", lambda version, pyenv: found[version])
+    monkeypatch.setattr(pythons, "run_steps", lambda run: run.failed.extend(failed.get(run.version, [])))
+    assert pythons.main(["3.11", "3.12", "3.13"]) == 0
+    assert "Python 3.12   not found" in capsys.readouterr().out
+    failed["3.13"] = ["demo"]
+    assert pythons.main(["3.11", "3.12", "3.13"]) == 1
+    assert "Python 3.13   FAILED: demo" in capsys.readouterr().out
+    assert pythons.main(["3.12"]) == 1
+    assert PythonRun("3.11", None).row() == "Python 3.11   not found"
+
+
+def test_every_supported_python_is_run_by_default() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    prefix = "Programming Language :: Python :: 3."
+    supported = [text.removeprefix(prefix) for text in project["classifiers"] if text.startswith(prefix)]
+    default = next(line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("PYTHONS ?="))
+    assert default.split()[2:] == [f"3.{minor}" for minor in supported]
+    assert project["requires-python"] == f">=3.{supported[0]},<3.{int(supported[-1]) + 1}"

