@@ -33,7 +33,7 @@ from raymq.common.identity import Identity
 from raymq.common.message import ConsumeFromWhere, MessageQueue
 from raymq.common.names import BROKER_GROUPS_MAX, TRACE_TOPIC, check_topic
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
-from raymq.common.numbers import INT32_MAX, NOT_NEGATIVE, NumberRange, bounded, checked
+from raymq.common.numbers import INT32_MAX, NOT_NEGATIVE, POINT_IN_TIME_MS, NumberRange, bounded, checked
 from raymq.common.parallel import aside
 from raymq.common.protocol.group import StartOffsetQuery
 from raymq.common.retry import persist_until
@@ -373,7 +373,7 @@ class Client(Closing):
         routes.invalidate(topic)  # do not use the cached route: queues may have been added a moment ago
         return persist_until(time.monotonic() + timeout_s, lambda left_s: routes.get(topic).require_all_queues())
 
-    @bounded(epoch=NOT_NEGATIVE, first_queue=NumberRange(0, INT32_MAX))
+    @bounded(epoch=NOT_NEGATIVE, first_queue=NumberRange(0, INT32_MAX), now_ms=POINT_IN_TIME_MS)
     def repeatable_writer(
         self,
         topic: str,
@@ -503,6 +503,7 @@ class Client(Closing):
         )
         return self._track(engine)
 
+    @bounded(consume_timestamp_ms=POINT_IN_TIME_MS)
     def push_consumer(
         self,
         group: str,

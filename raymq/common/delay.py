@@ -26,12 +26,11 @@ from typing import Final
 
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.java_text import parse_number
-from raymq.common.message import PROPERTY_DELAY, PROPERTY_TIMER_DELIVER_MS
+from raymq.common.message import DELAY_LEVELS_MAX, PROPERTY_DELAY, PROPERTY_TIMER_DELIVER_MS
 from raymq.common.names import HALF_TOPIC, SCHEDULE_TOPIC, SYSTEM_PREFIX
+from raymq.common.numbers import POINT_IN_TIME_MS
 
 DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
-DELAY_LEVELS_MAX: Final = 18
-"""Highest delay level. Producers replace a higher level with this level, as RocketMQ's brokers do by default."""
 
 TIMER_TOPIC: Final = SYSTEM_PREFIX + "timer"
 TIMER_BUCKETS: Final = 32
@@ -66,11 +65,11 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
 
 def parse_time(text: str, now_ms: int) -> int:
     """Parse a time into ms since 1970. ``"+30s"`` and ``"-2h"`` (s, m, h or d) are relative to `now_ms`. An ISO 8601
-    time such as ``"2026-03-01T12:00:00+01:00"`` is UTC if it has no UTC offset. Raises InvalidArgumentError for other
-    text."""
+    time such as ``"2026-03-01T12:00:00+01:00"`` is UTC if it has no UTC offset. A time before 2001 is returned as 0,
+    because no message is that old. Raises InvalidArgumentError for other text."""
     if text[:1] in ("+", "-"):
         [distance_ms] = parse_delay_levels(text[1:])[:1]
-        return now_ms + distance_ms if text[0] == "+" else now_ms - distance_ms
+        return _since_2001(now_ms + distance_ms if text[0] == "+" else now_ms - distance_ms)
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
@@ -78,7 +77,11 @@ def parse_time(text: str, now_ms: int) -> int:
             f"{text!r} is not a time: write ISO 8601 such as 2026-03-01T12:00:00+01:00, or +30s, +5m, +2h, +1d from "
             "now, -2h ago"
         ) from None
-    return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+    return _since_2001(int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000))
+
+
+def _since_2001(time_ms: int) -> int:
+    return time_ms if POINT_IN_TIME_MS.has(time_ms) else 0
 
 
 DELAY_LEVELS_MS: Final = parse_delay_levels(DELAY_LEVELS)

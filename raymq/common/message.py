@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import FrozenInstanceError, dataclass, replace
+from datetime import UTC, datetime, timedelta
 from enum import Enum, IntEnum
 from functools import partial
 from inspect import Signature, signature
@@ -24,7 +25,7 @@ from msgspec.structs import force_setattr
 
 from raymq.common.errors import BodyUnreadableError, InvalidArgumentError, MessageIllegalError
 from raymq.common.names import LMQ_PREFIX, check_topic, is_light_queue, light_queue
-from raymq.common.numbers import INT32_MAX, NUMBER_MAX, whole_number
+from raymq.common.numbers import INT32_MAX, NUMBER_MAX, POINT_IN_TIME_MS, SECONDS_HINT, number_in, shown, whole_number
 
 PROPERTY_KEYS: Final = "KEYS"
 PROPERTY_TAGS: Final = "TAGS"
@@ -83,6 +84,8 @@ USUAL_PROPERTIES_BYTES: Final = MAX_PROPERTIES_BYTES - 1024
 properties."""
 LIGHT_QUEUES_MAX: Final = 500
 """Maximum number of light queues that one message may name."""
+DELAY_LEVELS_MAX: Final = 18
+"""Number of delay levels in RocketMQ's default `message_delay_level`, and the highest delay level."""
 TIMER_DELAY_MAX_MS: Final = 40 * 86_400_000
 """Maximum delay of a message in ms: the time from now to the message's `deliver_at_ms`."""
 
@@ -105,6 +108,8 @@ PLAIN_PROPERTIES: Final = _NoProperties()
 """The `properties` object of each Message that has only a topic and a body. No other message has this object, so a
 comparison by identity recognises such messages. Such messages are the most common messages and need less work."""
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
 _NO_KEYS: Final = ()
 _NO_FLAG: Final = 0
 _LEGAL_TOPICS_MAX: Final = 4096
@@ -136,6 +141,15 @@ def _checked_number(name: str, value: object, low: int = 0, high: int = NUMBER_M
         raise MessageIllegalError(str(error)) from None
 
 
+def _checked_time(name: str, value: object) -> int:
+    """Return the value of the message field `name` as a point in time in ms since 1970. Raises MessageIllegalError if
+    the value is not such a number."""
+    try:
+        return int(number_in(name, value, POINT_IN_TIME_MS))
+    except InvalidArgumentError as error:
+        raise MessageIllegalError(str(error)) from None
+
+
 class Message(Struct, frozen=True, gc=False):
     """A message to send.
 
@@ -145,9 +159,12 @@ class Message(Struct, frozen=True, gc=False):
     a 32-bit number that consumers get unchanged. The constructor raises MessageIllegalError if a field breaks a rule,
     and IllegalNameError if the topic name breaks a rule (spec/messaging.md §3.2).
 
-    A message is delayed by one of two arguments. `delay_level` is RocketMQ's delay level. Levels 1 to 18 mean 1 s to 2
-    h unless the store's message_delay_level differs; 0 is no delay, and more than 18 means 18. `deliver_at_ms` is a
-    time in ms since 1970, up to 40 days ahead; a time in the past means now.
+    A message is delayed by one of four arguments. `delay_level` is RocketMQ's delay level. Levels 1 to 18 mean 1 s to 2
+    h unless the store's message_delay_level differs; 0 is no delay. If the store has fewer levels, a higher level means
+    the store's last level. `deliver_at_ms` is a time in ms since 1970, up to 40 days ahead; a time in the past means
+    now. Times before 2001, except 0, are refused as seconds. `deliver_at` is the same time as a datetime with a time
+    zone. `delay` is a timedelta, up to 40 days, that begins when the message is created. The message keeps both as
+    `deliver_at_ms`, and its fields `deliver_at` and `delay` are None.
 
     `wait_store_msg_ok` False: the send is acknowledged when the store has written the message. The message then
     survives the death of the store's process, but not a power cut or the loss of its node. Consumers see the message at
@@ -171,6 +188,8 @@ class Message(Struct, frozen=True, gc=False):
     deliver_at_ms: int | None = None
     wait_store_msg_ok: bool = True
     light_queues: Sequence[str] = ()
+    delay: timedelta | None = None
+    deliver_at: datetime | None = None
 
     def __post_init__(self) -> None:
         body, topic = self.body, self.topic
@@ -187,6 +206,8 @@ class Message(Struct, frozen=True, gc=False):
             and self.deliver_at_ms is None
             and self.wait_store_msg_ok is True
             and self.light_queues is _NO_KEYS
+            and self.delay is None
+            and self.deliver_at is None
         ):
             return  # most messages have only a topic and a body
         self._check()
@@ -208,7 +229,9 @@ class Message(Struct, frozen=True, gc=False):
             force_setattr(self, "flag", _checked_number("flag", self.flag, -(2**31), INT32_MAX))
         if not isinstance(self.wait_store_msg_ok, bool):
             raise MessageIllegalError(f"wait_store_msg_ok {self.wait_store_msg_ok!r} is not a bool")
-        if self.delay_level or self.deliver_at_ms is not None or self.delay_level.__class__ is not int:
+        if self.delay is not None or self.deliver_at is not None:
+            self._set_delivery_time()
+        elif self.delay_level or self.deliver_at_ms is not None or self.delay_level.__class__ is not int:
             self._check_delay()
         if self.light_queues or self.light_queues.__class__ is not tuple:
             self._check_light_queues()
@@ -232,12 +255,7 @@ class Message(Struct, frozen=True, gc=False):
 
     def _check_tags_and_keys(self) -> None:
         if self.tags is not None:
-            _check_text("a tag", self.tags)
-            if "||" in self.tags or self.tags != self.tags.strip():
-                raise MessageIllegalError(
-                    f"tag {self.tags!r} cannot be subscribed to: a message has one tag, without '||' or spaces at "
-                    "its ends"
-                )
+            self._check_tag(self.tags)
         if self.keys.__class__ is not tuple:
             if not isinstance(self.keys, Iterable):
                 raise MessageIllegalError(f"keys must be a str or several, not {type(self.keys).__name__}")
@@ -246,6 +264,14 @@ class Message(Struct, frozen=True, gc=False):
             _check_text("a key", key)
             if " " in key:
                 raise MessageIllegalError(f"key {key!r} contains a space, which separates keys on disk")
+
+    def _check_tag(self, tag: str) -> None:
+        _check_text("a tag", tag)
+        if tag == "*" or "||" in tag or tag != tag.strip():
+            raise MessageIllegalError(
+                f"tag {tag!r} cannot be subscribed to: a message has one tag, without '||' or spaces at its ends, and "
+                "not '*', which subscribes to all tags"
+            )
 
     def _check_properties(self) -> None:
         if self.properties.__class__ is not dict and not isinstance(self.properties, Mapping):
@@ -269,26 +295,66 @@ class Message(Struct, frozen=True, gc=False):
 
     def _check_delay(self) -> None:
         level, deliver_at_ms = self.delay_level, self.deliver_at_ms
-        level = _checked_number("delay_level", level)
+        level = _checked_number("delay_level", level, 0, DELAY_LEVELS_MAX)
         force_setattr(self, "delay_level", level)
         if deliver_at_ms is None:
             return
         if level:
             raise MessageIllegalError("a message has a delay_level or a deliver_at_ms, not both")
-        deliver_at_ms = _checked_number("deliver_at_ms", deliver_at_ms)
+        deliver_at_ms = _checked_time("deliver_at_ms", deliver_at_ms)
         force_setattr(self, "deliver_at_ms", deliver_at_ms)
         ahead_ms = deliver_at_ms - time.time_ns() // 1_000_000
         if ahead_ms > TIMER_DELAY_MAX_MS:
-            days = ahead_ms / 86_400_000
-            raise MessageIllegalError(
-                f"deliver_at_ms {deliver_at_ms} is {days:.1f} days ahead; at most {TIMER_DELAY_MAX_MS // 86_400_000} "
-                "are allowed (is it in milliseconds?)"
-            )
+            raise MessageIllegalError(f"deliver_at_ms {deliver_at_ms} is {_too_far(ahead_ms)} ({SECONDS_HINT})")
+
+    def _set_delivery_time(self) -> None:
+        """Set `deliver_at_ms` from `delay` or `deliver_at`, and set these fields to None."""
+        fields = ("delay_level", "deliver_at_ms", "delay", "deliver_at")
+        given = [name for name in fields if getattr(self, name) not in (None, 0)]
+        if len(given) != 1:
+            raise MessageIllegalError(f"a message has one of {', '.join(fields)}, not {' and '.join(given)} together")
+        now_ms = time.time_ns() // 1_000_000
+        due_ms = now_ms + _delay_ms(self.delay) if self.delay is not None else _time_ms(self.deliver_at)
+        if due_ms - now_ms > TIMER_DELAY_MAX_MS:
+            raise MessageIllegalError(f"{given[0]} {getattr(self, given[0])} is {_too_far(due_ms - now_ms)}")
+        force_setattr(self, "deliver_at_ms", due_ms)
+        force_setattr(self, "delay", None)
+        force_setattr(self, "deliver_at", None)
+
+
+def _delay_ms(delay: object) -> int:
+    """Return a delay in ms, rounded up. Raises MessageIllegalError if the delay is not a timedelta of 0 or more."""
+    if not isinstance(delay, timedelta):
+        raise MessageIllegalError(f"delay must be a timedelta, such as timedelta(seconds=30), not {shown(delay)}")
+    if delay < timedelta():
+        raise MessageIllegalError(f"delay must not be negative, and is {delay}")
+    return -(delay // -_MILLISECOND)
+
+
+def _time_ms(moment: object) -> int:
+    """Return a point in time in ms since 1970, rounded up; 0 for times before 1970. Raises MessageIllegalError if it is
+    not a datetime with a time zone."""
+    if not isinstance(moment, datetime):
+        raise MessageIllegalError(f"deliver_at must be a datetime with a time zone, not {shown(moment)}")
+    if moment.utcoffset() is None:
+        raise MessageIllegalError(
+            f"deliver_at {moment} has no time zone: write datetime.now(UTC) + timedelta(…), or call .astimezone() on a "
+            "time of this machine's zone"
+        )
+    return max(-((moment - _EPOCH) // -_MILLISECOND), 0)
+
+
+def _too_far(ahead_ms: int) -> str:
+    days = f"{ahead_ms / 86_400_000:.1f}"
+    return f"{days} days ahead; at most {TIMER_DELAY_MAX_MS // 86_400_000} are allowed"
 
 
 class SystemMessage(Message, frozen=True, gc=False):
-    """A message that raymq itself sends. The message may have reserved properties, and may be sent to a system
-    topic."""
+    """A message that raymq itself sends. The message may have reserved properties, and may be sent to a system topic.
+    Its tag may be one to which nobody can subscribe, because it may be a copy of a message that RocketMQ stored."""
+
+    def _check_tag(self, tag: str) -> None:
+        _check_text("a tag", tag)
 
     def _check_properties(self) -> None:
         for name, value in self.properties.items():

@@ -57,6 +57,11 @@ class NumberRange(NamedTuple):
 ANY_NUMBER: Final = NumberRange()
 TIME_S: Final = NumberRange(0.0, LONGEST_TIME_S)
 TIME_MS: Final = NumberRange(0, NUMBER_MAX)
+POINT_IN_TIME_MS: Final = NumberRange(978_307_200_000, NUMBER_MAX, otherwise=0)
+"""Allowed points in time, in ms since 1970: 0, or the year 2001 and later. Present times in seconds are smaller. They
+are refused, because in ms they would be days of January 1970."""
+SECONDS_HINT: Final = "is it in milliseconds?"
+"""Question of each error about a point in time that is too small or too large."""
 POSITIVE: Final = NumberRange(1, NUMBER_MAX)
 NOT_NEGATIVE: Final = NumberRange(0, NUMBER_MAX)
 RATE: Final = NumberRange(0.001, 1e9)
@@ -196,7 +201,8 @@ def _whole(name: str, value: object, bounds: NumberRange) -> int:
             raise InvalidArgumentError(f"{name} must be a whole number, {bounds}, not {shown(value)}")
         value = int(value)
     if not bounds.has(value):
-        raise InvalidArgumentError(f"{name} must be {bounds}, not {shown(value)}")
+        hint = f" ({SECONDS_HINT})" if bounds == POINT_IN_TIME_MS and 0 < value < bounds.low else ""
+        raise InvalidArgumentError(f"{name} must be {bounds}, not {shown(value)}{hint}")
     return value
 
 

@@ -8,8 +8,8 @@ from typing import Any, Final, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from raymq.common.delay import DELAY_LEVELS_MAX
 from raymq.common.errors import ConfigError
+from raymq.common.message import DELAY_LEVELS_MAX
 from raymq.common.names import check_group, check_user_topic
 from raymq.common.numbers import LONGEST_TIME_S, NUMBER_MAX
 

@@ -27,9 +27,9 @@ from typing import Final
 
 import numpy as np
 
-from raymq.common.delay import DELAY_LEVELS_MAX
 from raymq.common.errors import InvalidArgumentError, MessageIllegalError
 from raymq.common.message import (
+    DELAY_LEVELS_MAX,
     PROPERTY_DELAY,
     PROPERTY_DLQ_ORIGIN_ERROR,
     PROPERTY_DLQ_ORIGIN_MESSAGE_ID,

@@ -30,7 +30,7 @@ from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import BodyUnreadableError, InvalidArgumentError
 from raymq.common.message import MessageExt, MessageQueue, PullStatus, checked_queue
 from raymq.common.names import check_topic
-from raymq.common.numbers import INT32_MAX, NOT_NEGATIVE, NumberRange, bounded, whole_number
+from raymq.common.numbers import INT32_MAX, NOT_NEGATIVE, POINT_IN_TIME_MS, NumberRange, bounded, whole_number
 from raymq.common.protocol.store import BROWSE_MAX_MESSAGES, BROWSE_MAX_SCANNED, FetchRequest, FetchResult, QueueBounds
 from raymq.records.format.layout import SYS_FLAG_COMPRESSED
 from raymq.remoting.storage_client import StorageClient
@@ -254,6 +254,8 @@ class BrowseAdmin(MessageAdmin):
     """Administration with the call `browse`, which reads a topic page by page."""
 
     @bounded(
+        begin_ms=POINT_IN_TIME_MS,
+        end_ms=POINT_IN_TIME_MS,
         begin_offset=NOT_NEGATIVE,
         limit=NumberRange(1, BROWSE_MAX_MESSAGES),
         max_scanned=NumberRange(1, BROWSE_MAX_SCANNED),

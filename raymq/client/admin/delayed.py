@@ -12,7 +12,7 @@ from raymq.client.consumer.pull_once import read_alone
 from raymq.common.java_text import parse_number
 from raymq.common.message import PROPERTY_DELAY, PROPERTY_REAL_TOPIC, MessageExt, MessageQueue
 from raymq.common.names import SCHEDULE_TOPIC
-from raymq.common.numbers import NumberRange, bounded
+from raymq.common.numbers import POINT_IN_TIME_MS, NumberRange, bounded
 from raymq.common.protocol.route import MASTER_ID
 from raymq.common.protocol.store import DelayedInStore
 
@@ -56,7 +56,7 @@ class Delayed:
 class DelayedAdmin(AdminBase):
     """The administration call that returns the delayed messages."""
 
-    @bounded(limit=NumberRange(1, DELAYED_LIST_MAX))
+    @bounded(begin_ms=POINT_IN_TIME_MS, end_ms=POINT_IN_TIME_MS, limit=NumberRange(1, DELAYED_LIST_MAX))
     def delayed(self, begin_ms: int = 0, end_ms: int = END_OF_TIME_MS, *, limit: int = 100) -> Delayed:
         """Return the current delayed messages: counts of all, and the first `limit` messages due from `begin_ms` on and
         before `end_ms` (ms since 1970).

@@ -20,6 +20,7 @@ from raymq.common.errors import (
 )
 from raymq.common.message import MessageQueue, checked_queue
 from raymq.common.names import check_group, check_topic, dlq_topic, retry_topic
+from raymq.common.numbers import POINT_IN_TIME_MS, bounded
 from raymq.common.protocol.clients import ConsumerConnection, ProducerConnection
 from raymq.common.protocol.group import GroupChanges, GroupConfig, GroupQueueProgress, GroupSummary, check_group_config
 from raymq.common.protocol.stats import GroupStats, add_up
@@ -196,6 +197,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         tables: list[list[str]] = self._call_brokers_that_know(check_group(group), "forbidden_topics", group)
         return sorted({topic for table in tables for topic in table})
 
+    @bounded(timestamp_ms=POINT_IN_TIME_MS)
     def reset_offsets(
         self,
         group: str,

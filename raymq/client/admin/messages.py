@@ -24,7 +24,7 @@ from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import BodyUnreadableError, DataLossError, InvalidArgumentError, RaymqError
 from raymq.common.message import MessageExt, MessageQueue, PullResult, checked_queue
 from raymq.common.names import check_topic
-from raymq.common.numbers import NOT_NEGATIVE, POSITIVE, NumberRange, bounded
+from raymq.common.numbers import NOT_NEGATIVE, POINT_IN_TIME_MS, POSITIVE, NumberRange, bounded
 from raymq.common.parallel import map_parallel
 from raymq.common.protocol.store import Boundary, FetchRequest, FetchResult, QueryResult
 from raymq.common.retry import persist_until
@@ -64,7 +64,7 @@ class MessageAdmin(AdminBase):
             lambda storage, left_s: pull_messages(storage, queue, nums, subscription, offset, max_messages, wait_s),
         )
 
-    @bounded(max_messages=POSITIVE)
+    @bounded(max_messages=POSITIVE, begin_ms=POINT_IN_TIME_MS, end_ms=POINT_IN_TIME_MS)
     def query_by_key(
         self,
         topic: str,
@@ -97,6 +97,7 @@ class MessageAdmin(AdminBase):
         found = [message for _, message in self._query(topic, "query_by_unique_id", message_id)]
         return found or self._query_by_offset_id(topic, message_id.upper())
 
+    @bounded(timestamp_ms=POINT_IN_TIME_MS)
     def offset_by_time(self, queue: MessageQueue, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
         """Return the offset of the first message of `queue` stored at or after a time. With UPPER, returns the offset
         of the last message stored at or before the time."""

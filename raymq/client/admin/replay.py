@@ -35,7 +35,7 @@ from raymq.common.message import (
     copied_message,
 )
 from raymq.common.names import check_group, check_topic, check_user_topic, retry_topic
-from raymq.common.numbers import POSITIVE, RATE, bounded
+from raymq.common.numbers import POINT_IN_TIME_MS, POSITIVE, RATE, bounded
 from raymq.records.format.compression import Compression, CompressionType
 from raymq.records.format.encode import EncodedBatch, ProducerSequence, encode_batch
 from raymq.records.format.message_id import parse_offset_message_id
@@ -97,7 +97,7 @@ class Replay:
 class ReplayAdmin(MessageAdmin):
     """Administration with the call `replay`, which sends stored messages again."""
 
-    @bounded(max_messages=POSITIVE, rate=RATE)
+    @bounded(max_messages=POSITIVE, rate=RATE, begin_ms=POINT_IN_TIME_MS, end_ms=POINT_IN_TIME_MS)
     def replay(
         self,
         topic: str,

@@ -219,7 +219,7 @@ def _doubtful_texts(texts: ByteColumn, *, forbidden: bytes, stripped: bool) -> M
     """Return a mask of the texts that may be illegal. The mask marks all illegal texts and a few legal texts.
 
     A text is illegal if it is blank, or contains a separator or a `forbidden` byte. If `stripped`, white space at
-    either end and the string `||` are illegal, too.
+    either end, the string `||` and the text `*` are illegal, too.
     """
     first, last = int(texts.offsets[0]), int(texts.offsets[-1])
     units = texts.data[first:last]
@@ -235,8 +235,10 @@ def _doubtful_texts(texts: ByteColumn, *, forbidden: bytes, stripped: bool) -> M
         found[1:] |= bars[1:] & bars[:-1]
     if found.any():
         doubtful[np.searchsorted(ends, np.flatnonzero(found), side="right")] = True
-    spaced = _MAY_BEGIN_SPACE[units[np.minimum(starts, len(units) - 1)]]
+    first_units = units[np.minimum(starts, len(units) - 1)]
+    spaced = _MAY_BEGIN_SPACE[first_units]
     if stripped:
+        doubtful |= (ends - starts == 1) & (first_units == ord("*"))
         spaced = spaced | _MAY_END_SPACE[units[np.maximum(ends - 1, 0)]]
     for row in np.flatnonzero(spaced & ~doubtful).tolist():
         text = units[starts[row] : ends[row]].tobytes().decode()

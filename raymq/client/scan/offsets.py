@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, Protocol
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageQueue
 from raymq.common.names import check_group
-from raymq.common.numbers import shown
+from raymq.common.numbers import POINT_IN_TIME_MS, number_in, shown
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -116,11 +116,13 @@ def ending_boundary(options: Mapping[str, Any], topics: Sequence[str]) -> ScanBo
 
 
 def timestamp_ms(option: str, value: object) -> int:
-    """Convert an option's value to milliseconds since 1970. If the value is not a time, raises InvalidArgumentError,
-    which names the option."""
+    """Convert an option's value to milliseconds since 1970. Raises InvalidArgumentError, which names the option, if the
+    value is not a time, or is a number of ms before 2001 other than 0."""
     if isinstance(value, datetime):
         aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
         value = (aware - datetime(1970, 1, 1, tzinfo=UTC)) // _MILLISECOND
+    elif type(value) is int and 0 < value < POINT_IN_TIME_MS.low:
+        number_in(option, value, POINT_IN_TIME_MS)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
         raise InvalidArgumentError(f"{option} must be milliseconds since 1970 or a datetime, not {shown(value)}")
     return value

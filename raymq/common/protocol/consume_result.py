@@ -12,8 +12,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from raymq.common.delay import DELAY_LEVELS_MAX
-from raymq.common.message import MAX_MESSAGE_SIZE_BYTES, MessageQueue
+from raymq.common.message import DELAY_LEVELS_MAX, MAX_MESSAGE_SIZE_BYTES, MessageQueue
 from raymq.common.numbers import INT32_MAX, NOT_NEGATIVE, NumberRange, check_fields
 
 TIMEOUT_DELAY_LEVEL: Final = 3

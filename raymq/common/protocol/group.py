@@ -8,17 +8,30 @@ from typing import Final, TypedDict
 
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import ConsumeFromWhere, MessageQueue
-from raymq.common.numbers import NumberRange, check_fields
+from raymq.common.numbers import POINT_IN_TIME_MS, NumberRange, check_fields, number_in, shown
 from raymq.common.protocol.route import QUEUE_NUMS_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class StartOffsetQuery:
     """A query for the start offset of a group that has no committed offset. `timestamp_ms` is used only with
-    CONSUME_FROM_TIMESTAMP."""
+    CONSUME_FROM_TIMESTAMP, which needs a time after 0. Raises InvalidArgumentError if a value is not valid; the error
+    names a consumer's argument, `consume_from` or `consume_timestamp_ms`."""
 
     where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
     timestamp_ms: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.where, ConsumeFromWhere):
+            names = ", ".join(where.name for where in ConsumeFromWhere)
+            raise InvalidArgumentError(
+                f"consume_from must be a raymq.ConsumeFromWhere, not {shown(self.where)}; it has {names}"
+            )
+        at_ms = number_in("consume_timestamp_ms", self.timestamp_ms, POINT_IN_TIME_MS)
+        if self.where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP and not at_ms:
+            raise InvalidArgumentError(
+                f"CONSUME_FROM_TIMESTAMP needs consume_timestamp_ms, a time in ms since 1970, not {at_ms!r}"
+            )
 
 
 RETRY_QUEUE_NUMS: Final = NumberRange(1, QUEUE_NUMS_MAX)

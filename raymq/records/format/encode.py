@@ -19,7 +19,6 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from raymq.common.delay import DELAY_LEVELS_MAX
 from raymq.common.errors import MessageIllegalError
 from raymq.common.message import (
     MAX_PROPERTIES_BYTES,
@@ -266,7 +265,7 @@ def _target_text(message: Message, queue_id: int, message_id: str) -> str:
     if PROPERTY_TRANSACTION_PREPARED in message.properties:
         when = f"{PROPERTY_TRANSACTION_ID}\x01{message_id}"
     elif message.deliver_at_ms is None:
-        when = f"{PROPERTY_DELAY}\x01{min(message.delay_level, DELAY_LEVELS_MAX)}"
+        when = f"{PROPERTY_DELAY}\x01{message.delay_level}"
     else:
         when = f"{PROPERTY_TIMER_DELIVER_MS}\x01{message.deliver_at_ms}"
     return f"{when}\x02{PROPERTY_REAL_TOPIC}\x01{message.topic}\x02{PROPERTY_REAL_QUEUE_ID}\x01{queue_id}\x02"

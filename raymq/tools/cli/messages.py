@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from raymq.common.delay import DELAY_LEVELS_MAX
 from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import DELAY_LEVELS_MAX
 from raymq.common.numbers import TIME_S, NumberRange
 from raymq.common.places import parse_position
 from raymq.common.protocol.pop import INVISIBLE, RECEIVE_MESSAGES

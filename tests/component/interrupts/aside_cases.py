@@ -259,7 +259,7 @@ class World:
             "describe_topic": Case(lambda: admin.describe_topic(TOPIC)),
             "kept_since": Case(lambda: admin.kept_since(TOPIC)),
             "list_topics": Case(admin.list_topics),
-            "offset_by_time": Case(lambda: admin.offset_by_time(Q0, 1)),
+            "offset_by_time": Case(lambda: admin.offset_by_time(Q0, 0)),
             "order_config": Case(lambda: admin.order_config(TOPIC)),
             "set_order_config": Case(lambda: admin.set_order_config("changed", None)),
             "topic_attributes": Case(lambda: admin.topic_attributes([TOPIC])),
@@ -381,8 +381,8 @@ class World:
             "end_offsets": Case(lambda: consumer.end_offsets([Q0])),
             "fetch_message_queues": Case(lambda: consumer.fetch_message_queues(TOPIC)),
             "lag": Case(consumer.lag),
-            "offset_for_timestamp": Case(lambda: consumer.offset_for_timestamp(Q0, 1)),
-            "offsets_for_times": Case(lambda: consumer.offsets_for_times({Q0: 1})),
+            "offset_for_timestamp": Case(lambda: consumer.offset_for_timestamp(Q0, 0)),
+            "offsets_for_times": Case(lambda: consumer.offsets_for_times({Q0: 0})),
             "pause": Case(lambda: own.pause([Q0])),
             "register_queue_change_listener": Case(
                 lambda: own.register_queue_change_listener(TOPIC, lambda *change: None)

@@ -103,7 +103,7 @@ def test_only_many_usual_messages_of_one_topic_go_as_columns():
     assert not as_columns(count=5000)
     assert not as_columns(as_objects=True)
     for other in (
-        *(Message("orders", b"x", delay_level=1), Message("orders", b"x", deliver_at_ms=1), OwnMessage("orders", b"x")),
+        *(Message("orders", b"x", delay_level=1), Message("orders", b"x", deliver_at_ms=0), OwnMessage("orders", b"x")),
         *(Message("orders", b"x", flag=1), Message("orders", b"x", properties={"a": "b" * 32000})),
         Message("orders", bytes(4 << 20)),
     ):

@@ -10,6 +10,9 @@ from raymq.common.errors import TopicNotExistError
 from raymq.common.message import MessageQueue
 from raymq.common.protocol.store import QueueBounds
 
+T0_MS = 1_700_000_000_000
+"""Store time of offset 0, in ms since 1970. The message at each next offset is stored one second later."""
+
 
 class Queues(ScanSource):
     """Fake topics whose queues have the offset ranges in `bounds`: (first offset, next offset) of each queue.
@@ -45,7 +48,7 @@ class Queues(ScanSource):
         found = {}
         for queue, time_ms in times.items():
             low, high = self._bounds[queue.broker_name, queue.queue_id]
-            found[queue] = min(max(low, -(-time_ms // 1000)), high)
+            found[queue] = min(max(low, -(-(time_ms - T0_MS) // 1000)), high)
         return found
 
     def committed_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:

@@ -162,7 +162,7 @@ DOORS = doors()
 
 IMMUNITY_S = NumberRange(1, int(LONGEST_TIME_S))
 NOT_NEGATIVE, POSITIVE = NumberRange(0, NUMBER_MAX), NumberRange(1, NUMBER_MAX)
-TIME_S, TIME_MS = NumberRange(0.0, LONGEST_TIME_S), NumberRange(0, NUMBER_MAX)
+TIME_S, MOMENT_MS = NumberRange(0.0, LONGEST_TIME_S), NumberRange(978_307_200_000, NUMBER_MAX, otherwise=0)
 SIGNED = NumberRange()
 LIMITED_S = NumberRange(0.001, LONGEST_TIME_S)
 RESERVED_S = NumberRange(60.0, 315_360_000.0, otherwise=0)
@@ -176,7 +176,7 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     **{("raymq.ProducerSettings.__init__", name): bounds for name, bounds in producer_settings.RANGES.items()},
     **{("PullOptions", name): bounds for name, bounds in pull_settings.RANGES.items()},
     **{("PushOptions", name): bounds for name, bounds in push_settings.RANGES.items()},
-    **{(options, "consume_timestamp_ms"): TIME_MS for options in ("PullOptions", "SimpleOptions")},
+    **{(options, "consume_timestamp_ms"): MOMENT_MS for options in ("PullOptions", "SimpleOptions")},
     **{("Bounds", name): QUOTA for name in Bounds.__annotations__},
     ("GroupChanges", "retry_queue_nums"): NumberRange(1, 1024),
     ("GroupChanges", "retry_max_times"): NumberRange(0, 1000),
@@ -187,10 +187,10 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("DestinationOptions", "sharding_key"): "every text and every number of 64 bits is a key; tested below",
     # Limits of numbers for producers
     ("Client.write_queues", "timeout_s"): TIME_S,
-    ("Client.push_consumer", "consume_timestamp_ms"): TIME_MS,
+    ("Client.push_consumer", "consume_timestamp_ms"): MOMENT_MS,
     ("Client.repeatable_writer", "epoch"): NOT_NEGATIVE,
     ("Client.repeatable_writer", "first_queue"): NumberRange(0, 2**31 - 1),
-    ("Client.repeatable_writer", "now_ms"): TIME_MS,
+    ("Client.repeatable_writer", "now_ms"): MOMENT_MS,
     ("Client.transaction_producer", "check_threads"): NumberRange(1, 1000),
     ("TransactionProducer.send_in_transaction", "check_immunity_s"): IMMUNITY_S,
     ("TransactionProducer.transaction", "check_immunity_s"): IMMUNITY_S,
@@ -200,7 +200,7 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("raymq.Compression.__init__", "threshold_bytes"): NOT_NEGATIVE,
     ("raymq.Compression.__init__", "level"): NumberRange(1, 22),
     ("raymq.Message.__init__", "flag"): NumberRange(-(2**31), 2**31 - 1),
-    ("raymq.Message.__init__", "delay_level"): "more than the last level means the last level; tested below",
+    ("raymq.Message.__init__", "delay_level"): NumberRange(0, 18),
     ("raymq.Message.__init__", "deliver_at_ms"): "the greatest depends on the time of the call; tested below",
     ("raymq.MessageQueue.__init__", "queue_id"): "each door refuses a queue that its topic does not have; tested below",
     # Limits of numbers for consumers
@@ -212,8 +212,8 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
             ("poll_table", "max_messages", POSITIVE),
             ("seek", "offset", SIGNED),  # an offset outside of the queue's bounds raises OffsetOutOfRangeError
             ("commit", "offsets", SIGNED),  # an offset that no poll has reached raises OffsetOutOfRangeError
-            ("offset_for_timestamp", "timestamp_ms", TIME_MS),
-            ("offsets_for_times", "times_ms", TIME_MS),
+            ("offset_for_timestamp", "timestamp_ms", MOMENT_MS),
+            ("offsets_for_times", "times_ms", MOMENT_MS),
             ("send_back", "delay_level", NumberRange(-1, 18)),
             ("send_back", "max_reconsume_times", NumberRange(0, 2**31 - 1, otherwise=-1)),
         )
@@ -240,8 +240,8 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("raymq.GroupConfig.__init__", "retry_queue_nums"): "Admin.create_group checks it, as it checks GroupChanges",
     ("raymq.GroupConfig.__init__", "retry_max_times"): "Admin.create_group checks it, as it checks GroupChanges",
     ("raymq.connect", "broker_groups"): NumberRange(1, 26),
-    ("Admin.browse", "begin_ms"): TIME_MS,
-    ("Admin.browse", "end_ms"): TIME_MS,
+    ("Admin.browse", "begin_ms"): MOMENT_MS,
+    ("Admin.browse", "end_ms"): MOMENT_MS,
     ("Admin.browse", "begin_offset"): NOT_NEGATIVE,
     ("Admin.browse", "limit"): NumberRange(1, 1000),
     ("Admin.browse", "max_scanned"): NumberRange(1, 1_000_000),
@@ -256,21 +256,21 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     # A number that is no permission raises NoPermissionError, as in RocketMQ.
     ("Admin.update_topic", "perm"): SIGNED,
     ("Admin.update_topic", "reserve_time_s"): RESERVED_S,
-    ("Admin.delayed", "begin_ms"): TIME_MS,
-    ("Admin.delayed", "end_ms"): TIME_MS,
+    ("Admin.delayed", "begin_ms"): MOMENT_MS,
+    ("Admin.delayed", "end_ms"): MOMENT_MS,
     ("Admin.delayed", "limit"): NumberRange(1, 1000),
-    ("Admin.offset_by_time", "timestamp_ms"): TIME_MS,
+    ("Admin.offset_by_time", "timestamp_ms"): MOMENT_MS,
     ("Admin.pull", "offset"): SIGNED,  # an offset outside of the queue's bounds raises OffsetOutOfRangeError
     ("Admin.pull", "max_messages"): NumberRange(1, PULL_MAX_MESSAGES),
     ("Admin.pull", "wait_s"): NumberRange(0.0, PULL_MAX_WAIT_S),
     ("Admin.query_by_key", "max_messages"): POSITIVE,
-    ("Admin.query_by_key", "begin_ms"): TIME_MS,
-    ("Admin.query_by_key", "end_ms"): TIME_MS,
-    ("Admin.replay", "begin_ms"): TIME_MS,
-    ("Admin.replay", "end_ms"): TIME_MS,
+    ("Admin.query_by_key", "begin_ms"): MOMENT_MS,
+    ("Admin.query_by_key", "end_ms"): MOMENT_MS,
+    ("Admin.replay", "begin_ms"): MOMENT_MS,
+    ("Admin.replay", "end_ms"): MOMENT_MS,
     ("Admin.replay", "max_messages"): POSITIVE,
     ("Admin.replay", "rate"): RATE,
-    ("Admin.reset_offsets", "timestamp_ms"): TIME_MS,
+    ("Admin.reset_offsets", "timestamp_ms"): MOMENT_MS,
     # An offset outside of the queue's bounds raises OffsetOutOfRangeError.
     ("Admin.reset_offsets", "offset"): SIGNED,
     ("Admin.tail", "positions"): NOT_NEGATIVE,

@@ -31,7 +31,7 @@ from raymq.client.consumer.subscription import Expression, Expressions
 from raymq.common.closing import OfProcess, direct, unwrapped
 from raymq.common.errors import ClientStateError
 from raymq.common.message import MessageExt, MessageQueue
-from raymq.common.numbers import POSITIVE, TIME_S, bounded, number_in
+from raymq.common.numbers import POINT_IN_TIME_MS, POSITIVE, TIME_S, bounded, number_in
 from raymq.common.parallel import aside
 
 if TYPE_CHECKING:
@@ -303,11 +303,13 @@ class PullConsumer(PullConsumerBase):
         """Return the offset of the next message to be stored in each queue."""
         return self._engine.lookup.end_offsets(queues)
 
+    @bounded(timestamp_ms=POINT_IN_TIME_MS)
     def offset_for_timestamp(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """Return the offset of the first message stored at or after a time in ms since 1970. The result is within the
         queue's offsets."""
         return self._engine.lookup.offsets_for_times({queue: timestamp_ms})[queue]
 
+    @bounded(times_ms=POINT_IN_TIME_MS)
     def offsets_for_times(self, times_ms: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
         """Return the offsets of several queues for timestamps, as `offset_for_timestamp` does. `times_ms`: the
         timestamp of each queue."""

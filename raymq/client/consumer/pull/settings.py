@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, TypedDict, Unpack
 
-from raymq.common.delay import DELAY_LEVELS_MAX
 from raymq.common.errors import InvalidArgumentError
-from raymq.common.message import ConsumeFromWhere
+from raymq.common.message import DELAY_LEVELS_MAX, ConsumeFromWhere
 from raymq.common.names import check_group
-from raymq.common.numbers import INT32_MAX, TIME_MS, NumberRange, check_fields, number_in
+from raymq.common.numbers import INT32_MAX, NumberRange, check_fields
 from raymq.common.protocol.group import StartOffsetQuery
 from raymq.common.protocol.membership import AllocateStrategy, Allocation
 
@@ -92,11 +91,6 @@ class PullSettings:
         check_fields(self, RANGES)
         if self.acknowledge_each and not self.auto_commit:
             raise InvalidArgumentError("acknowledge_each commits what is acknowledged: leave auto_commit on")
-        at_ms = number_in("consume_timestamp_ms", self.start.timestamp_ms, TIME_MS)
-        if self.start.where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP and at_ms <= 0:
-            raise InvalidArgumentError(
-                f"CONSUME_FROM_TIMESTAMP needs consume_timestamp_ms, a time in ms since 1970, not {at_ms!r}"
-            )
 
     @classmethod
     def of(cls, group: str, **options: Unpack[PullOptions]) -> PullSettings:

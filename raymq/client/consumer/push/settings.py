@@ -10,7 +10,7 @@ from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageModel
 from raymq.common.names import RETRY_PREFIX
-from raymq.common.numbers import INT32_MAX, TIME_MS, NumberRange, check_fields, number_in
+from raymq.common.numbers import INT32_MAX, NumberRange, check_fields
 from raymq.common.protocol.group import StartOffsetQuery
 from raymq.common.protocol.membership import Allocation
 
@@ -82,7 +82,6 @@ class PushSettings:
 
     def __post_init__(self) -> None:
         check_fields(self, RANGES)
-        number_in("consume_timestamp_ms", self.start.timestamp_ms, TIME_MS)
         if not isinstance(self.message_model, MessageModel):
             raise InvalidArgumentError(f"message_model must be a MessageModel, not {self.message_model!r}")
         if self.group == "DEFAULT_CONSUMER":

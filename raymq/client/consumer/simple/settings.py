@@ -9,7 +9,6 @@ from typing import Any, TypedDict, Unpack
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import ConsumeFromWhere
 from raymq.common.names import check_group
-from raymq.common.numbers import TIME_MS, number_in
 from raymq.common.protocol.group import StartOffsetQuery
 
 
@@ -36,11 +35,6 @@ class SimpleSettings:
         check_group(self.group)
         if not isinstance(self.ordered, bool):
             raise InvalidArgumentError(f"ordered is a bool, not {self.ordered!r}")
-        at_ms = number_in("consume_timestamp_ms", self.start.timestamp_ms, TIME_MS)
-        if self.start.where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP and at_ms <= 0:
-            raise InvalidArgumentError(
-                f"CONSUME_FROM_TIMESTAMP needs consume_timestamp_ms, a time in ms since 1970, not {at_ms!r}"
-            )
 
     @classmethod
     def of(cls, group: str, **options: Unpack[SimpleOptions]) -> SimpleSettings:

@@ -33,7 +33,7 @@ queue."""
 _WAYS: Final = {
     TopicMessageType.NORMAL: "send it without sharding key, delay and transaction",
     TopicMessageType.FIFO: "send it with a sharding_key",
-    TopicMessageType.DELAY: "give it a delay_level or deliver_at_ms",
+    TopicMessageType.DELAY: "give it a delay, a deliver_at, a delay_level or a deliver_at_ms",
     TopicMessageType.TRANSACTION: "send it in a transaction (client.transaction_producer)",
 }
 

@@ -29,6 +29,7 @@ from raymq.common.message import (
     TIMER_DELAY_MAX_MS,
     MessageQueue,
 )
+from raymq.common.numbers import POINT_IN_TIME_MS, SECONDS_HINT
 from raymq.records.kernels.byte_column import ByteColumn
 from raymq.records.kernels.fields import Ints
 from raymq.records.kernels.message_columns import MessageColumns
@@ -168,12 +169,19 @@ def _waiting_texts(topic: str, queue_ids: Sequence[int], times: Ints) -> ByteCol
 
 
 def check_deliver_times(times_ms: pa.Array, *, fixed: bool) -> None:
-    """Check deliver times, given in ms since 1970. Raises MessageIllegalError if a time is too far ahead.
+    """Check deliver times, given in ms since 1970. Raises MessageIllegalError if a time is too far ahead, or is before
+    2001 and not 0.
 
     `fixed`: True if the reference time for deliver times is given. Without it, raises InvalidArgumentError if a time is
     more than a day ahead, because a repeated write might put the row into another queue.
     """
-    ahead_ms = np.asarray(times_ms.fill_null(0)) - time.time_ns() // 1_000_000
+    times = np.asarray(times_ms.fill_null(0))
+    if len(seconds := np.flatnonzero((times != 0) & (times < POINT_IN_TIME_MS.low))):
+        row = int(seconds[0])
+        raise MessageIllegalError(
+            f"row {row}: its deliver_time is {int(times[row])} ms after 1970, which is before 2001 ({SECONDS_HINT})"
+        )
+    ahead_ms = times - time.time_ns() // 1_000_000
     row = int(ahead_ms.argmax()) if len(ahead_ms) else 0
     if len(ahead_ms) and ahead_ms[row] > TIMER_DELAY_MAX_MS:
         raise MessageIllegalError(

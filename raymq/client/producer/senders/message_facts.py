@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from raymq.common.delay import DELAY_LEVELS_MAX, TIMER_TOPIC, timer_queue
+from raymq.common.delay import TIMER_TOPIC, timer_queue
 from raymq.common.message import PROPERTY_TRANSACTION_PREPARED, Message, MessageQueue
 from raymq.common.names import HALF_TOPIC, SCHEDULE_TOPIC
 
@@ -53,7 +53,7 @@ def stored_queue(message: Message, queue: MessageQueue) -> MessageQueue:
     if PROPERTY_TRANSACTION_PREPARED in message.properties:
         return MessageQueue(HALF_TOPIC, queue.broker_name, 0)
     if message.delay_level:
-        return MessageQueue(SCHEDULE_TOPIC, queue.broker_name, min(message.delay_level, DELAY_LEVELS_MAX) - 1)
+        return MessageQueue(SCHEDULE_TOPIC, queue.broker_name, message.delay_level - 1)
     if message.deliver_at_ms is None:
         return queue
     now_ms = time.time_ns() // 1_000_000

@@ -24,7 +24,7 @@ from raymq.common.message import MessageQueue
 from raymq.common.namespaces import NO_NAMESPACE
 from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 from raymq.common.protocol.store import QueueBounds
-from tests.support.clients.scan_source import Queues
+from tests.support.clients.scan_source import T0_MS, Queues
 from tests.support.history.waiting import eventually
 
 A0, B0 = MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 0)
@@ -137,8 +137,8 @@ def test_a_broker_group_that_hangs_or_fails_delays_nobody(monkeypatch: pytest.Mo
         ({}, {A0: LATEST, B0: LATEST}),
         ({"starting_offsets": "earliest"}, {A0: EARLIEST, B0: EARLIEST}),
         ({"starting_offsets": {"a": {"0": 3}, "b": {"0": -1}}}, {A0: 3, B0: LATEST}),
-        ({"starting_timestamp": 4_000}, {A0: 4, B0: 4}),
-        ({"starting_timestamp": 99_000, "starting_offsets_by_timestamp_strategy": "latest"}, {A0: 10, B0: 10}),
+        ({"starting_timestamp": T0_MS + 4_000}, {A0: 4, B0: 4}),
+        ({"starting_timestamp": T0_MS + 99_000, "starting_offsets_by_timestamp_strategy": "latest"}, {A0: 10, B0: 10}),
         ({"starting_offsets": "group:billing"}, {A0: LATEST, B0: LATEST}),
     ],
 )
@@ -150,7 +150,7 @@ def test_a_new_query_begins_where_its_options_say(
 
 
 def test_a_start_that_no_message_is_as_late_as_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    topics = joined(monkeypatch, Cluster("orders"), TopicChoice("orders"), starting_timestamp=99_000)
+    topics = joined(monkeypatch, Cluster("orders"), TopicChoice("orders"), starting_timestamp=T0_MS + 99_000)
     with pytest.raises(InvalidArgumentError, match="starting_timestamp"):
         topics.starts(topics.queues())
 

@@ -101,6 +101,11 @@ def test_a_time_of_delivery_is_read_from_text(text, expected):
     assert parse_time(text, NOW_MS) == expected
 
 
+@pytest.mark.parametrize("text", ["1970-01-01", "1999-12-31T23:59:59", "-40000d"])
+def test_a_time_before_2001_is_the_beginning_of_time(text):
+    assert parse_time(text, NOW_MS) == 0
+
+
 @pytest.mark.parametrize("text", ["", "+", "30s", "+30", "tomorrow", "2023-11-14T25:00:00"])
 def test_text_that_is_no_time_is_refused(text):
     with pytest.raises(InvalidArgumentError):

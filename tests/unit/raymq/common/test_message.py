@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+from datetime import timedelta
 
 import cloudpickle
 import pytest
@@ -45,10 +46,11 @@ def test_a_copy_of_a_message_equals_it_however_it_is_made(message):
 def test_fields_may_be_given_by_position_and_are_shown_by_name():
     assert repr(FULL) == (
         "Message(topic='orders', body=b'x', tags='paid', keys=('k',), properties={'a': '1'}, flag=-5, delay_level=3, "
-        "deliver_at_ms=None, wait_store_msg_ok=False, light_queues=())"
+        "deliver_at_ms=None, wait_store_msg_ok=False, light_queues=(), delay=None, deliver_at=None)"
     )
     assert repr(Message("orders", b"x")).endswith(
-        "keys=(), properties={}, flag=0, delay_level=0, deliver_at_ms=None, wait_store_msg_ok=True, light_queues=())"
+        "keys=(), properties={}, flag=0, delay_level=0, deliver_at_ms=None, wait_store_msg_ok=True, light_queues=(), "
+        "delay=None, deliver_at=None)"
     )
 
 
@@ -79,7 +81,12 @@ def test_plain_messages_and_no_others_are_told_by_their_properties():
     assert all(message.properties is PLAIN_PROPERTIES for message in (plain, *made_otherwise))
     more = [
         *({"tags": "t"}, {"keys": "k"}, {"properties": {"a": "1"}}, {"flag": 1}, {"delay_level": 1}),
-        *({"deliver_at_ms": 1}, {"wait_store_msg_ok": False}, {"tags": "t", "properties": PLAIN_PROPERTIES}),
+        *(
+            {"deliver_at_ms": 0},
+            {"delay": timedelta(1)},
+            {"wait_store_msg_ok": False},
+            {"tags": "t", "properties": PLAIN_PROPERTIES},
+        ),
     ]
     for fields in more:
         message = Message("orders", b"x", **fields)
@@ -123,6 +130,7 @@ def test_a_body_may_be_as_long_as_the_limit():
         {"tags": ""},
         {"tags": " "},
         {"tags": "a || b"},
+        {"tags": "*"},
         {"tags": " a"},
         {"tags": 5},
         {"tags": "a\x01b"},

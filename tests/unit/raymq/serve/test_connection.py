@@ -178,10 +178,14 @@ def test_a_connection_that_cannot_be_prepared_is_closed(client, monkeypatch):
 
 def test_a_task_is_sent_with_its_first_state(client, tasks):
     state = StateRecord.of(TASK, TaskState.PENDING, 5.0)
-    tasks.send(TASK, state, deliver_at_ms=1, sharding_key="user-9")
+    tasks.send(TASK, state, deliver_at_ms=1_700_000_000_000, sharding_key="user-9")
     (message, where), (report_states, to_where) = client.sent
     assert (message.topic, decode_task(message.body), message.keys) == ("jobs", TASK, ("t1",))
-    assert (message.properties, message.deliver_at_ms, where) == ({"task": "resize"}, 1, {"sharding_key": "user-9"})
+    assert (message.properties, message.deliver_at_ms, where) == (
+        {"task": "resize"},
+        1_700_000_000_000,
+        {"sharding_key": "user-9"},
+    )
     assert (report_states.topic, report_states.tags, report_states.keys, to_where) == (
         "jobs-results",
         "PENDING",

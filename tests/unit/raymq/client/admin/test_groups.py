@@ -82,7 +82,7 @@ def cluster(monkeypatch):
 
 @pytest.mark.parametrize(
     ("arguments", "offset"),
-    [({"to": "earliest"}, 3), ({"to": "latest"}, 10), ({"timestamp_ms": 7}, 5), ({"offset": 4}, 4)],
+    [({"to": "earliest"}, 3), ({"to": "latest"}, 10), ({"timestamp_ms": 1_700_000_000_000}, 5), ({"offset": 4}, 4)],
 )
 def test_a_reset_sets_every_queue_at_its_broker_and_tells_the_members(cluster, arguments, offset):
     assert cluster.admin.reset_offsets("billing", "orders", **arguments) == dict.fromkeys((A0, A1, B0), offset)

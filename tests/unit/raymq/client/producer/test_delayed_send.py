@@ -4,7 +4,9 @@ delay."""
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime, timedelta, timezone
 
+import msgspec
 import pytest
 
 from raymq.client.producer.producer import Producer
@@ -77,7 +79,7 @@ def producer(storage):
         yield producer
 
 
-@pytest.mark.parametrize(("level", "queue_id"), [(1, 0), (5, 4), (18, 17), (99, 17)])
+@pytest.mark.parametrize(("level", "queue_id"), [(1, 0), (5, 4), (18, 17)])
 def test_a_level_goes_to_its_queue_of_the_schedule_topic(producer, storage, level, queue_id):
     """Golden fact 14 (messaging) and golden fact 19 (storage): each delay level has its own queue in the schedule
     topic."""
@@ -133,8 +135,22 @@ def test_sequences_grow_in_the_queue_where_messages_wait_whatever_they_are_for(p
         ({"delay_level": 1.5}, "delay_level must be a whole number, .* not 1.5"),
         ({"delay_level": True}, "delay_level must be a whole number, .* not True"),
         ({"delay_level": "3"}, "delay_level must be a whole number, .* not '3'"),
-        ({"delay_level": 1, "deliver_at_ms": 1}, "not both"),
-        ({"deliver_at_ms": -1}, "deliver_at_ms must be 0 to .*, not -1"),
+        ({"delay_level": 19}, "delay_level must be 0 to 18, not 19"),
+        ({"delay_level": 99}, "delay_level must be 0 to 18, not 99"),
+        ({"delay_level": 1, "deliver_at_ms": 0}, "not both"),
+        ({"deliver_at_ms": -1}, "deliver_at_ms must be .*, not -1"),
+        ({"deliver_at_ms": 1}, r"deliver_at_ms must be .*, or 0, not 1 \(is it in milliseconds\?\)"),
+        ({"deliver_at_ms": 1_764_000_000}, r"not 1764000000 \(is it in milliseconds\?\)"),
+        ({"delay": 30}, r"delay must be a timedelta, such as timedelta\(seconds=30\), not 30"),
+        ({"delay": timedelta(seconds=-1)}, "delay must not be negative"),
+        ({"delay": timedelta(days=41)}, r"delay 41 days, 0:00:00 is 41\.0 days ahead; at most 40 are allowed"),
+        ({"delay": timedelta.max}, "at most 40"),
+        ({"deliver_at": 1_764_000_000}, "deliver_at must be a datetime with a time zone, not 1764000000"),
+        ({"deliver_at": datetime(2026, 3, 1)}, r"deliver_at 2026-03-01 00:00:00 has no time zone: .*astimezone"),
+        ({"deliver_at": datetime.max.replace(tzinfo=UTC)}, "at most 40"),
+        ({"delay": timedelta(1), "deliver_at": datetime(2026, 3, 1, tzinfo=UTC)}, "not delay and deliver_at together"),
+        ({"delay": timedelta(1), "delay_level": 3}, "not delay_level and delay together"),
+        ({"deliver_at_ms": 1_764_000_000_000, "delay": timedelta(1)}, "not deliver_at_ms and delay together"),
         ({"deliver_at_ms": 1.5}, "deliver_at_ms must be a whole number, .* not 1.5"),
         ({"deliver_at_ms": 2**60}, "at most 40"),
     ],
@@ -142,6 +158,18 @@ def test_sequences_grow_in_the_queue_where_messages_wait_whatever_they_are_for(p
 def test_an_illegal_delay_is_refused_when_the_message_is_made(arguments, what):
     with pytest.raises(MessageIllegalError, match=what):
         Message("orders", b"x", **arguments)
+
+
+def test_a_delay_and_a_datetime_become_a_delivery_time():
+    before_ms = now_ms()
+    delayed = Message("orders", b"x", delay=timedelta(minutes=5))
+    assert before_ms + 300_000 <= delayed.deliver_at_ms <= now_ms() + 300_000
+    due = datetime.now(timezone(timedelta(hours=9))) + timedelta(days=1)
+    timed = Message("orders", b"x", deliver_at=due)
+    assert 0 <= timed.deliver_at_ms - due.timestamp() * 1000 <= 1.01
+    assert (delayed.delay, timed.deliver_at) == (None, None)
+    assert Message("orders", b"x", deliver_at=datetime(1960, 1, 1, tzinfo=UTC)).deliver_at_ms == 0
+    assert msgspec.structs.replace(delayed, body=b"y").deliver_at_ms == delayed.deliver_at_ms
 
 
 def test_forty_days_are_allowed_and_a_day_more_is_not():

@@ -259,6 +259,16 @@ def test_rows_wait_where_their_time_says(store, writers, from_ms):
     assert {message.tags for message in messages} == {"t"}
 
 
+def test_a_time_in_seconds_is_refused_before_any_row_is_sent(store, writers):
+    seconds = int(time.time())
+    table = rows(3, deliver_time=pa.array([None, 0, seconds], pa.timestamp("ms")))
+    with pytest.raises(
+        MessageIllegalError, match=rf"row 2: its deliver_time is {seconds} ms .*is it in milliseconds\?"
+    ):
+        writers.make().write(table)
+    assert numbers(store) == {}
+
+
 def test_a_time_far_ahead_waits_in_the_roll_queue_if_it_counts_from_a_fixed_time(store, writers):
     now_ms = time.time_ns() // 1_000_000
     table = rows(2, deliver_time=pa.array([now_ms + 10 * 86_400_000] * 2, pa.timestamp("ms")))

@@ -32,7 +32,7 @@ SENDS = {
         {TopicMessageType.NORMAL, TopicMessageType.FIFO},
     ),
     "delay level": ({"delay_level": 2}, {}, {TopicMessageType.DELAY}),
-    "deliver time": ({"deliver_at_ms": 1}, {}, {TopicMessageType.DELAY}),
+    "deliver time": ({"deliver_at_ms": 1_700_000_000_000}, {}, {TopicMessageType.DELAY}),
     "delay and sharding key": ({"delay_level": 2}, {"sharding_key": 7}, {TopicMessageType.DELAY}),
 }
 

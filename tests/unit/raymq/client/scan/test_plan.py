@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from raymq.client.scan.ranges import OffsetRange, limit_ranges, plan_ranges
 from raymq.common.errors import InvalidArgumentError, TopicNotExistError
 from raymq.common.message import MessageQueue
-from tests.support.clients.scan_source import Queues
+from tests.support.clients.scan_source import T0_MS, Queues
 
 # Each queue stores one message per second: the message at offset n was stored at n × 1000 ms.
 BOUNDS = {("broker-a", 0): (10, 100), ("broker-a", 1): (0, 30), ("broker-b", 0): (5, 5)}
@@ -96,17 +96,20 @@ def test_offsets_of_several_topics_name_all_of_them() -> None:
 @pytest.mark.parametrize(
     "moment",
     [
-        25_000,
-        datetime(1970, 1, 1, 0, 0, 25),
-        datetime(1970, 1, 1, 0, 0, 25, tzinfo=UTC),
-        datetime(1970, 1, 1, 2, 0, 25, tzinfo=timezone(timedelta(hours=2))),
+        T0_MS + 25_000,
+        datetime(2023, 11, 14, 22, 13, 45),
+        datetime(2023, 11, 14, 22, 13, 45, tzinfo=UTC),
+        datetime(2023, 11, 15, 0, 13, 45, tzinfo=timezone(timedelta(hours=2))),
     ],
 )
 def test_a_timestamp_bounds_every_queue(moment: Any) -> None:
     late = {"starting_offsets_by_timestamp_strategy": "latest"}
     assert spans({"starting_timestamp": moment, **late}) == {"a0": (25, 100), "a1": (25, 30)}
     assert spans({"ending_timestamp": moment}) == {"a0": (10, 25), "a1": (0, 25)}
-    assert spans({"starting_timestamp": 20_001, "ending_timestamp": moment, **late}) == {"a0": (21, 25), "a1": (21, 25)}
+    assert spans({"starting_timestamp": T0_MS + 20_001, "ending_timestamp": moment, **late}) == {
+        "a0": (21, 25),
+        "a1": (21, 25),
+    }
 
 
 def test_an_ending_timestamp_after_everything_is_the_end() -> None:
@@ -115,8 +118,8 @@ def test_an_ending_timestamp_after_everything_is_the_end() -> None:
 
 def test_a_starting_timestamp_that_a_queue_has_nothing_for_is_an_error_or_its_end() -> None:
     with pytest.raises(InvalidArgumentError, match=r"no message was stored then or later in orders@broker-a:1, .*b:0;"):
-        spans({"starting_timestamp": 30_000})
-    assert spans({"starting_timestamp": 30_000, "starting_offsets_by_timestamp_strategy": "latest"}) == {
+        spans({"starting_timestamp": T0_MS + 30_000})
+    assert spans({"starting_timestamp": T0_MS + 30_000, "starting_offsets_by_timestamp_strategy": "latest"}) == {
         "a0": (30, 100)
     }
     with pytest.raises(InvalidArgumentError, match="must be one of error, latest"):
@@ -125,15 +128,15 @@ def test_a_starting_timestamp_that_a_queue_has_nothing_for_is_an_error_or_its_en
 
 def test_timestamps_that_cross_read_nothing() -> None:
     late = {"starting_offsets_by_timestamp_strategy": "latest"}
-    assert spans({"starting_timestamp": 25_000, "ending_timestamp": 20_000, **late}) == {}
+    assert spans({"starting_timestamp": T0_MS + 25_000, "ending_timestamp": T0_MS + 20_000, **late}) == {}
 
 
 @pytest.mark.parametrize("form", [dict, json.dumps])
 def test_timestamps_per_queue(form: Any) -> None:
     options = {
-        "starting_offsets_by_timestamp": form(times(25_000, 3_000)),
+        "starting_offsets_by_timestamp": form(times(T0_MS + 25_000, T0_MS + 3_000)),
         "starting_offsets_by_timestamp_strategy": "latest",
-        "ending_offsets_by_timestamp": form(times(40_000, 10_500)),
+        "ending_offsets_by_timestamp": form(times(T0_MS + 40_000, T0_MS + 10_500)),
     }
     assert spans(options) == {"a0": (25, 40), "a1": (3, 11)}
 
@@ -143,9 +146,17 @@ def test_timestamps_per_queue(form: Any) -> None:
     [
         ({"starting_timestamp": -1}, "starting_timestamp must be milliseconds"),
         ({"starting_timestamp": "yesterday"}, "starting_timestamp must be milliseconds"),
+        (
+            {"starting_timestamp": 1_764_000_000},
+            r"starting_timestamp .* not 1764000000 \(is it in milliseconds",
+        ),
+        ({"ending_offsets_by_timestamp": times(T0_MS, 9, T0_MS)}, r"_timestamp of broker-a:1 must be .*milliseconds\?"),
         ({"ending_timestamp": True}, "ending_timestamp must be milliseconds"),
-        ({"starting_offsets_by_timestamp": times(1, "x")}, "starting_offsets_by_timestamp of broker-a:1 must be milli"),
-        ({"starting_offsets_by_timestamp": {"broker-a": {"0": 1}}}, "missing: broker-a:1, broker-b:0"),
+        (
+            {"starting_offsets_by_timestamp": times(T0_MS, "x")},
+            "starting_offsets_by_timestamp of broker-a:1 must be milli",
+        ),
+        ({"starting_offsets_by_timestamp": {"broker-a": {"0": T0_MS}}}, "missing: broker-a:1, broker-b:0"),
         ({"starting_offsets_by_timestamp": 7}, "must be times per queue"),
         ({"starting_timestamp": 1, "starting_offsets": times(20, 7, -2)}, "say two things"),
         ({"starting_timestamp": 1, "starting_offsets_by_timestamp": times(1, 1)}, "say two things"),

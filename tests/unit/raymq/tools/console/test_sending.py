@@ -16,7 +16,9 @@ def test_all_fields_of_a_new_message() -> None:
     expected = MessageForm("t", b"a\nb", "x", ("k1", "k2"), {"a": "1", "b": "2=3"}, 300_000)
     form = new_message("t", Form({**fields, "delay": "5m"}))
     assert form == expected
-    assert form.message(1_000) == Message("t", b"a\nb", "x", ("k1", "k2"), form.properties, deliver_at_ms=301_000)
+    assert form.message(1_700_000_000_000) == Message(
+        "t", b"a\nb", "x", ("k1", "k2"), form.properties, deliver_at_ms=1_700_000_300_000
+    )
 
 
 def test_a_message_again_keeps_its_bytes_unless_they_are_edited() -> None:

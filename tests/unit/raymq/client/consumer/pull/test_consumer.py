@@ -401,11 +401,11 @@ def test_heartbeats_say_how_queues_are_to_be_shared_and_where_the_member_is(cons
 
 
 def test_queues_start_where_the_settings_say_in_the_generation_they_were_granted_in(consume, group):
-    consumer = consume(consume_from=ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, consume_timestamp_ms=77)
+    consumer = consume(consume_from=ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, consume_timestamp_ms=1_700_000_000_077)
     holds(consumer, Q0, Q1)
     assert {(queue, query.timestamp_ms, generation) for queue, query, generation in group.starts} == {
-        (Q0, 77, 1),
-        (Q1, 77, 1),
+        (Q0, 1_700_000_000_077, 1),
+        (Q1, 1_700_000_000_077, 1),
     }
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from raymq.client.consumer.pull.settings import RANGES, PullSettings
+from raymq.client.consumer.simple.settings import SimpleSettings
 from raymq.common.errors import IllegalNameError, InvalidArgumentError
 from raymq.common.message import ConsumeFromWhere
 from raymq.common.protocol.group import StartOffsetQuery
@@ -28,12 +31,12 @@ def test_options_become_settings():
     settings = PullSettings.of(
         "billing",
         consume_from=ConsumeFromWhere.CONSUME_FROM_TIMESTAMP,
-        consume_timestamp_ms=5,
+        consume_timestamp_ms=1_700_000_000_000,
         allocate_strategy=allocation,
         auto_commit_interval_s=1,
         threshold_count=7,
     )
-    assert settings.start == StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, 5)
+    assert settings.start == StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, 1_700_000_000_000)
     assert settings.allocation is allocation
     assert (settings.auto_commit_interval_s, settings.threshold_count) == (1, 7)
     sticky = PullSettings.of("billing", allocate_strategy=AllocateStrategy.STICKY)
@@ -62,3 +65,11 @@ def test_a_start_by_time_needs_the_time():
 def test_a_group_has_a_legal_name():
     with pytest.raises(IllegalNameError):
         PullSettings.of("a b")
+
+
+@pytest.mark.parametrize("settings_of", [PullSettings.of, SimpleSettings.of])
+def test_a_start_that_is_no_consume_from_where_is_refused(settings_of: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"consume_from .* not 'end'.*"):
+        settings_of("billing", consume_from="end")
+    with pytest.raises(InvalidArgumentError, match=r"consume_timestamp_ms .*is it in milliseconds\?"):
+        settings_of("billing", consume_from=ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, consume_timestamp_ms=1_764_000_000)
