@@ -307,8 +307,8 @@ class GroupMethods(ABC):
         group passes the generation of its assignment of each queue. If the group has committed no offset in a queue
         yet, this call commits the start offset durably, so that no message is skipped if the member crashes at once.
         From then on commits of older generations are fenced. With generation 0 the call commits nothing.
-        CONSUME_FROM_LAST_OFFSET starts at 0 while the queue is young (its first message is still in memory). A retry
-        topic also starts at 0.
+        CONSUME_FROM_LAST_OFFSET starts at 0 while the queue is young (its first message is still in memory), and
+        CONSUME_FROM_END does not. A retry topic always starts at its first message.
 
         Topics that cannot be read are left out; `start_offset` raises the reason. Raises GroupNotExistError if the
         group does not exist.
@@ -373,7 +373,8 @@ class GroupMethods(ABC):
                 lambda storage, left_s: storage.offset_by_time(topic, queue_id, query.timestamp_ms, left_s)
             )
         young = bounds.min_offset == 0 and bounds.first_in_memory == 0
-        return 0 if young else bounds.max_offset
+        at_end = query.where is ConsumeFromWhere.CONSUME_FROM_END or not young
+        return bounds.max_offset if at_end else 0
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:
         return MessageQueue(topic, self._settings.broker_name, queue_id)

@@ -99,7 +99,7 @@ def run(
     checkpoint: Path,
     *,
     windows: Windows,
-    start: Literal["first", "last"] = "first",
+    start: Literal["first", "last", "end"] = "first",
     trigger_s: int = 5,
     available_now: bool = False,
     max_offsets_per_trigger: int | None = None,
@@ -302,10 +302,10 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
 @click.option(
     "--from",
     "start",
-    type=click.Choice(["first", "last"]),
+    type=click.Choice(["first", "last", "end"]),
     default="first",
     show_default=True,
-    help="Where a count without a checkpoint begins.",
+    help="Where a count without a checkpoint begins: at the first message, or at the end (last and end).",
 )
 @click.option(
     "--trigger", default="5s", show_default=True, callback=_seconds, metavar="TIME", help="A batch each TIME."
@@ -327,7 +327,7 @@ def command(
     watermark: int,
     by: By,
     time: Time,
-    start: Literal["first", "last"],
+    start: Literal["first", "last", "end"],
     trigger: int,
     available_now: bool,
     max_offsets: int | None,

@@ -723,11 +723,21 @@ class MessageModel(Enum):
 
 
 class ConsumeFromWhere(Enum):
-    """The position at which a group without a committed offset starts (spec/messaging.md §5.4)."""
+    """The position at which a group starts in each queue in which the group has committed no offset
+    (spec/messaging.md §5.4).
+
+    CONSUME_FROM_LAST_OFFSET, RocketMQ's default: the end of the queue, but the first message while the queue is young.
+    A queue is young while its first message is still in the store's memory.
+    CONSUME_FROM_END: the end of the queue, whatever the queue's age. The group skips the messages that a queue receives
+    before the group first reads the queue. This also applies to queues that are added later.
+    CONSUME_FROM_FIRST_OFFSET: the first stored message of the queue.
+    CONSUME_FROM_TIMESTAMP: the first message of the queue that was stored at a given time or later.
+    """
 
     CONSUME_FROM_LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
     CONSUME_FROM_FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
     CONSUME_FROM_TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
+    CONSUME_FROM_END = "CONSUME_FROM_END"
 
 
 def copied_message(message: MessageExt, topic: str, added: Mapping[str, str]) -> SystemMessage:

@@ -4,7 +4,7 @@ consumer group."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -31,7 +31,7 @@ PASSER_BY_GENERATION: Final = 0
 """Generation number in the commits of a program that is not a member of the consumer group."""
 _WORDS: Final = {
     "earliest": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
-    "latest": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+    "latest": ConsumeFromWhere.CONSUME_FROM_END,
 }
 
 
@@ -109,8 +109,10 @@ class BatchProgress:
 
     def starts(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
         """Return, for each queue, the offset of the next message to read. If the group has no offset for a queue, the
-        offset is created at the position given by `begin`."""
-        for broker_name in sorted({queue.broker_name for queue in queues if queue not in self._starts}):
+        offset is created at the position given by `begin`. If this position is the queue's end, this call commits the
+        offset, because the end moves with each message."""
+        new = {queue for queue in queues if queue not in self._starts}
+        for broker_name in sorted({queue.broker_name for queue in new}):
             self._offsets.ensure_group(broker_name)
         stored = {self._names.queue(queue): queue for queue in queues}
         found = self._offsets.start_offsets(dict.fromkeys(stored, PASSER_BY_GENERATION), self._query)
@@ -119,16 +121,21 @@ class BatchProgress:
             # if the topic exists, this call raises the error that explains why the group may not read the queue
             with suppress(TopicNotExistError):
                 self._offsets.start_offset(queue, self._query, PASSER_BY_GENERATION)
+        if self._query.where is ConsumeFromWhere.CONSUME_FROM_END:
+            self._commit({queue: self._starts[queue].queue_offset for queue in new & self._starts.keys()})
         return {queue: self._starts[queue].queue_offset for queue in queues if queue in self._starts}
 
     def commit(self, ranges: Sequence[OffsetRange]) -> None:
         """Commit the end offsets of `ranges` durably. If a queue's offset was reset after the ranges were planned, the
         offset does not change."""
+        self._commit({one.queue: one.end_offset for one in ranges})
+
+    def _commit(self, offsets: Mapping[MessageQueue, int]) -> None:
+        if not offsets:
+            return
         commits = {
-            self._names.queue(one.queue): OffsetCommit(
-                one.end_offset, PASSER_BY_GENERATION, self._starts[one.queue].reset_version
-            )
-            for one in ranges
+            self._names.queue(queue): OffsetCommit(offset, PASSER_BY_GENERATION, self._starts[queue].reset_version)
+            for queue, offset in offsets.items()
         }
         answer = self._offsets.commit_offsets(commits)
         if answer.stopped:

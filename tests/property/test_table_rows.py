@@ -25,7 +25,7 @@ from raymq.records.kernels.property_text import java_hashes, long_hashes
 from tests.support.cases import examples
 
 LEGAL = st.text("abcé漢𝄞 ", max_size=6).map(lambda text: f"x{text}x")
-ODD = st.text("ab |\x01\x02\t\x1c\x85\xa0\u2003\u3000é漢", max_size=4)
+ODD = st.text("ab *|\x01\x02\t\x1c\x85\xa0\u2003\u3000é漢", max_size=4)
 KINDS = st.sampled_from([pa.string(), pa.large_string(), pa.string_view()])
 
 

@@ -114,13 +114,21 @@ def subscription(tags: str, condition: str | None) -> Any:
     return sql(condition)
 
 
+_STARTS: Final = {
+    "first": "CONSUME_FROM_FIRST_OFFSET",
+    "last": "CONSUME_FROM_LAST_OFFSET",
+    "end": "CONSUME_FROM_END",
+}
+"""Values of `start_option`, with the name of each value's ConsumeFromWhere."""
+
 start_option = click.option(
     "--from",
     "start",
-    type=click.Choice(["first", "last"]),
+    type=click.Choice(list(_STARTS)),
     default="last",
     show_default=True,
-    help="Where a new group starts.",
+    help="Where a new group starts. last: at the end of an old topic, but at the first message of a young topic, whose "
+    "first message is still in the store's memory. end: at the end of every topic.",
 )
 
 
@@ -129,4 +137,4 @@ def consume_from(start: str) -> ConsumeFromWhere:
     `start_option` defines."""
     from raymq.common.message import ConsumeFromWhere
 
-    return ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET if start == "first" else ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+    return ConsumeFromWhere[_STARTS[start]]

@@ -304,6 +304,37 @@ def test_a_new_group_starts_at_the_first_message_or_at_a_time(mq: raymq.Client, 
         assert consumer.poll(timeout_s=0.2) == []
 
 
+def test_a_group_that_starts_at_the_end_skips_the_messages_of_a_young_topic(
+    mq: raymq.Client, topic: str, group: str
+) -> None:
+    end = raymq.ConsumeFromWhere.CONSUME_FROM_END
+    send_numbers(mq, topic, range(5))
+    with (
+        mq.pull_consumer(f"{group}-pull", consume_from=end) as pulling,
+        mq.simple_consumer(f"{group}-simple", consume_from=end) as receiving,
+    ):
+        pulling.subscribe(topic)
+        receiving.subscribe(topic)
+        queues = pulling.fetch_message_queues(topic)
+
+        def started() -> bool:
+            assert pulling.poll(timeout_s=0.1) == []
+            assert receiving.receive(10, invisible_s=60, wait_s=0.1) == []
+            return all(pulling.committed(queue) is not None for queue in queues)
+
+        eventually(started, "the start offsets of all queues")
+        send_numbers(mq, topic, [5, 6])
+        assert sorted(numbers_of(poll_until(pulling, 2))) == [5, 6]
+        received: list[int] = []
+
+        def receive() -> bool:
+            received.extend(int(one.message.body) for one in receiving.receive(10, invisible_s=60, wait_s=0.1))
+            return len(received) >= 2
+
+        eventually(receive, "the messages that were sent after the start")
+        assert sorted(received) == [5, 6]
+
+
 def test_two_consumers_share_the_queues_and_hand_over_without_a_message_delivered_twice(
     mq: raymq.Client, topic: str, group: str
 ) -> None:

@@ -10,7 +10,7 @@ INT32 = st.integers(-(2**31), 2**31 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1, max_size=20).filter(
     lambda text: bool(text.strip())
 )
-TAGS = TEXT.filter(lambda text: "||" not in text and text == text.strip())
+TAGS = TEXT.filter(lambda text: text != "*" and "||" not in text and text == text.strip())
 KEYS = TEXT.filter(lambda text: " " not in text)
 NAMES = TEXT.filter(lambda text: text not in RESERVED_PROPERTIES)
 LEGAL = "%|abcXYZ019_-"

@@ -232,6 +232,20 @@ def test_the_starts_of_many_queues_are_committed_together(client, broker):
     assert client("commit_offsets", "g", {"orders": {0: OffsetCommit(5, 1, 0)}}).fenced == {queue(0)}
 
 
+@pytest.mark.parametrize(
+    ("bounds", "last", "end"),
+    [(QueueBounds(0, 10, 0), 0, 10), (QueueBounds(0, 10, 4), 10, 10), (QueueBounds(0, 0, 0), 0, 0)],
+    ids=["young", "old", "empty"],
+)
+def test_a_group_starts_at_the_end_of_a_young_queue_only_if_it_asks_for_the_end(client, broker, bounds, last, end):
+    broker._store.bounds_of_queues = lambda queues: [bounds for _ in queues]
+    for number, where in enumerate((ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET, ConsumeFromWhere.CONSUME_FROM_END)):
+        expected = [last, end][number]
+        starts = client("start_offsets", "g", {"orders": {number: 1}}, StartOffsetQuery(where))
+        assert starts == {"orders": {number: QueueOffset(expected)}}
+        assert client("committed_offsets", "g", "orders")[number] == expected
+
+
 def test_groups_topics_and_clients_are_made_known(client, broker):
     client("ensure_group", "new")
     client("update_groups", [GroupConfig("x", retry_max_times=3), GroupConfig("y")])

@@ -18,6 +18,7 @@ from tests.unit.raymq.data.fake_source import FakeSource
 
 A0, A1 = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-a", 1)
 BEGIN = StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+END = StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_END)
 
 
 class FakeOffsets:
@@ -29,16 +30,20 @@ class FakeOffsets:
         self.groups: list[str] = []
         self.fenced: frozenset[MessageQueue] = frozenset()
         self.versions: dict[MessageQueue, int] = {}
+        self.ends: dict[MessageQueue, tuple[int, int]] = {}
+        """Bounds of the queues, at whose ends a group without offsets starts with CONSUME_FROM_END."""
 
     def ensure_group(self, broker_name: str) -> None:
         self.groups.append(broker_name)
 
     def start_offsets(self, generations: dict[MessageQueue, int], query: StartOffsetQuery) -> dict[Any, QueueOffset]:
-        assert (query, set(generations.values())) == (BEGIN, {0})
+        assert query in (BEGIN, END)
+        assert set(generations.values()) == {0}
         assert self.groups
+        starts = {queue: self.ends[queue][1] if query == END else 0 for queue in generations}
         return {
-            queue: QueueOffset(self.committed.setdefault(queue, 0), self.versions.get(queue, 0))
-            for queue in generations
+            queue: QueueOffset(self.committed.get(queue, start), self.versions.get(queue, 0))
+            for queue, start in starts.items()
         }
 
     def commit_offsets(self, commits: dict[MessageQueue, OffsetCommit]) -> CommitAnswer:
@@ -133,6 +138,22 @@ def test_new_queues_are_read_from_the_next_dataset_on(offsets: FakeOffsets) -> N
     progress.commit(next(looks))
     source._bounds[A1] = (0, 3)
     assert spans(next(looks)) == {1: (0, 3)}
+
+
+def test_a_group_that_starts_at_the_end_gets_each_message_sent_after_its_first_look(offsets: FakeOffsets) -> None:
+    source, clock = FakeSource({A0: (0, 50)}), Clock()
+    offsets.ends = source._bounds
+
+    def send() -> None:
+        source._bounds[A0] = (0, source._bounds[A0][1] + 4)
+
+    clock.on_sleep = send
+    progress = BatchProgress("g", iterating._WORDS["latest"])
+    first = next(planned(source, progress, clock))
+    assert spans(first) == {0: (50, 54)}
+    send()
+    # The program ended before it committed. Its next run begins at the same offset, not at the new end.
+    assert spans(next(planned(source, BatchProgress("g", iterating._WORDS["latest"]), clock))) == {0: (50, 58)}
 
 
 def test_a_reset_moves_the_next_dataset(offsets: FakeOffsets) -> None:

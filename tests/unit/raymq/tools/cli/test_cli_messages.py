@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from raymq.common.message import MessageQueue
+from raymq.common.message import ConsumeFromWhere, MessageQueue
 from raymq.tools import cli
 from raymq.tools.cli import messages
 from tests.support.clients.fakes import connect_commands
@@ -50,3 +50,30 @@ def test_a_queue_that_comes_during_a_poll_has_not_been_quiet_for_that_long(
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines() == lines
     assert consumer.polls == polls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [(["consume", "g", "orders", "--timeout", "1"], "pull"), (["receive", "g", "orders"], "simple")],
+)
+@pytest.mark.parametrize(
+    ("start", "where"),
+    [
+        ("first", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET),
+        ("last", ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET),
+        ("end", ConsumeFromWhere.CONSUME_FROM_END),
+        (None, ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET),
+    ],
+)
+def test_the_option_from_chooses_where_a_new_group_starts(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], kind: str, start: str | None, where: ConsumeFromWhere
+) -> None:
+    asked = []
+
+    def consumer(group: str, *, consume_from: ConsumeFromWhere, **options: object) -> object:
+        asked.append(consume_from)
+        return nullcontext(Consumer([]))
+
+    connect_commands(monkeypatch, SimpleNamespace(**{f"{kind}_consumer": consumer}))
+    CliRunner().invoke(cli.cli, [*arguments, *(["--from", start] if start else [])])
+    assert asked == [where]

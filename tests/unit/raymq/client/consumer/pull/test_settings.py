@@ -69,7 +69,7 @@ def test_a_group_has_a_legal_name():
 
 @pytest.mark.parametrize("settings_of", [PullSettings.of, SimpleSettings.of])
 def test_a_start_that_is_no_consume_from_where_is_refused(settings_of: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"consume_from .* not 'end'.*"):
+    with pytest.raises(InvalidArgumentError, match=r"consume_from .* not 'end'.* CONSUME_FROM_END"):
         settings_of("billing", consume_from="end")
     with pytest.raises(InvalidArgumentError, match=r"consume_timestamp_ms .*is it in milliseconds\?"):
         settings_of("billing", consume_from=ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, consume_timestamp_ms=1_764_000_000)
