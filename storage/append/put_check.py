@@ -162,7 +162,9 @@ def refuse_store(state: StoreState) -> Refusal | None:
 def refuse_batch(facts: BatchFacts, *, max_message_size_bytes: int, record_max_bytes: int) -> Refusal | None:
     """Return the refusal of a batch with these facts; None if the batch may be stored.
 
-    `max_message_size_bytes` limits a body. `record_max_bytes` limits a record, which must fit into one file.
+    `max_message_size_bytes` limits a body. `record_max_bytes` limits a record, which must fit into one file. An inner
+    batch of one message may be longer, by the message's properties and lengths. So a topic of inner batches accepts the
+    same bodies as other topics.
     """
     messages, longest_record, longest_body, longest_properties, sys_flags, first_properties, _ = facts
     if may_be_special(sys_flags, first_properties):
@@ -180,10 +182,13 @@ def refuse_batch(facts: BatchFacts, *, max_message_size_bytes: int, record_max_b
             f"a record of {longest_record} bytes exceeds this store's limit of {record_max_bytes}",
         )
     if longest_body > max_message_size_bytes:
-        return refusal(
-            PutMessageStatus.MESSAGE_ILLEGAL,
-            f"a body of {longest_body} bytes exceeds this store's limit of {max_message_size_bytes}",
-        )
+        inner = count_messages(first_properties) if sys_flags & SYS_FLAG_INNER_BATCH else 0
+        if inner != 1 or longest_body > max_message_size_bytes + RECORD_OVERHEAD_MAX_BYTES:
+            body = "a body" if not inner else f"an inner batch of {inner} messages, with a body"
+            return refusal(
+                PutMessageStatus.MESSAGE_ILLEGAL,
+                f"{body} of {longest_body} bytes exceeds this store's limit of {max_message_size_bytes}",
+            )
     return None
 
 

@@ -96,6 +96,22 @@ def test_a_batch_that_exceeds_the_record_limit_is_divided(tmp_path):
     store.close()
 
 
+def test_a_body_of_the_greatest_size_is_stored_with_all_its_properties(tmp_path):
+    store = open_store(tmp_path, max_message_size_bytes=5000)
+    properties = {"a": "b" * 32_000}
+    with producer_of(StoreClient(store, max_message_size_bytes=5000), compression=Compression()) as producer:
+        body = Random(7).randbytes(5000)
+        for fields in ({}, {"tags": "red", "properties": properties}):
+            producer.send(Message("batched", body, **fields), timeout_s=WAIT_S)
+            producer.send_async(Message("batched", body, **fields)).result(WAIT_S)
+        with pytest.raises(MessageIllegalError, match="5001 bytes"):
+            producer.send(Message("batched", body + b"x"), timeout_s=WAIT_S)
+    found = read_queue(store, "batched")
+    assert [message.body for message in found] == [body] * 4
+    assert found[3].properties == properties
+    store.close()
+
+
 @pytest.mark.parametrize("delay", [{"delay_level": 3}, {"deliver_at_ms": 2**40}])
 def test_messages_that_would_come_one_at_a_time_are_refused(store, delay):
     with producer_of(StoreClient(store)) as producer:

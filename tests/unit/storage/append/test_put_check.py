@@ -72,6 +72,7 @@ def test_what_a_store_decides(changes, status, error):
     assert (type(refused.error) if refused else None) is error
 
 
+INNER_ONE = b"INNER_NUM\x011\x02INNER_BASE\x01" + b"0" * 19 + b"\x02"
 INNER = b"INNER_NUM\x013\x02INNER_BASE\x01" + b"0" * 19 + b"\x02"
 
 
@@ -99,6 +100,9 @@ INNER = b"INNER_NUM\x013\x02INNER_BASE\x01" + b"0" * 19 + b"\x02"
         (BatchFacts(1, 70_000, 1001, 50, 0, b""), "MESSAGE_ILLEGAL"),
         (BatchFacts(1, 1200, 1001, 50, 0, b""), "MESSAGE_ILLEGAL"),
         (BatchFacts(1, 1200, 1000, 50, 0, b""), None),
+        (BatchFacts(1, 1300, 1001, 50, 0x80, INNER), "MESSAGE_ILLEGAL"),
+        (BatchFacts(1, 1300, 1001, 50, 0x80, INNER_ONE), None),
+        (BatchFacts(1, 66_536, 66_537, 50, 0x80, INNER_ONE), "MESSAGE_ILLEGAL"),
     ],
 )
 def test_what_messages_decide(facts, status):
