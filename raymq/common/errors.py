@@ -53,7 +53,18 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Final
+
+SHOWN_CHARS_MAX: Final = 200
+"""Maximum number of characters of a refused name or filter that an error shows."""
+
+
+def shortened(text: str, around: int = 0) -> str:
+    """Return at most SHOWN_CHARS_MAX characters of `text`, with the character at index `around` among them. Removed
+    text is replaced by "…"."""
+    first = max(0, min(around - SHOWN_CHARS_MAX // 2, len(text) - SHOWN_CHARS_MAX))
+    last = first + SHOWN_CHARS_MAX
+    return f"{'…' if first else ''}{text[first:last]}{'…' if last < len(text) else ''}"
 
 
 def not_found(fact: str, nearest: Iterable[str], advice: str) -> str:
@@ -89,7 +100,7 @@ class IllegalNameError(InvalidArgumentError):
         self.kind, self.name, self.rule = kind, name, rule
 
     def __str__(self) -> str:
-        return f"{self.kind} name {self.name!r} is not legal: {self.rule}"
+        return f"{self.kind} name {shortened(self.name)!r} is not legal: {self.rule}"
 
 
 class OffsetOutOfRangeError(InvalidArgumentError):
@@ -120,7 +131,8 @@ class FilterExpressionError(InvalidArgumentError):
         self.text, self.position, self.reason = text, position, reason
 
     def __str__(self) -> str:
-        return f"the filter {self.text!r} does not compile: at character {self.position}, {self.reason}"
+        text = shortened(self.text, self.position - 1)
+        return f"the filter {text!r} does not compile: at character {self.position}, {self.reason}"
 
 
 class MessageIllegalError(RaymqError, ValueError):

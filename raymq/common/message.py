@@ -23,7 +23,7 @@ from typing import Any, Final, NoReturn, Protocol, TypeVar
 from msgspec import Struct, StructMeta
 from msgspec.structs import force_setattr
 
-from raymq.common.errors import BodyUnreadableError, InvalidArgumentError, MessageIllegalError
+from raymq.common.errors import BodyUnreadableError, InvalidArgumentError, MessageIllegalError, shortened
 from raymq.common.names import LMQ_PREFIX, check_topic, is_light_queue, light_queue
 from raymq.common.numbers import INT32_MAX, NUMBER_MAX, POINT_IN_TIME_MS, SECONDS_HINT, number_in, shown, whole_number
 
@@ -121,15 +121,17 @@ def _check_text(what: str, text: object) -> None:
     """Raise an error if `text` cannot be stored in a record's property string, which uses 0x01 and 0x02 as separators
     and has no escape character."""
     if not isinstance(text, str):
-        raise MessageIllegalError(f"{what} must be a str, not {type(text).__name__}")
+        raise MessageIllegalError(f"{shortened(what)} must be a str, not {type(text).__name__}")
     if not text.strip():
-        raise MessageIllegalError(f"{what} is blank")
+        raise MessageIllegalError(f"{shortened(what)} is blank")
     if "\x01" in text or "\x02" in text:
-        raise MessageIllegalError(f"{what} {text!r} contains \\x01 or \\x02, which separate properties on disk")
+        raise MessageIllegalError(
+            f"{shortened(what)} {shown(text)} contains \\x01 or \\x02, which separate properties on disk"
+        )
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise MessageIllegalError(f"{what} {text!r} cannot be written as UTF-8") from None
+        raise MessageIllegalError(f"{shortened(what)} {shown(text)} cannot be written as UTF-8") from None
 
 
 def _checked_number(name: str, value: object, low: int = 0, high: int = NUMBER_MAX) -> int:
@@ -263,14 +265,14 @@ class Message(Struct, frozen=True, gc=False):
         for key in self.keys:
             _check_text("a key", key)
             if " " in key:
-                raise MessageIllegalError(f"key {key!r} contains a space, which separates keys on disk")
+                raise MessageIllegalError(f"key {shown(key)} contains a space, which separates keys on disk")
 
     def _check_tag(self, tag: str) -> None:
         _check_text("a tag", tag)
         if tag == "*" or "||" in tag or tag != tag.strip():
             raise MessageIllegalError(
-                f"tag {tag!r} cannot be subscribed to: a message has one tag, without '||' or spaces at its ends, and "
-                "not '*', which subscribes to all tags"
+                f"tag {shown(tag)} cannot be subscribed to: a message has one tag, without '||' or spaces at its ends, "
+                "and not '*', which subscribes to all tags"
             )
 
     def _check_properties(self) -> None:
@@ -280,7 +282,7 @@ class Message(Struct, frozen=True, gc=False):
             _check_text("a property name", name)
             _check_text(f"the value of property {name!r}", value)
             if name in RESERVED_PROPERTIES:
-                raise MessageIllegalError(f"property {name!r} is reserved; use another name")
+                raise MessageIllegalError(f"property {shown(name)} is reserved; use another name")
 
     def _check_light_queues(self) -> None:
         names = self.light_queues

@@ -111,7 +111,7 @@ def light_queue(name: str) -> str:
     '%LMQ%alice'
     """
     if not isinstance(name, str) or not name.strip():
-        raise IllegalNameError("light queue", str(name), "it is blank")
+        raise _no_name("light queue", name)
     if name.startswith(LMQ_PREFIX):
         raise IllegalNameError("light queue", name, f"{LMQ_PREFIX} is put before it")
     return _check("light queue", LMQ_PREFIX + name, INTERNAL_TOPIC_NAME_MAX)
@@ -167,12 +167,19 @@ def check_group(group: str) -> str:
 
 def _check(kind: str, name: str, longest: int) -> str:
     if not isinstance(name, str) or not name.strip():
-        raise IllegalNameError(kind, str(name), "it is blank")
+        raise _no_name(kind, name)
     if not _LEGAL.fullmatch(name):
         raise IllegalNameError(kind, name, _RULE)
     if len(name) > longest:
         raise IllegalNameError(kind, name, f"it has {len(name)} characters, at most {longest} are allowed")
     return name
+
+
+def _no_name(kind: str, name: object) -> IllegalNameError:
+    """Return the error about a value that is blank or no text."""
+    if isinstance(name, str):
+        return IllegalNameError(kind, name, "it is blank")
+    return IllegalNameError(kind, str(name), f"it must be one text (str), not {type(name).__name__}")
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -17,9 +17,11 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 import ray
@@ -124,7 +126,8 @@ def attach_ray(address: str | None) -> bool:
     # token.
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     try:
-        ray.init(address=found, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        with described_as_utf8():
+            ray.init(address=found, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except AuthenticationError as error:
         raise ClusterNotFoundError(
             f"the Ray cluster at {found} asks for a token that this user does not have: copy the cluster's into "
@@ -134,6 +137,19 @@ def attach_ray(address: str | None) -> bool:
         reason = str(error).splitlines()[0]
         raise ClusterNotFoundError(f"cannot connect to Ray at {found} ({reason}): {_NAME_ANOTHER}") from None
     return True
+
+
+@contextmanager
+def described_as_utf8() -> Iterator[None]:
+    """Let this process connect to Ray although an argument of its command line is not UTF-8. Ray sends the command line
+    to the GCS as UTF-8 text; for this process, bytes that are not UTF-8 are replaced in it by escapes."""
+    module: Any = ray._private.utils
+    original = module.get_entrypoint_name
+    module.get_entrypoint_name = lambda: original().encode(errors="backslashreplace").decode()
+    try:
+        yield
+    finally:
+        module.get_entrypoint_name = original
 
 
 def find_address() -> str | None:

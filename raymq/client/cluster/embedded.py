@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import ray
 
+from raymq.client.cluster.attach import described_as_utf8
 from raymq.client.cluster.java import java_environment
 from raymq.client.cluster.launcher import ProgressCallback, launch
 from raymq.common.config.cluster import ClusterSettings
@@ -150,22 +151,23 @@ def _init_ray(directory: str) -> None:
     before = constants.ENABLE_RAY_CLUSTER
     constants.ENABLE_RAY_CLUSTER = False
     try:
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            namespace=NAMESPACE,
-            object_store_memory=OBJECT_STORE_BYTES,
-            _temp_dir=directory,
-            _system_config={
-                "enable_worker_prestart": False,
-                "prestart_worker_first_driver": False,
-                # By default, Ray starts at most as many worker processes at a time as the machine has CPUs. If more
-                # workers are starting, Ray prints warnings to standard output.
-                "worker_maximum_startup_concurrency": STARTING_MAX,
-            },
-        )
+        with described_as_utf8():
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                namespace=NAMESPACE,
+                object_store_memory=OBJECT_STORE_BYTES,
+                _temp_dir=directory,
+                _system_config={
+                    "enable_worker_prestart": False,
+                    "prestart_worker_first_driver": False,
+                    # By default, Ray starts at most as many worker processes at a time as the machine has CPUs. If more
+                    # workers are starting, Ray prints warnings to standard output.
+                    "worker_maximum_startup_concurrency": STARTING_MAX,
+                },
+            )
     finally:
         constants.ENABLE_RAY_CLUSTER = before
 

@@ -15,6 +15,7 @@ from typing import Any
 from raymq.client.predicates.predicate import Predicate
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.names import check_topic
+from raymq.common.numbers import shown
 from raymq.records.filters.sql import SqlFilter
 from raymq.records.format.hashing import java_hash
 
@@ -55,7 +56,7 @@ class Subscription:
         tags = frozenset(tag for part in parts if (tag := part.strip()))
         if not tags:
             raise InvalidArgumentError(
-                f'subscription expression {expression!r} names no tag; write "paid || refunded", or "*" for all'
+                f'subscription expression {shown(expression)} names no tag; write "paid || refunded", or "*" for all'
             )
         return cls(topic, expression, tags, frozenset(java_hash(tag) for tag in tags))
 

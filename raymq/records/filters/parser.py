@@ -16,6 +16,7 @@ from lark import Lark, Token, Transformer, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedToken
 
 from raymq.common.errors import FilterExpressionError
+from raymq.common.numbers import shown
 from raymq.records.filters import plan
 from raymq.records.filters.plan import Literal, Name, Negative, Not, Operand, Order, RefusedError, TextTest, Truth
 from raymq.records.filters.values import INTEGER_MAX, LONG_MAX, Number, ValueKind
@@ -173,7 +174,7 @@ def _bad_token(text: str, error: UnexpectedToken) -> FilterExpressionError:
         mend = _INSTEAD["0"]
     else:
         mend = _INSTEAD.get(word.lower(), _NO_MEND)
-    return FilterExpressionError(text, at + 1, f"{word!r} is not expected here: {mend}")
+    return FilterExpressionError(text, at + 1, f"{shown(word)} is not expected here: {mend}")
 
 
 @v_args(inline=True)

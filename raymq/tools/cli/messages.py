@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -73,7 +74,9 @@ def send(
     from raymq.common.message import Message
 
     user = dict(_property(text) for text in properties)
-    bodies = [body.encode()] if body is not None else (line for raw in sys.stdin.buffer if (line := raw.rstrip(b"\n")))
+    bodies = (
+        [os.fsencode(body)] if body is not None else (line for raw in sys.stdin.buffer if (line := raw.rstrip(b"\n")))
+    )
     typed = body is None and sys.stdin.isatty()
     with counting("sending", talks=typed) as counter, client.producer("raymq-cli") as producer:
         futures = []

@@ -328,7 +328,7 @@ def test_a_group_that_starts_at_the_end_skips_the_messages_of_a_young_topic(
         received: list[int] = []
 
         def receive() -> bool:
-            received.extend(int(one.message.body) for one in receiving.receive(10, invisible_s=60, wait_s=0.1))
+            received.extend(int(one.body) for one in receiving.receive(10, invisible_s=60, wait_s=0.1))
             return len(received) >= 2
 
         eventually(receive, "the messages that were sent after the start")

@@ -9,7 +9,9 @@ import cloudpickle
 import pytest
 
 from raymq.common import errors
-from raymq.common.errors import RaymqError
+from raymq.common.errors import FilterExpressionError, IllegalNameError, RaymqError
+from raymq.common.names import check_group, check_topic, light_queue
+from raymq.records.filters.sql import SqlFilter
 
 CLASSES = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, RaymqError)]
 VALUES = {
@@ -96,3 +98,24 @@ def test_a_send_whose_outcome_is_unknown_is_not_retryable_because_a_new_send_is_
 def test_an_error_about_an_unknown_name_suggests_names_before_it_advises_to_create_one(error, text):
     assert text in str(error)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+    "text", ["a = 1 AND " * 3000, "a" * 30_000 + " = ", "a = '" + "x" * 30_000, "a " + "b" * 30_000, "||" * 15_000]
+)
+def test_an_error_about_a_long_filter_shows_the_part_around_the_fault(text: str) -> None:
+    with pytest.raises(FilterExpressionError) as caught:
+        SqlFilter(text)
+    error = caught.value
+    assert len(str(error)) < 600
+    assert error.text == text
+    assert text[max(0, error.position - 60) : error.position - 1] in str(error)
+
+
+def test_names_that_are_no_text_or_too_long_have_a_short_error() -> None:
+    for wrong, reason in ((["t"], "one text .* not list"), (b"t", "not bytes"), (None, "not NoneType"), (" ", "blank")):
+        for check in (check_topic, check_group, light_queue):
+            with pytest.raises(IllegalNameError, match=reason):
+                check(wrong)  # type: ignore[arg-type]  # the test's point
+    for check in (check_topic, check_group, light_queue):
+        with pytest.raises(IllegalNameError, match="characters") as caught:
+            check("t" * 10_000)
+        assert len(str(caught.value)) < 400
