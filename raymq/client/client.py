@@ -140,9 +140,10 @@ def connect(
 
     With `embedded=True`: starts the servers, and first a local Ray unless this process has one. The settings are read
     from `config` (default: `raymq.yaml` in the current directory, if it exists). `data_dir` and `broker_groups`
-    override them. Closing the client stops what `connect` started. Messages stay in `data_dir`. Raises ConfigError,
-    StoreLockedError or StoreError if the start fails, and leaves nothing running. Raises ClientStateError if a raymq
-    already runs. `progress` is called with each step's name.
+    override them. Closing the client stops what `connect` started. Messages, topics and groups stay in `data_dir`. Its
+    default, `~/.raymq/store`, is also the default of `raymq up`, so a later run and `raymq up` continue with them.
+    Raises ConfigError, StoreLockedError or StoreError if the start fails, and leaves nothing running. Raises
+    ClientStateError if a raymq already runs. `progress` is called with each step's name.
 
     `credentials`: the user for whom every request is made, if access control is on. By default the credentials of the
     environment or of a file, if they exist (raymq.remoting.access.credentials). A process acts as one user at a time:

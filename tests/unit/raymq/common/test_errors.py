@@ -99,6 +99,8 @@ def test_an_error_about_an_unknown_name_suggests_names_before_it_advises_to_crea
     assert text in str(error)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
+
+@pytest.mark.parametrize(
     "text", ["a = 1 AND " * 3000, "a" * 30_000 + " = ", "a = '" + "x" * 30_000, "a " + "b" * 30_000, "||" * 15_000]
 )
 def test_an_error_about_a_long_filter_shows_the_part_around_the_fault(text: str) -> None:
