@@ -152,7 +152,7 @@ def test_a_line_reports_a_silent_cluster_and_vanishes_by_itself(browser: Browser
         cluster.errors["cluster"] = ServiceNotAvailableError("no broker is registered")
         try:
             page.get_by_role("alert").filter(has_text="No answer from the cluster: no broker is registered").wait_for()
-            expect(page.get_by_text("All is well")).to_be_visible()
+            expect(page.get_by_text("Not known now")).to_be_visible()
         finally:
             del cluster.errors["cluster"]
         expect(page.get_by_role("alert")).to_have_count(0)

@@ -20,12 +20,14 @@ from raymq.tools.console.web.console import console_of
 from raymq.tools.console.web.lists import GroupRow
 
 LAGGING_GROUPS_SHOWN: Final = 5
+HEALTH_KEPT_S: Final = 1.0
+"""Maximum age, in seconds, of the cluster's state on the overview. An older answer may miss a server that has died."""
 
 
 async def overview(request: Request) -> Response:
     """Show the overview page: faults, rates, the groups with the largest lag, and disk usage."""
     console = console_of(request)
-    cluster, groups = await console.cluster(), await console.groups()
+    cluster, groups = await console.cluster(HEALTH_KEPT_S), await console.groups()
     points = console.history.points()
     return page(
         request,

@@ -4,14 +4,33 @@
 (() => {
   const BYTES = ["B", "KiB", "MiB", "GiB", "TiB"];
 
+  const THOUSANDS = ["", "K", "M", "B", "T"];
+
   const POWERS_OF_TWO = Array.from({ length: 50 }, (_, power) => 2 ** power);
 
-  const asBytes = (value) => {
+  const SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600];
+
+  const DIGITS_MAX = 3;
+
+  const scaled = (value, step, units) => {
     let unit = 0;
-    while (value >= 1024 && unit < BYTES.length - 1) { value /= 1024; unit += 1; }
-    return `${value.toFixed(unit && value < 10 ? 1 : 0)} ${BYTES[unit]}`;
+    while (Math.abs(value) >= step && unit < units.length - 1) { value /= step; unit += 1; }
+    return [value, units[unit]];
   };
-  const asNumber = (value) => new Intl.NumberFormat("en", { notation: value >= 10000 ? "compact" : "standard" }).format(value);
+  const asBytes = (value) => { const [number, unit] = scaled(value, 1024, BYTES); return [number, ` ${unit}`]; };
+  const asNumber = (value) => (value >= 10000 ? scaled(value, 1000, THOUSANDS) : [value, ""]);
+
+  // All labels of an axis have as many digits as the label that needs most, so that no two ticks have the same label.
+  const tickLabels = (ticks, format) => {
+    const parts = ticks.map(format);
+    const isExact = (digits) => parts.every(([number]) => Math.abs(number - number.toFixed(digits)) < 1e-6);
+    let digits = 0;
+    while (digits < DIGITS_MAX && !isExact(digits)) digits += 1;
+    return parts.map(([number, unit]) => `${Number(number.toFixed(digits)).toLocaleString("en", { maximumFractionDigits: digits })}${unit}`);
+  };
+
+  // Ticks less than a minute apart have seconds.
+  const timeLabels = (ticks, step) => ticks.map((tick) => new Date(tick * 1000).toISOString().slice(11, step < 60 ? 19 : 16));
 
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -29,7 +48,10 @@
       legend: { live: false, show: names.length > 1 },
       scales: { y: { range: (chart, low, high) => [0, Math.max(high || 0, 1) * 1.1] } },
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
-      axes: [{ ...axis, size: 30, values: "{HH}:{mm}" }, { ...axis, incrs: plot.dataset.unit === "bytes" ? POWERS_OF_TWO : undefined, size: 64, values: (chart, ticks) => ticks.map(format) }],
+      axes: [
+        { ...axis, size: 30, space: (chart, index, low, high) => (high - low < 600 ? 64 : 48), incrs: SECONDS, values: (chart, ticks, index, space, step) => timeLabels(ticks, step) },
+        { ...axis, incrs: plot.dataset.unit === "bytes" ? POWERS_OF_TWO : undefined, size: 64, values: (chart, ticks) => tickLabels(ticks, format) },
+      ],
       series: [{}, ...names.map(([, label], index) => ({
         label, stroke: strokes[index], width: 1.5, points: { show: false },
         fill: index === 0 ? `${strokes[0]}1a` : undefined, dash: index ? [5, 3] : undefined,
@@ -50,6 +72,22 @@
   const redraw = () => document.querySelectorAll("[data-chart]").forEach((plot) => {
     if (plot.chart) { plot.chart.destroy(); plot.chart = null; }
   });
+
+  // While a refresh is slow, the cluster's state is not known: the page must not go on to say that all is well.
+  const SLOW_MS = 1000;
+  const slow = new WeakMap();
+  const beginRefresh = (event) => {
+    const live = event.target;
+    if (!(live instanceof Element)) return;
+    clearTimeout(slow.get(live));
+    slow.set(live, setTimeout(() => live.classList.add("unsure"), SLOW_MS));
+  };
+  const endRefresh = (event) => {
+    const live = event.target;  // the document, if the element has gone
+    if (!(live instanceof Element)) return;
+    clearTimeout(slow.get(live));
+    live.classList.remove("unsure");
+  };
 
   // Times are UTC on the page; the reader's own time is in the tooltip.
   const addLocalTimes = (event) => {
@@ -115,6 +153,8 @@
       if (button) sortByHead(button);
     });
     document.addEventListener("htmx:after:swap", refreshTables);
+    document.addEventListener("htmx:before:request", beginRefresh);
+    document.addEventListener("htmx:finally:request", endRefresh);
     refreshTables();
     document.addEventListener("mouseover", addLocalTimes);
     if (document.querySelector("[data-chart]")) {

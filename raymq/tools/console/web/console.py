@@ -56,9 +56,9 @@ class Console:
         or RequestTimeoutError after `timeout_s`."""
         return await self.calls.call(call, timeout_s)
 
-    async def cluster(self) -> CachedAnswer[ClusterView]:
-        """Return the state of the cluster, from a cache that is at most a few seconds old."""
-        return await self._cached("cluster", lambda cluster: cluster.control.cluster())
+    async def cluster(self, kept_s: float | None = None) -> CachedAnswer[ClusterView]:
+        """Return the state of the cluster, from a cache that is at most `kept_s` seconds old; by default a few."""
+        return await self._cached("cluster", lambda cluster: cluster.control.cluster(), kept_s)
 
     async def topics(self) -> CachedAnswer[Listing[TopicRow]]:
         """Return the list of topics, from a cache that is at most a few seconds old."""
@@ -72,8 +72,10 @@ class Console:
         """Return the connected producers, from a cache that is at most a few seconds old."""
         return await self._cached("producers", lambda cluster: cluster.admin.producer_connections())
 
-    async def _cached(self, name: str, call: Callable[[ConsoleCluster], T]) -> CachedAnswer[T]:
-        return await self.snapshots.get(name, lambda: self.ask(call, LIST_TIMEOUT_S))
+    async def _cached(
+        self, name: str, call: Callable[[ConsoleCluster], T], kept_s: float | None = None
+    ) -> CachedAnswer[T]:
+        return await self.snapshots.get(name, lambda: self.ask(call, LIST_TIMEOUT_S), kept_s=kept_s)
 
     async def sample_figures(self) -> None:
         """Store a sample of the cluster's counters every SAMPLE_INTERVAL_S, until the task is cancelled."""

@@ -45,11 +45,14 @@ class Snapshots:
         self._values: dict[str, tuple[Any, float]] = {}
         self._asking: dict[str, asyncio.Task[str]] = {}
 
-    async def get(self, name: str, ask: Callable[[], Awaitable[T]]) -> CachedAnswer[T]:
+    async def get(self, name: str, ask: Callable[[], Awaitable[T]], *, kept_s: float | None = None) -> CachedAnswer[T]:
         """Return the cached answer with the name `name` if it is young enough. Otherwise call `ask` and cache the
-        result. Concurrent callers share one call. A RaymqError is not raised; its text is in the returned answer."""
+        result. Concurrent callers share one call. A RaymqError is not raised; its text is in the returned answer.
+
+        `kept_s`: the maximum age of a cached answer in seconds; by default that of all answers.
+        """
         value, at_s = self._values.get(name, (None, 0.0))
-        if name in self._values and self._clock() - at_s < self._kept_s:
+        if name in self._values and self._clock() - at_s < (self._kept_s if kept_s is None else kept_s):
             return CachedAnswer(value, self._clock() - at_s)
         task = self._asking.get(name)
         if task is None:

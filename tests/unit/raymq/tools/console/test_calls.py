@@ -102,6 +102,10 @@ def test_a_list_is_asked_for_once_by_all_who_want_it_and_again_when_it_is_old():
         assert (await snapshots.get("list", ask)).value == 2
         snapshots.forget()
         assert (await snapshots.get("list", ask)).value == 3
+        clock.now_s += 0.9
+        assert (await snapshots.get("list", ask, kept_s=1.0)).value == 3
+        clock.now_s += 0.1
+        assert (await snapshots.get("list", ask, kept_s=1.0)).value == 4
 
     asyncio.run(story())
 
