@@ -1,18 +1,25 @@
 """How Sphinx makes a site of the pages in docs/: `make docs`.
 
-The pages are written for a reader of the repository, so nothing in them is Sphinx's own. Their order is that of
-docs/README.md, which is the first page here and gets its table of contents from its own lists of links. Only the pages
-in docs/reference/ are filled in when the site is built: the command line from click, the Python names from docstrings.
+The pages are written for a reader of the repository, so nothing in them is Sphinx's own. The first page is
+docs/index.md. The sidebar has the groups and the order of docs/README.md. Only the pages in docs/reference/ are filled
+in when the site is built: the command line from click, the Python names from docstrings, the options from the code.
+The site also has `llms.txt`.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Final
 
 from sphinx.application import Sphinx
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from llms import INDEX, groups_of, llms_text
+from options import fill_in
 
 DOCS: Final = Path(__file__).parents[1]
 
@@ -21,7 +28,7 @@ author = "the developers of raymq"
 release = version = version_of("raymq")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click", "sphinx_copybutton"]
-root_doc = "README"
+root_doc = "index"
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["site"]
 myst_heading_anchors = 4
@@ -68,13 +75,15 @@ def setup(app: Sphinx) -> None:
     """Called by Sphinx: connects what this file does to pages."""
     app.connect("source-read", _lead_inside)
     app.connect("source-read", _add_contents)
+    app.connect("source-read", _add_options)
+    app.connect("build-finished", _write_llms_text)
     app.connect("autodoc-skip-member", _skip_constructor)
     app.connect("autodoc-process-docstring", _mark_code)
 
 
 # Pages outside docs/, and the pages here that include them.
 OUTSIDE: Final = {
-    "../README.md": "start.md",
+    "../README.md": "index.md",
     "../CHANGELOG.md": "reference/changelog.md",
     "../CONTRIBUTING.md": "reference/contributing.md",
     "../examples/README.md": "reference/examples.md",
@@ -88,12 +97,26 @@ def _lead_inside(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def _add_contents(app: Sphinx, name: str, source: list[str]) -> None:
-    """Give the first page a table of contents for the sidebar: one part for each of its lists of links."""
+    """Give the first page a table of contents for the sidebar: one part for each group of docs/README.md."""
     if name != root_doc:
         return
-    for title, links in re.findall(r"^(For \w+|Reference)[^\n]*:\n\n((?:- .+\n)+)", source[0], re.MULTILINE):
-        pages = re.findall(r"\]\((?!\.\.|https?:)([\w/-]+)\.md\)", links)
-        source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n" + "\n".join(pages) + "\n```\n"
+    groups = groups_of(DOCS)
+    groups["Reference"].append(INDEX)
+    for title, pages in groups.items():
+        names = "\n".join(page.removesuffix(".md") for page in pages)
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n{names}\n```\n"
+
+
+def _add_options(app: Sphinx, name: str, source: list[str]) -> None:
+    """Fill in the tables of options."""
+    if name == "reference/options":
+        source[0] = fill_in(source[0])
+
+
+def _write_llms_text(app: Sphinx, error: Exception | None) -> None:
+    """Write `llms.txt` into the site, unless the build failed."""
+    if error is None:
+        Path(app.outdir, "llms.txt").write_text(llms_text(DOCS))
 
 
 def _skip_constructor(app: Sphinx, kind: str, name: str, value: object, skip: bool, options: object) -> bool | None:

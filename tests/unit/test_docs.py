@@ -64,11 +64,48 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(path), f"{page.name} links to {target}#{anchor}"
 
 
+COLUMNS_OF_CODE = 88
+"""Maximum width of a line of code in a page: the documentation site cuts longer lines off."""
+LINES_OF_A_PAGE = 400
+
+
+def lines_of_code(page: Path) -> list[str]:
+    """Return the lines of a page's snippets and indented code. Output and drawings (`text`) are not code."""
+    fence = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    text = page.read_text()
+    snippets = [line for language, body in fence.findall(text) if language != "text" for line in body.splitlines()]
+    return snippets + re.findall(r"^ {4}.*$", fence.sub("", text), re.MULTILINE)
+
+
+@each_page
+def test_code_fits_into_the_width_of_the_site(page):
+    assert [line for line in lines_of_code(page) if len(line) > COLUMNS_OF_CODE] == []
+
+
+@each_page
+def test_no_page_is_long(page):
+    assert len(page.read_text().splitlines()) <= LINES_OF_A_PAGE, "split the page by task"
+
+
+def test_the_front_page_has_the_first_program_of_the_readme():
+    programs = [
+        re.search(r"^```python\n.*?^```\n\n```text\n.*?^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+        for page in ("README.md", "docs/index.md")
+    ]
+    assert None not in programs
+    assert len({program[0] for program in programs}) == 1
+
+
+def test_the_readme_shows_a_push_consumer():
+    snippets = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert any("push_consumer(" in snippet and ".on_message(" in snippet for snippet in snippets)
+
+
 def test_pages_with_snippets_are_run():
-    """Every page with code snippets is run by a test. tests/integration/programs/test_guide.py runs README.md and
-    guide.md, and tests/integration/serve/test_tasks.py runs ray-serve.md. In tests/integration/servers/, test_hooks.py
-    runs hooks.md, test_members.py runs members.md, and test_queue_kinds.py runs light-queues.md.
-    tests/integration/clients/ runs the other pages. Code that is not run is indented."""
+    """Every page with code snippets must be run by a test. tests/integration/programs/test_guide.py runs README.md,
+    whose first program is on index.md, and guide.md. tests/integration/serve/test_tasks.py runs ray-serve.md. In
+    tests/integration/servers/, test_hooks.py runs hooks.md, test_members.py runs members.md, and test_queue_kinds.py
+    runs light-queues.md. tests/integration/clients/ runs the other pages. Code that is not run is indented."""
     pages = {page.name for page in PAGES if re.search(r"^```(python|sh)$", page.read_text(), re.MULTILINE)}
     assert pages == {
         "README.md",
@@ -78,11 +115,13 @@ def test_pages_with_snippets_are_run():
         "filters.md",
         "guide.md",
         "hooks.md",
+        "index.md",
         "light-queues.md",
         "logs.md",
         "members.md",
         "namespaces.md",
         "predicates.md",
+        "programs.md",
         "ray-data.md",
         "ray-serve.md",
         "recall-and-replay.md",
@@ -91,6 +130,7 @@ def test_pages_with_snippets_are_run():
         "topics.md",
         "trace.md",
         "transactions.md",
+        "tutorials.md",
     }
 
 
@@ -116,11 +156,11 @@ def test_files_and_folders_that_are_named_exist(page):
 
 
 def modules_in_the_drawings() -> list[str]:
-    """Return the paths of the modules that the drawings of docs/architecture.md name.
+    """Return the paths of the modules that the drawings of docs/architecture.md and docs/data-paths.md name.
 
     A module name without a package belongs to the package named on its line, or on a line above.
     """
-    text = (ROOT / "docs/architecture.md").read_text()
+    text = "".join((ROOT / "docs" / page).read_text() for page in ("architecture.md", "data-paths.md"))
     paths, package = [], ""
     for drawing in re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         for line in drawing.splitlines():
@@ -155,7 +195,7 @@ def test_names_in_the_table_of_changes_are_in_the_files_beside_them():
 def commands_of(page: Path) -> list[list[str]]:
     """Return the `raymq …` commands of a page, each as a list of words. The commands are in indented lines, in shell
     snippets and in backticks."""
-    text = page.read_text()
+    text = re.sub(r" \\\n\s*", " ", page.read_text())  # join continued lines
     shell = "\n".join(re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     lines = [*re.findall(r"^ {4}(.*)$", text, re.MULTILINE), *shell.splitlines()]
     commands = [match[1] for line in lines if (match := re.fullmatch(r"(?:.* \| )?(raymq [a-z].*)", line))]

@@ -43,9 +43,11 @@ class PushSettings:
     delivered again after a crash. RocketMQ reads 32 messages at a time.
 
     Fetching from a queue pauses while the instance holds more of its messages than these thresholds allow:
-    `pull_threshold_for_queue` messages, `…_size_for_queue_mib`, and for a concurrent consumer
-    `consume_concurrently_max_span` offsets. A topic's thresholds, if set (not -1), replace the queue's thresholds: each
-    is divided by the number of the topic's queues at the instance. `pull_interval_ms`: a pause after each read.
+    `pull_threshold_for_queue` messages, `pull_threshold_size_for_queue_mib`, and for a concurrent consumer
+    `consume_concurrently_max_span` offsets. A topic's thresholds `pull_threshold_for_topic` and
+    `pull_threshold_size_for_topic_mib`, if set (not -1), replace the queue's thresholds: each is divided by the number
+    of the topic's queues at the instance. `pull_interval_ms`: a pause after each read. `allocation`: how the group
+    shares its queues.
 
     `consume_timeout_s`: a concurrent listener call that takes longer is given up. `max_reconsume_times`: the number of
     deliveries after the first. -1 means the group's setting at the broker (16) for a concurrent consumer, and no limit

@@ -9,7 +9,8 @@ from pathlib import Path
 from raymq.tools.observability.export import alert_rules, exported_files
 from raymq.tools.observability.reference import metrics_table
 
-PAGE = (Path(__file__).parents[5] / "docs" / "observability.md").read_text()
+DOCS = Path(__file__).parents[5] / "docs"
+PAGE = (DOCS / "observability.md").read_text()
 
 
 def test_the_table_of_metrics_is_made_from_the_instruments():
@@ -28,3 +29,14 @@ def test_each_exported_file_is_told_of():
     _, _, section = PAGE.partition("\n## Prometheus and Grafana elsewhere\n")
     told = set(re.findall(r"`([\w-]+\.(?:json|ya?ml))`", section.partition("\n## ")[0])) - {"prometheus.yml"}
     assert told == set(exported_files())
+
+
+def test_the_page_of_autoscaling_names_metrics_and_labels_that_exist():
+    text = (DOCS / "autoscaling.md").read_text()
+    names = set(re.findall(r"\bray_raymq_\w+", text))
+    rows = {name: row for name in names for row in metrics_table().splitlines() if row.startswith(f"| `{name}` |")}
+    assert set(rows) == names >= {"ray_raymq_consumer_lag_messages", "ray_raymq_consumer_lag_latency_milliseconds"}
+    [grouped] = re.findall(r"max by \(([^)]+)\)", text)
+    [chosen] = re.findall(r"\(ray_raymq_consumer_lag_messages\{(\w+)=", text)
+    labels = set(re.findall(r"`(\w+)`", rows["ray_raymq_consumer_lag_messages"].split("|")[4])) | {"broker", "cluster"}
+    assert {*grouped.split(", "), chosen} <= labels
