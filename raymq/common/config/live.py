@@ -30,7 +30,7 @@ from raymq.common.config.cluster import (
 from raymq.common.config.metrics import MetricsOptions
 from raymq.common.config.settings_file import read_setting
 from raymq.common.config.store import StoreOptions
-from raymq.common.errors import ConfigError, InvalidArgumentError
+from raymq.common.errors import ConfigError, InvalidArgumentError, not_found
 
 SettingValue = str | int | float | bool | None
 """The type of a setting's value, as in YAML and JSON."""
@@ -163,8 +163,8 @@ def full_name(name: str) -> str:
     if found:
         raise InvalidArgumentError(f"{name!r} is in several sections: say {' or '.join(found)}")
     close = difflib.get_close_matches(name[:200], list(_SPELLINGS), n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise InvalidArgumentError(f"no setting is called {name[:200]!r}{hint} See `raymq config show` for all of them")
+    advice = "see `raymq config show --effective` for the settings of broker groups, and docs/settings.md for all"
+    raise InvalidArgumentError(not_found(f"setting {name[:200]!r} does not exist", close, advice))
 
 
 def live_name(name: str) -> str:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Sequence
+from itertools import count
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from raymq.common.errors import InvalidArgumentError
-from raymq.common.message import DELAY_LEVELS_MAX
+from raymq.common.errors import InvalidArgumentError, MessageIllegalError, RaymqError
+from raymq.common.message import DELAY_LEVELS_MAX, MAX_MESSAGE_SIZE_BYTES
 from raymq.common.numbers import TIME_S, NumberRange
 from raymq.common.places import parse_position
 from raymq.common.protocol.pop import INVISIBLE, RECEIVE_MESSAGES
@@ -36,9 +38,12 @@ from raymq.tools.cli.terminal.output import Table, message_dict, message_line, o
 from raymq.tools.cli.terminal.progress import counting, steps
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from raymq.client.admin.admin import Admin
     from raymq.client.client import Client
     from raymq.client.cluster.launcher import ProgressCallback
+    from raymq.common.message import SendResult
 
 JOIN_S: Final = 15.0
 """Seconds that `consume --timeout` adds to the user's timeout, for joining the group and getting the first
@@ -47,7 +52,7 @@ queues."""
 
 @command(cli, quiet=True)
 @topic_argument
-@click.argument("body", required=False)
+@click.argument("body", required=False, type=click.UNPROCESSED)  # any bytes
 @click.option("--tags", help="The message's tag.")
 @click.option("--key", "keys", multiple=True, help="A business key; repeatable.")
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="A user property; repeatable.")
@@ -67,38 +72,77 @@ def send(
     delay_level: int,
     due_ms: int | None,
 ) -> CommandResult:
-    """Send BODY, or each line of standard input as a separate message.
+    """Send BODY, or each line of standard input as a separate message, without its line end (LF or CRLF).
+
+    Blank lines are skipped. Exit code 1 if a line is not stored; the command then prints the stored lines, and the
+    number of the first line that is not stored.
 
     Example: raymq send orders '{"id": 17}' --tags paid --key o-17
     """
     from raymq.common.message import Message
 
     user = dict(_property(text) for text in properties)
-    bodies = (
-        [os.fsencode(body)] if body is not None else (line for raw in sys.stdin.buffer if (line := raw.rstrip(b"\n")))
-    )
+    lines = iter([(1, os.fsencode(body))]) if body is not None else _lines(sys.stdin.buffer)
     typed = body is None and sys.stdin.isatty()
+    failed: tuple[int, RaymqError] | None = None
     with counting("sending", talks=typed) as counter, client.producer("raymq-cli") as producer:
-        futures = []
-        for text in bodies:
-            message = Message(topic_name, text, tags, tuple(keys), user, delay_level=delay_level, deliver_at_ms=due_ms)
-            future = producer.send_async(message, sharding_key=sharding_key)
-            future.add_done_callback(lambda _: counter.advance())
-            futures.append(future)
-        counter.expect(len(futures))
-        results = [future.result() for future in futures]
+        sent: list[tuple[int, Future[SendResult]]] = []
+        try:
+            for number, text in lines:
+                if len(text) > MAX_MESSAGE_SIZE_BYTES:
+                    raise MessageIllegalError(
+                        f"the line has more than {MAX_MESSAGE_SIZE_BYTES} bytes; split it, or send a reference to it"
+                    )
+                message = Message(
+                    topic_name, text, tags, tuple(keys), user, delay_level=delay_level, deliver_at_ms=due_ms
+                )
+                future = producer.send_async(message, sharding_key=sharding_key)
+                future.add_done_callback(lambda _: counter.advance())
+                sent.append((number, future))
+        except RaymqError as error:
+            if not sent:
+                raise
+            failed = number, error  # `number` is set: a line before it was sent
+        counter.expect(len(sent))
+        results = []
+        for number, future in sent:
+            try:
+                results.append(future.result())
+            except RaymqError as error:
+                failed = min(failed or (number, error), (number, error), key=itemgetter(0))
+    if failed is not None and body is not None:
+        raise failed[1]
     names = ["queue", "offset", "message_id", "status"]
     rows = [[str(r.queue), r.queue_offset, r.message_id, r.status.value] for r in results]
     if due_ms is not None:
         names = [*names, "recall_handle"]
         rows = [[*row, result.recall_handle or ""] for row, result in zip(rows, results, strict=True)]
-    return rows_result("sent", names, rows)
+    errors = [] if failed is None else [f"line {failed[0]} was not stored, {len(rows)} lines were: {failed[1]}"]
+    return rows_result("sent", names, rows, errors=errors, failed=failed is not None)
+
+
+def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of `stream` that are not blank, each with its number from 1 on and without its line end.
+
+    Of a line that is too long for a message, only the beginning is read. The beginning is too long, too, and is the
+    last line.
+    """
+    longest = MAX_MESSAGE_SIZE_BYTES + len(b"\r\n")
+    for number in count(1):
+        line = stream.readline(longest + 1)
+        if not line:
+            return
+        text = line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line
+        if text:
+            yield number, text
+        if len(line) > longest:
+            return
 
 
 def _property(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not separator:
-        raise InvalidArgumentError(f"property {text!r} must be NAME=VALUE")
+        raise click.UsageError(f"property {text[:80]!r} must be NAME=VALUE")
     return name, value
 
 

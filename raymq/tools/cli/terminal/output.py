@@ -8,6 +8,7 @@ another text. Control characters are therefore printed as Python writes them in 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ from rich.text import Text
 _ESCAPED_CATEGORIES: Final = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 """Unicode categories of the characters that are escaped in output: control, format, surrogate, line separator and
 paragraph separator."""
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 _JOINERS: Final = frozenset("\u200c\u200d")
 """Format characters that are not escaped in output, because Persian words and emoji of several characters need
@@ -67,6 +70,12 @@ out = Console(markup=False, emoji=False, highlight=False)
 err = Console(markup=False, emoji=False, highlight=False, stderr=True, soft_wrap=True)
 
 
+def check_utf8(value: object, ctx: click.Context, parameter: click.Parameter) -> None:
+    """Raise BadParameter if a text that the user gave is not UTF-8: Python then has an unpaired surrogate in it."""
+    if isinstance(value, str) and _SURROGATE.search(value):
+        raise click.BadParameter(f"{printable(value[:80])} is not UTF-8", ctx, parameter)
+
+
 class Command(click.Command):
     """A click command that prints only its own results on standard output.
 
@@ -74,6 +83,18 @@ class Command(click.Command):
     command runs, and the command prints its results through `out`. click prints help, version and completion before
     `sys.stdout` is replaced.
     """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments. Raises BadParameter if a text is not UTF-8. Paths of files, and options of the type
+        UNPROCESSED, may have any bytes."""
+        rest = super().parse_args(ctx, args)
+        for parameter in self.get_params(ctx):
+            if parameter.type is click.UNPROCESSED:
+                continue
+            value = ctx.params.get(parameter.name or "")
+            for text in value if isinstance(value, tuple | list) else (value,):
+                check_utf8(text, ctx, parameter)
+        return rest
 
     def invoke(self, ctx: click.Context) -> Any:
         out.file = stdout = sys.stdout
@@ -94,6 +115,7 @@ _META_PREFIX: Final = "raymq."
 def _kept(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
     """Keep the value of an option that may stand before or after the command. Returns the value that counts: the last
     one that the user gave."""
+    check_utf8(value, ctx, parameter)
     key = f"{_META_PREFIX}{parameter.name}"
     if value is not None:
         ctx.meta[key] = value

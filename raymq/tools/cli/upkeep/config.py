@@ -71,7 +71,10 @@ def config_get(admin: Admin, name: str, broker: str | None) -> CommandResult:
     full = full_name(name)
     values = {group: one.effective[full] for group, one in admin.config(broker).items() if full in one.effective}
     if not values:
-        raise click.UsageError(f"{full} is not a setting of broker groups; see raymq.yaml")
+        raise click.UsageError(
+            f"{full} is not a setting of broker groups: raymq reads it from raymq.yaml when it starts; see "
+            "docs/settings.md"
+        )
     return CommandResult(
         {"setting": full, "values": values}, *(f"{group} {_text(value)}" for group, value in values.items())
     )

@@ -224,3 +224,9 @@ def test_a_message_may_be_for_light_queues_too():
 def test_light_queues_that_cannot_be_are_refused(names):
     with pytest.raises((MessageIllegalError, IllegalNameError)):
         Message("orders", b"x", light_queues=names)
+
+
+def test_the_tag_that_subscribes_to_all_tags_is_refused():
+    with pytest.raises(MessageIllegalError, match=r"tag '\*' cannot be subscribed to"):
+        Message("orders", b"x", tags="*")
+    assert Message("orders", b"x", tags="**").tags == "**"

@@ -103,3 +103,11 @@ def test_changes_count_over_the_file_and_those_that_cannot_are_left_out():
     assert now.broker == BrokerOptions(default_topic_queue_nums=2)
     assert sorted(refused) == ["store.delete_when", "store.gone"]
     assert now.plain()["store.flush_disk_type"] == "SYNC_FLUSH"
+
+
+def test_an_unknown_setting_is_reported_with_commands_that_list_settings():
+    with pytest.raises(InvalidArgumentError) as caught:
+        full_name("nope")
+    assert "setting 'nope' does not exist; see `raymq config show --effective`" in str(caught.value)
+    with pytest.raises(InvalidArgumentError, match=r"did you mean 'delete_when'\? Otherwise see"):
+        full_name("delete_wen")
