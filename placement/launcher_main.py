@@ -67,7 +67,8 @@ def _carry_out(request: dict[str, Any]) -> Any:
         if settings.console.enable:
             _progress("starting the console")
             start_console(settings.console, settings.cluster_name)
-        return {"actors": running(), "notes": notes}
+        data_dir = None if before else str(settings.data_dir)
+        return {"actors": running(), "notes": notes, "data_dir": data_dir}
     access.act_as_owner(request["settings"])
     if action == "console":
         settings = ClusterSettings(**request["settings"])

@@ -7,6 +7,7 @@ import atexit
 import logging
 import os
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -127,7 +128,7 @@ def connect(
     config: str | Path | None = None,
     data_dir: str | Path | None = None,
     broker_groups: int | None = None,
-    progress: ProgressCallback = lambda step: None,
+    progress: ProgressCallback | None = None,
     credentials: Credentials | None = None,
     trace: bool | str = False,
     namespace: str | None = None,
@@ -143,7 +144,8 @@ def connect(
     override them. Closing the client stops what `connect` started. Messages, topics and groups stay in `data_dir`. Its
     default, `~/.raymq/store`, is also the default of `raymq up`, so a later run and `raymq up` continue with them.
     Raises ConfigError, StoreLockedError or StoreError if the start fails, and leaves nothing running. Raises
-    ClientStateError if a raymq already runs. `progress` is called with each step's name.
+    ClientStateError if a raymq already runs. `progress` is called with each step's name. By default the steps and the
+    data directory are printed on standard error, if it is a terminal.
 
     `credentials`: the user for whom every request is made, if access control is on. By default the credentials of the
     environment or of a file, if they exist (raymq.remoting.access.credentials). A process acts as one user at a time:
@@ -183,7 +185,7 @@ def _connect(
     config: str | Path | None,
     data_dir: str | Path | None,
     broker_groups: int | None,
-    progress: ProgressCallback,
+    progress: ProgressCallback | None,
     names: Namespace,
 ) -> Client:
     """Implement `connect`. Called after the process has taken the user's identity."""
@@ -201,13 +203,21 @@ def _connect(
             "this Ray cluster runs a raymq already: use it with raymq.connect(), without embedded=True"
         )
     cluster = EmbeddedCluster(settings)
-    cluster.start(progress)
+    report = _print_step if progress is None else progress
+    cluster.start(report)
+    report(f"raymq runs in this program; messages are stored in {settings.data_dir}")
     try:
         client = Client(cluster.stop, names)
     except BaseException:
         cluster.stop()
         raise
     return _checked(client)
+
+
+def _print_step(step: str) -> None:
+    """Print a step of the start on standard error, if a user sees it there: the first start takes up to a minute."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        print(f"raymq: {step}", file=sys.stderr, flush=True)
 
 
 def _checked(client: Client) -> Client:

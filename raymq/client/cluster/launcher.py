@@ -47,8 +47,9 @@ def launch(
 
     `action`: "start", "stop", "status", "drain", "balance", "close" or "board". "drain" takes the arguments `node` and
     `undo` (placement.operations). "start" takes `board`: True installs Grafana's board at the end, unless metrics are
-    off. "start" returns `actors`, the names of all running actors, and `notes`, sentences about what was found and
-    changed. "board" takes `output` (placement.operations).
+    off. "start" returns `actors`, the names of all running actors; `notes`, sentences about what was found and
+    changed; and `data_dir`, the directory of the stores, or None if raymq ran before. "board" takes `output`
+    (placement.operations).
 
     Raises the RaymqError of the launch process, RequestTimeoutError after LAUNCHER_TIMEOUT_S, and
     ServiceNotAvailableError if the launch process ends without an answer. A start that fails leaves nothing running.

@@ -51,11 +51,14 @@ WAIT_NODES_TIMEOUT_S: Final = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class StartResult:
-    """The result of `up`: the names of all actors, and sentences that say what was found on disk and what was
-    changed."""
+    """The result of `up`: the names of all actors, and sentences about what was found on disk and what was changed.
+
+    `data_dir`: the directory of the stores; None if raymq ran before.
+    """
 
     actors: list[str]
     notes: list[str]
+    data_dir: str | None = None
 
 
 def up(
@@ -94,7 +97,7 @@ def up(
             head.stop()
         raise
     ray.shutdown()
-    return StartResult(result["actors"], result["notes"])
+    return StartResult(result["actors"], result["notes"], result["data_dir"])
 
 
 def down(address: str | None, progress: ProgressCallback) -> list[str]:

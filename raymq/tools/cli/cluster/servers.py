@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from raymq.common.protocol.status import BrokerReport, ClusterStatus, ReplicaGroupReport, StoreReport
 
 
-@command(cli)
+@command(cli, lines=True)
 @config_option
 @click.option("--data-dir", type=click.Path(path_type=Path), help="The directory of the stores.")
 @click.option(
@@ -76,11 +76,17 @@ def up(
         wait_timeout_s=WAIT_NODES_TIMEOUT_S if wait_s is None else wait_s,
         leave_out=leave_out,
     )
-    return CommandResult(
-        {"actors": started.actors, "notes": started.notes},
-        f"raymq is up: {', '.join(started.actors)}",
-        *started.notes,
-    )
+    value = {"actors": started.actors, "notes": started.notes, "data_dir": started.data_dir}
+    first = () if started.data_dir is None else (f"messages are stored in {started.data_dir}", *NEXT_COMMANDS)
+    return CommandResult(value, f"raymq is up: {', '.join(started.actors)}", *started.notes, *first)
+
+
+NEXT_COMMANDS: Final = (
+    "next: raymq topic create orders && raymq send orders hello",
+    "      raymq consume billing orders --from first --timeout 5",
+    "      raymq console           shows topics, groups and messages in a browser",
+)
+"""The lines of `raymq up` that say what a new user can do next."""
 
 
 @command(cli)

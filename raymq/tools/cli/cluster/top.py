@@ -229,7 +229,8 @@ def console(address: str | None, config: Path | None, show: bool, stop: bool, as
         f"            or: ray dashboard cluster.yaml --port {port} --remote-port {port}",
         f"            or: kubectl port-forward HEAD_POD {port}:{port}",
     ]
-    CommandResult(found, found["url"], *(tunnels if found["loopback"] else [])).print(as_json=as_json)
+    login = "log in with the token that this command prints on the head node: ray get-auth-token"
+    CommandResult(found, found["url"], login, *(tunnels if found["loopback"] else [])).print(as_json=as_json)
     if show:
         webbrowser.open(found["url"])
     return None

@@ -96,7 +96,7 @@ def stats_result(counters: Iterable[tuple[str, Any]]) -> CommandResult:
 
 
 def command(
-    group: click.Group, name: str | None = None, *, quiet: bool = False, json: bool = True
+    group: click.Group, name: str | None = None, *, quiet: bool = False, json: bool = True, lines: bool = False
 ) -> Callable[[Callable[..., CommandResult | None]], click.Command]:
     """Turn a function into a command of `group`. The command prints the CommandResult that the function returns.
 
@@ -108,8 +108,9 @@ def command(
     - `progress`: a function to call with the name of each step, which the terminal then shows;
     - `as_json`: true with --json, for functions that print while they run.
 
-    The command has the option --address if the function has one of the first three parameters, and --json unless `json`
-    is false. It has --quiet if the function has `progress`, or if `quiet` is true.
+    The command has the option --address if the function has one of the first three parameters, --namespace if it has
+    `admin` or `client`, and --json unless `json` is false. It has --quiet if the function has `progress`, or if `quiet`
+    is true. If `lines` is true, the steps are printed as lines if standard error is no terminal.
     """
 
     def decorate(function: Callable[..., CommandResult | None]) -> click.Command:
@@ -125,7 +126,7 @@ def command(
                 if "admin" in wanted:
                     given["admin"] = _Lazy(lambda: connect().admin)
                 if "progress" in wanted:
-                    given["progress"] = opened.enter_context(steps())
+                    given["progress"] = opened.enter_context(steps(lines=lines))
                 result = function(**given)
             if result is not None:
                 result.print(as_json=as_json)

@@ -21,7 +21,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from raymq.tools.cli.terminal.output import err, is_quiet, printable
+from raymq.tools.cli.terminal.output import err, is_quiet, printable, say_note
 
 if TYPE_CHECKING:
     from raymq.client.cluster.launcher import ProgressCallback
@@ -57,15 +57,19 @@ def _subject(text: str) -> str:
 
 
 @contextmanager
-def steps(*, quiet: bool = False) -> Iterator[ProgressCallback]:
-    """Show the steps of a command with their durations, unless `quiet` is true. Yields a function that the command
-    calls with the name of each new step.
+def steps(*, quiet: bool = False, lines: bool = False) -> Iterator[ProgressCallback]:
+    """Show the steps of a command with their durations, unless `quiet`. Yields a function to call with the name of each
+    new step.
 
-    At the end the steps disappear from the terminal.
+    At the end the steps disappear from the terminal. If standard error is no terminal and `lines` is true, each step is
+    one line on standard error, which stays.
     """
     columns = (SpinnerColumn(finished_text="✓"), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    hidden = quiet or is_quiet() or not err.is_terminal
-    with Progress(*columns, console=err, transient=True, disable=hidden) as bar:
+    is_silent = quiet or is_quiet()
+    if lines and not is_silent and not err.is_terminal:
+        yield lambda step: say_note(f"{step} …")
+        return
+    with Progress(*columns, console=err, transient=True, disable=is_silent or not err.is_terminal) as bar:
         yield Steps(bar).begin
 
 

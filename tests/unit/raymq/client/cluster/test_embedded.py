@@ -9,10 +9,15 @@ import pty
 import signal
 import sys
 from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
 
 import pytest
 
+from raymq.client import client as client_module
+from raymq.client.client import connect
 from raymq.client.cluster import embedded
+from raymq.common.errors import StoreError
 
 
 def in_a_terminal(program: Callable[[], object]) -> object:
@@ -109,3 +114,40 @@ def test_without_a_terminal_there_is_no_group(monkeypatch, stdin):
             os.close(read)
         else:
             file.close()
+
+
+class FakeTerminal(StringIO):
+    """Stand-in for standard error. `is_terminal`: what it claims to be."""
+
+    def __init__(self, is_terminal: bool) -> None:
+        super().__init__()
+        self.is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+
+class FailingCluster:
+    """Fake EmbeddedCluster whose start has one step, and fails."""
+
+    def __init__(self, settings: object) -> None: ...
+
+    def start(self, progress: Callable[[str], None]) -> None:
+        progress("starting Ray")
+        raise StoreError("the disk is full")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_an_embedded_start_prints_its_steps_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_terminal: bool
+) -> None:
+    monkeypatch.setattr(client_module, "EmbeddedCluster", FailingCluster)
+    monkeypatch.setattr(sys, "stderr", terminal := FakeTerminal(is_terminal))
+    with pytest.raises(StoreError):
+        connect(embedded=True, data_dir=tmp_path)
+    assert terminal.getvalue() == ("raymq: starting Ray\n" if is_terminal else "")
+    steps: list[str] = []
+    with pytest.raises(StoreError):
+        connect(embedded=True, data_dir=tmp_path, progress=steps.append)
+    assert steps == ["starting Ray"]
+    assert terminal.getvalue().count("starting") == is_terminal

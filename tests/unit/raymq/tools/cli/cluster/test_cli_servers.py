@@ -11,9 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from raymq.client.cluster import local_server
+from raymq.client.cluster.local_server import StartResult
 from raymq.common.protocol.stats import RequestFigures
 from raymq.common.protocol.status import ClusterStatus
 from raymq.tools import cli
+from raymq.tools.cli.cluster.servers import NEXT_COMMANDS
 from raymq.tools.cli.terminal.output import out
 
 
@@ -167,3 +169,55 @@ def test_status_names_stores_on_disk_that_do_not_run(run, monkeypatch):
         local_server, "status", lambda address: ClusterStatus.of({**report(), "stopped_stores": [stopped]})
     )
     assert "/data/broker-b-0" in run("status").output
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Replace the start of the servers. Returns the fields of the result, which a test may change."""
+    fields: dict[str, Any] = {"actors": ["broker-a"], "notes": [], "data_dir": "/srv/raymq"}
+
+    def up(config: Any, data_dir: Any, groups: Any, address: Any, progress: Any, **options: Any) -> StartResult:
+        progress("starting Ray on this machine")
+        return StartResult(**fields)
+
+    monkeypatch.setattr(local_server, "up", up)
+    return fields
+
+
+def test_the_first_start_names_the_data_directory_and_the_next_commands(run, starts):
+    result = run("up")
+    lines = result.stdout.splitlines()
+    assert lines[:2] == ["raymq is up: broker-a", "messages are stored in /srv/raymq"]
+    for command in ("raymq topic create", "raymq send", "raymq consume", "raymq console"):
+        assert command in result.stdout
+    assert result.stderr == "raymq: starting Ray on this machine …\n"
+
+
+def test_a_start_that_finds_raymq_running_names_no_directory(run, starts):
+    starts |= {"data_dir": None, "notes": ["nothing was started"]}
+    assert run("up").stdout.splitlines() == ["raymq is up: broker-a", "nothing was started"]
+
+
+@pytest.mark.parametrize("option", ["--json", "--quiet"])
+def test_a_quiet_start_prints_no_steps(run, starts, option):
+    result = run("up", option)
+    assert result.stderr == ""
+    if option == "--json":
+        assert json.loads(result.stdout) == {"actors": ["broker-a"], "notes": [], "data_dir": "/srv/raymq"}
+
+
+def test_the_commands_that_the_first_start_shows_exist(run, starts):
+    words = [text.split("   ")[0].split("&&")[0].split() for text in " ".join(NEXT_COMMANDS).split("raymq ")[1:]]
+    assert len(words) == 4
+    for arguments in words:
+        assert run(*arguments, "--help").exit_code == 0, arguments
+
+
+def test_the_console_says_how_to_log_in(run, monkeypatch):
+    found = {"url": "http://127.0.0.1:8300/", "host": "127.0.0.1", "port": 8300, "pid": 1, "loopback": False}
+    monkeypatch.setattr(local_server, "start_console", lambda config, address, progress: found)
+    first, login = run("console").stdout.splitlines()
+    assert first == found["url"]
+    assert "log in with the token" in login
+    assert "ray get-auth-token" in login
+    assert json.loads(run("console", "--json").stdout) == found
