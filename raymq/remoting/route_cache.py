@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any, Final, TypeVar
 
-from raymq.common.errors import RaymqError, ServiceNotAvailableError, TopicNotExistError
+from raymq.common.errors import AccessDeniedError, RaymqError, ServiceNotAvailableError, TopicNotExistError
 from raymq.common.names import AUTO_CREATE_TOPIC, NameServerName, is_internal_topic
 from raymq.common.namespaces import nearest_names
 from raymq.common.protocol.route import BrokerData, TopicRoute, format_order_config
@@ -136,7 +136,7 @@ class RouteCache:
         except TopicNotExistError:
             try:
                 creators = self.get(AUTO_CREATE_TOPIC)
-            except TopicNotExistError:
+            except (TopicNotExistError, AccessDeniedError):  # no user has a policy for this topic of the server
                 raise TopicNotExistError(topic, self._nearest(topic)) from None
         nums = default_topic_queue_nums
         counts = {data.broker_name: max(1, min(nums, data.write_queue_nums)) for data in creators.queues}

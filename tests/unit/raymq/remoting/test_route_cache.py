@@ -10,8 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from raymq.common.errors import NoPermissionError, RequestTimeoutError, ServiceNotAvailableError, TopicNotExistError
-from raymq.common.names import NameServerName
+from raymq.common.errors import (
+    AccessDeniedError,
+    NoPermissionError,
+    RequestTimeoutError,
+    ServiceNotAvailableError,
+    TopicNotExistError,
+)
+from raymq.common.names import AUTO_CREATE_TOPIC, NameServerName
 from raymq.common.namespaces import Namespace
 from raymq.common.protocol.route import QueueData, TopicRoute
 from raymq.remoting import route_cache as routes_module
@@ -391,4 +397,17 @@ def test_a_suggestion_is_named_as_the_namespace_shows_it(monkeypatch):
     routes = NamespacedRoutes(RouteCache([NameServerName(0)], suggests=True), Namespace("team-a"))
     with pytest.raises(TopicNotExistError) as caught:
         routes.get("ordrs")
+    assert (caught.value.topic, caught.value.nearest) == ("ordrs", ("orders",))
+
+
+def test_a_send_to_a_missing_topic_names_this_topic_although_the_user_may_not_see_the_topic_of_creations(monkeypatch):
+    def answer(method, *args):
+        if method == "topics":
+            return ["orders"]
+        refused = AccessDeniedError("pisa", "Pub on Topic:TBW102", "no policy matches")
+        return refused if args == (AUTO_CREATE_TOPIC,) else TopicNotExistError(*args)
+
+    Servers(monkeypatch, answer)
+    with pytest.raises(TopicNotExistError) as caught:
+        RouteCache([NameServerName(0)], suggests=True).get_or_create("ordrs")
     assert (caught.value.topic, caught.value.nearest) == ("ordrs", ("orders",))
