@@ -156,7 +156,6 @@ def test_status_shows_brokers_stores_and_connected_groups(cli: Cli, mq: raymq.Cl
         (["topic", "describe", "nowhere"], "topic 'nowhere' does not exist; create it"),
         (["topic", "create", "two words"], "topic name 'two words' is not legal"),
         (["send", "nowhere", "1"], "topic 'nowhere' does not exist; create it"),
-        (["send", "nowhere", "1", "--property", "no equals sign"], "must be NAME=VALUE"),
         (["consume", "g", "nowhere"], "topic 'nowhere' does not exist; create it"),
         (["group", "describe", "nobody"], "consumer group 'nobody' does not exist"),
         (["query", "nowhere", "--offset", "here"], "'here' is not an offset of a queue; write BROKER:QUEUE:OFFSET"),
@@ -178,6 +177,8 @@ def test_what_is_refused_is_one_line_on_standard_error_and_exit_code_1(
         ["no-such-command"],
         ["topic", "list", "--colour"],
         ["topic", "create", "t", "--queues", "0"],
+        ["send", "orders", "1", "--property", "no-value"],
+        ["send", "orders", "1", "--key", "caf\udce9"],
     ],
 )
 def test_wrong_usage_is_exit_code_2(cli: Cli, arguments: list[str]) -> None:
