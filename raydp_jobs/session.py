@@ -39,7 +39,7 @@ from pyspark.sql import SparkSession
 from raydp.spark import ray_cluster
 from raydp.spark.ray_cluster_master import RAYDP_SPARK_MASTER_SUFFIX
 
-from raydp_jobs import SPARK_COUNT
+from raydp_jobs import SPARK_COUNT, START_TIMEOUT_VARIABLE
 from raydp_jobs.executor_places import (
     check_fits,
     check_nodes,
@@ -50,16 +50,18 @@ from raydp_jobs.executor_places import (
     storage_nodes,
 )
 from raymq.client.cluster.java import java_environment
-from raymq.common.errors import ClientStateError, RequestTimeoutError, ServiceNotAvailableError
-from raymq.common.numbers import LONGEST_TIME_S, NumberRange, bounded, checked
+from raymq.common.errors import ClientStateError, InvalidArgumentError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.common.numbers import LONGEST_TIME_S, NumberRange, bounded, checked, shown
 
 START_TIMEOUT_S: Final = 120.0
+_START_TIMEOUT: Final = NumberRange(0.001, LONGEST_TIME_S)
 
 _LOG4J_FILE: Final = Path(__file__).with_name("log4j2.properties")
 _STOP_TIMEOUT_S: Final = 10.0
 _SETTLE_S: Final = 1.0
 _WATCH_S: Final = 2.0
 _POLL_S: Final = 0.05
+_PY4J_LOGGERS: Final = ("py4j.java_gateway", "py4j.clientserver")
 _APP_MASTER: Final = "RAY_APP_MASTER"
 _MASTER_RESOURCE: Final = "spark.ray.raydp_spark_master.actor.resource."
 _A_BIT: Final = 0.001
@@ -103,7 +105,7 @@ _JAVA_OPTION_KEYS: Final = (
 
 @checked
 @contextmanager
-@bounded(executors=SPARK_COUNT, executor_cores=SPARK_COUNT, start_timeout_s=NumberRange(0.001, LONGEST_TIME_S))
+@bounded(executors=SPARK_COUNT, executor_cores=SPARK_COUNT, start_timeout_s=_START_TIMEOUT)
 def spark_session(
     app_name: str,
     *,
@@ -113,7 +115,7 @@ def spark_session(
     configs: Mapping[str, str] | None = None,
     ray_data: bool = False,
     beside_storage: bool = True,
-    start_timeout_s: float = START_TIMEOUT_S,
+    start_timeout_s: float | None = None,
 ) -> Iterator[SparkSession]:
     """Open a Spark session for the duration of a `with` block. A process may open several sessions, one after another.
 
@@ -123,7 +125,8 @@ def spark_session(
     network. Executors that do not fit on these nodes get other nodes, with a warning. `configs` are Spark settings and
     override raymq's settings; Java options are appended. `ray_data`: connect the driver's JVM to Ray, which
     `ray.data.from_spark` needs. The connection takes a second, Ray prints two lines on stderr, and a Ray cluster can
-    have one such session at a time. `start_timeout_s` limits each step of the start.
+    have one such session at a time. `start_timeout_s` limits each step of the start; its
+    default is RAYMQ_SPARK_START_TIMEOUT_S in the environment, or 120.
 
     These errors are raised before anything is started. ClientStateError: this process is not connected to Ray or
     already has a Spark session, or a node has no Java or no raymq. ClusterNotFoundError: `beside_storage` is set and no
@@ -135,6 +138,7 @@ def spark_session(
     session and its DataFrames raise ClientStateError after the block.
     """
 
+    timeout_s = default_start_timeout_s() if start_timeout_s is None else start_timeout_s
     mib = memory_mib(executor_memory)
     _check_process(ray_data)
     size = executor_size(executor_cores, mib, configs or {})
@@ -142,7 +146,7 @@ def spark_session(
     name = f"{app_name}-{uuid.uuid4().hex[:8]}"
     wanted = storage_nodes() if beside_storage else frozenset()
     with ExitStack() as held:
-        group = held.enter_context(reserved(executors, size, wanted, start_timeout_s))
+        group = held.enter_context(reserved(executors, size, wanted, timeout_s))
         variables = _variables()
         here = ray.get_runtime_context().get_node_id()
         check_nodes({here, *nodes_of(group)}, variables["PYSPARK_PYTHON"], _session_directory())
@@ -152,12 +156,29 @@ def spark_session(
         temporary = held.enter_context(TemporaryDirectory(prefix="raymq-spark-", ignore_cleanup_errors=True))
         held.callback(_end, name)
         held.enter_context(_readable_errors())
-        with _deadline(name, start_timeout_s):
+        with _deadline(name, timeout_s):
             final = spark_configs(configs or {}, temporary=temporary)
             spark = _start(name, executors, executor_cores, mib, group, final, ray_data)
             _await_executors(spark, executors)
         with _explained(name, SparkContext._gateway), _watched(name, SparkContext._gateway):
             yield spark
+
+
+def default_start_timeout_s() -> float:
+    """Return the default of `start_timeout_s`: the value of the environment variable START_TIMEOUT_VARIABLE if it is
+    set, otherwise START_TIMEOUT_S. Raises InvalidArgumentError if the variable's value is not a number of seconds."""
+    text = os.environ.get(START_TIMEOUT_VARIABLE)
+    if not text:
+        return START_TIMEOUT_S
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")  # which is out of every range
+    if not _START_TIMEOUT.has(value):
+        raise InvalidArgumentError(
+            f"{START_TIMEOUT_VARIABLE} must be a number of seconds, {_START_TIMEOUT}, not {shown(text)}"
+        )
+    return value
 
 
 def spark_configs(configs: Mapping[str, str], *, temporary: str | None = None) -> dict[str, str]:
@@ -330,29 +351,45 @@ def _remove_unpacked(pid: int) -> None:
 @contextmanager
 def _deadline(name: str, timeout_s: float) -> Iterator[None]:
     """Limit how long a session may take to start. RayDP and Spark wait forever for a process that does not start. At
-    the deadline, this function kills their processes."""
+    the deadline, this function kills their processes. It then hides the errors that Py4J logs about them."""
     late = threading.Event()
+    root = logging.getLogger()
+    # Py4J logs to the root logger. Without a handler there, the first error would install one for all of Python.
+    handler = logging.NullHandler()
+
+    def keep(record: logging.LogRecord) -> bool:
+        return not late.is_set()
 
     def give_up() -> None:
         late.set()
+        root.addHandler(handler)
         _kill(name)
         gateway = SparkContext._gateway
         if gateway is not None:
             gateway.proc.kill()
 
+    loggers = [root, *map(logging.getLogger, _PY4J_LOGGERS)]
+    for logger in loggers:
+        logger.addFilter(keep)
     timer = threading.Timer(timeout_s, give_up)
     timer.daemon = True
     timer.start()
     try:
         yield
-    except Exception as error:
+    except Exception:
         if late.is_set():
+            # The reason is only that the processes were killed, in 40 lines of two languages: leave it out.
             raise RequestTimeoutError(
-                f"starting Spark (look into the logs of Ray's session: {_logs()})", timeout_s
-            ) from error
+                f"starting Spark (look into the logs of Ray's session: {_logs()}; start_timeout_s, or the environment "
+                f"variable {START_TIMEOUT_VARIABLE}, gives it more time)",
+                timeout_s,
+            ) from None
         raise
     finally:
         timer.cancel()
+        for logger in loggers:
+            logger.removeFilter(keep)
+        root.removeHandler(handler)
 
 
 def _await_executors(spark: SparkSession, executors: int) -> None:

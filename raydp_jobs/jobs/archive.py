@@ -39,7 +39,14 @@ from raydp_jobs.jobs.archive_files import (
     plan_round,
 )
 from raydp_jobs.jobs.archive_writer import Written, flush_file, write_range
-from raydp_jobs.jobs.spark_job import SPARK_PARAMETERS, SessionSize, refuse_beside, spark_job, spark_options
+from raydp_jobs.jobs.spark_job import (
+    SPARK_PARAMETERS,
+    SessionSize,
+    check_topics,
+    refuse_beside,
+    spark_job,
+    spark_options,
+)
 from raymq.client.scan.partitions import ScanPartition
 from raymq.client.scan.ranges import OffsetRange
 from raymq.common.delay import parse_time
@@ -135,6 +142,14 @@ def run(
             on_plan=on_plan,
             on_written=on_written,
         )
+
+
+def check(client: Client, topic: str, directory: Path) -> None:
+    """Check the topic and the archive before Spark starts. Raises TopicNotExistError, ClientStateError while another
+    run holds the archive's lock, and StoreCorruptError for an archive with gaps or foreign files."""
+    check_topics(client, [topic])
+    with locked(directory / topic) as folder:
+        next_offsets(find_pieces(folder))
 
 
 def _until(bounds: QueueBounds, end_offset: int) -> QueueBounds:
@@ -360,13 +375,17 @@ def command(
     Exit code 1 if --verify finds a problem. Example: raymq job archive orders /data/archive --to 2026-03-02
     """
     if only_verify:
-        refuse_beside("--verify", "before", "skip_lost", "address", *SPARK_PARAMETERS)
+        refuse_beside("--verify", "before", "skip_lost", "address", "within_namespace", *SPARK_PARAMETERS)
         _verify(directory, check_topic(topic_name), as_json)
         return
     before_ms = None if before is None else parse_time(before, time.time_ns() // 1_000_000)
     folder = directory.absolute()
+
+    def check_archive(client: Client) -> None:
+        check(client, topic_name, folder)
+
     with (
-        spark_job("archive", address, size, quiet=as_json) as (spark, client),
+        spark_job("archive", address, size, quiet=as_json, check=check_archive) as (spark, client),
         counting(f"archiving {topic_name}", talks=as_json) as counter,
     ):
         done = run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.core import ParameterSource
 
-from raydp_jobs import SPARK_COUNT
+from raydp_jobs import SPARK_COUNT, START_TIMEOUT_VARIABLE
+from raydp_jobs.jobs.times import seconds_of
 from raydp_jobs.task_errors import raymq_error
 from raymq.common.errors import InvalidArgumentError, RaymqError
+from raymq.common.extras import require_extra
+from raymq.common.names import check_topic
 from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import client_of
 from raymq.tools.cli.terminal.progress import Counter, counting, steps
@@ -38,14 +41,16 @@ _RAISED: Final = re.compile(r"^(?:Caused by: )?(?:[\w.]+\.)?(\w+(?:Error|Excepti
 
 @dataclass(frozen=True, slots=True)
 class SessionSize:
-    """The CPUs and the memory of a job's Spark session. `executor_memory`: the heap of each executor, such as "1g"."""
+    """The CPUs and the memory of a job's Spark session. `executor_memory`: the heap of each executor, such as "1g".
+    `start_timeout_s`: as in `spark_session`."""
 
     executors: int = 1
     executor_cores: int = 1
     executor_memory: str = "1g"
+    start_timeout_s: float | None = None
 
 
-SPARK_PARAMETERS: Final = ("executors", "executor_cores", "executor_memory")
+SPARK_PARAMETERS: Final = ("executors", "executor_cores", "executor_memory", "start_timeout")
 """Names of the parameters that `spark_options` adds to a command."""
 
 
@@ -56,9 +61,23 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--executors", type=NumberType(SPARK_COUNT), default=1, show_default=True, help="Spark's executors.")
     @click.option("--executor-cores", type=NumberType(SPARK_COUNT), default=1, show_default=True, help="Cores of each.")
     @click.option("--executor-memory", default="1g", show_default=True, help="Heap of each.")
+    @click.option(
+        "--start-timeout",
+        metavar="TIME",
+        callback=_start_timeout,
+        help=f"How long Spark may take to start, such as 5m. Default: {START_TIMEOUT_VARIABLE} in seconds, or 2m.",
+    )
     @wraps(command)
-    def with_size(*args: Any, executors: int, executor_cores: int, executor_memory: str, **options: Any) -> Any:
-        return command(*args, size=SessionSize(executors, executor_cores, executor_memory), **options)
+    def with_size(
+        *args: Any,
+        executors: int,
+        executor_cores: int,
+        executor_memory: str,
+        start_timeout: float | None,
+        **options: Any,
+    ) -> Any:
+        size = SessionSize(executors, executor_cores, executor_memory, start_timeout)
+        return command(*args, size=size, **options)
 
     return with_size
 
@@ -76,26 +95,52 @@ def refuse_beside(option: str, *unused: str) -> None:
         raise InvalidArgumentError(f"{', '.join(given)} has no effect beside {option}: leave out one of the two")
 
 
+def _start_timeout(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    return None if text is None else seconds_of(text)
+
+
+def check_topics(client: Client, topics: Iterable[str]) -> None:
+    """Raise IllegalNameError or TopicNotExistError unless a job can read these topics."""
+    from raymq.client.scan.queue_bounds import ClusterQueues
+
+    source = ClusterQueues(client.routes, client.storages, client.names)
+    for topic in topics:
+        source.queues(check_topic(topic))
+
+
 @contextmanager
 def spark_job(
-    name: str, address: str | None, size: SessionSize, *, quiet: bool, configs: Mapping[str, str] | None = None
+    name: str,
+    address: str | None,
+    size: SessionSize,
+    *,
+    quiet: bool,
+    configs: Mapping[str, str] | None = None,
+    check: Callable[[Client], object] = lambda client: None,
 ) -> Iterator[tuple[SparkSession, Client]]:
     """Open a Spark session with the settings `configs`, and a client, for the duration of a job. `quiet`: show no
-    progress.
+    progress. `check`: a function that checks the job's topics and directories with the client, before Spark is loaded
+    and started.
 
-    Raises MissingExtraError if Spark is not installed, and the errors of `raymq.connect` and `spark_session`. Converts
-    errors of Spark tasks as `clear_errors` does.
+    Raises MissingExtraError if Spark is not installed, and the errors of `check`, `raymq.connect` and `spark_session`.
+    Converts errors of Spark tasks as `clear_errors` does.
     """
-    with steps(quiet=quiet) as progress:
-        progress("loading Spark")
-        from raydp_jobs import spark_session
+    from raydp_jobs.executor_places import memory_mib
+
+    require_extra("spark", f"raymq job {name}")
+    memory_mib(size.executor_memory)
     with ExitStack() as opened:
         client = opened.enter_context(client_of(address))
+        check(client)
+        with steps(quiet=quiet) as progress:
+            progress("loading Spark")
+            from raydp_jobs import spark_session
         session = spark_session(
             name,
             executors=size.executors,
             executor_cores=size.executor_cores,
             executor_memory=size.executor_memory,
+            start_timeout_s=size.start_timeout_s,
             configs={_SHUFFLE: str(PARTITIONS_PER_CORE * size.executors * size.executor_cores), **(configs or {})},
         )
         with steps(quiet=quiet) as progress:

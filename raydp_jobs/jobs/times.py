@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from raymq.client.scan.ranges import ScanOptions
-from raymq.common.delay import parse_delay_levels, parse_time
+from raymq.common.delay import parse_duration_ms, parse_time
 from raymq.common.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -99,10 +99,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> i
 def seconds_of(text: str) -> int:
     """Parse a duration such as ``"30s"``, ``"1m"``, ``"2h"`` or ``"1d"`` into seconds. Raises InvalidArgumentError if
     the text has another form."""
-    lengths = parse_delay_levels(text)
-    if len(lengths) != 1:
-        raise InvalidArgumentError(f"{text!r} is not one length of time: write for example 1m")
-    return lengths[0] // 1000
+    return parse_duration_ms(text) // 1000
 
 
 def iso_time(moment: datetime | None) -> str | None:

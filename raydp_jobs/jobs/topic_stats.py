@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from raydp_jobs.jobs.pictures import check_picture, save_picture
-from raydp_jobs.jobs.spark_job import SessionSize, spark_job, spark_options, tasks_counted
+from raydp_jobs.jobs.spark_job import SessionSize, check_topics, spark_job, spark_options, tasks_counted
 from raydp_jobs.jobs.times import ALWAYS, Period, every_option, period_options
 from raydp_jobs.jobs.topic_figures import Bucket, TopicFigures, draw, figures_json, show
+from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.numbers import NumberRange
 from raymq.tools.cli.entry import run_command
@@ -256,7 +257,12 @@ def command(
     """
     check_picture(picture)
     names = list(dict.fromkeys(topics))
-    with spark_job("topic-stats", address, size, quiet=as_json) as (spark, client):
+    Subscription.parse("any", tags)
+
+    def check(client: Client) -> None:
+        check_topics(client, names)
+
+    with spark_job("topic-stats", address, size, quiet=as_json, check=check) as (spark, client):
         found = run(spark, client, names, every_s=every_s, top=top, tags=tags, period=period, quiet=as_json)
     if picture is not None:
         save_picture(picture, lambda figure: draw(figure, found, every_s))

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
-from raydp_jobs.jobs.spark_job import SessionSize, refuse_beside, spark_job, spark_options
+from raydp_jobs.jobs.spark_job import SessionSize, check_topics, refuse_beside, spark_job, spark_options
 from raydp_jobs.jobs.times import seconds_of
 from raymq.common.errors import InvalidArgumentError
+from raymq.common.names import check_group
 from raymq.common.numbers import POSITIVE
 from raymq.tools.cli.entry import run_command
 from raymq.tools.cli.known_names import completes
@@ -117,9 +118,7 @@ def run(
     from raydp_jobs.sink.writer import topic_sink
     from raydp_jobs.stream.topic_stream import stream_topic
 
-    if target in topics:
-        raise InvalidArgumentError(f"the counts of {target} would be counted again: send them to another topic")
-    client.write_queues(target)  # Raises an error now if the target topic is not writable.
+    check(client, topics, target, checkpoint, windows, commit_group)
     messages = stream_topic(
         spark,
         topics,
@@ -131,9 +130,32 @@ def run(
     )
     stored = StoredCounts(on_counts)
     sink = topic_sink(target, client=client, on_batch=stored.add)
-    fix_options(checkpoint, {"topics": sorted(topics), "target": target, **asdict(windows)})
+    fix_options(checkpoint, _described(topics, target, windows))
     query = begin(messages, windows, sink, checkpoint, trigger_s=trigger_s, available_now=available_now)
     return await_end(query, target, stored)
+
+
+def check(
+    client: Client, topics: Sequence[str], target: str, checkpoint: Path, windows: Windows, commit_group: str | None
+) -> None:
+    """Check the arguments of `run` before Spark starts. Raises InvalidArgumentError if the target is one of the topics,
+    or if the checkpoint belongs to other windows or cannot be created; IllegalNameError; TopicNotExistError; and
+    NoPermissionError if the target is not writable."""
+    if target in topics:
+        raise InvalidArgumentError(f"the counts of {target} would be counted again: send them to another topic")
+    if commit_group is not None:
+        check_group(commit_group)
+    check_topics(client, topics)
+    client.write_queues(target)
+    try:
+        checkpoint.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgumentError(f"the checkpoint cannot be in {checkpoint}: {error.strerror}") from None
+    compare_options(checkpoint, _described(topics, target, windows))
+
+
+def _described(topics: Sequence[str], target: str, windows: Windows) -> dict[str, Any]:
+    return {"topics": sorted(topics), "target": target, **asdict(windows)}
 
 
 class StoredCounts:
@@ -256,8 +278,17 @@ def fix_options(checkpoint: Path, options: dict[str, Any]) -> None:
             pass
         finally:
             partial.unlink()
-    noted = json.loads(path.read_text())
-    other = {name: value for name, value in noted.items() if json.loads(text).get(name) != value}
+    compare_options(checkpoint, options)
+
+
+def compare_options(checkpoint: Path, options: dict[str, Any]) -> None:
+    """Compare a description of the query's time windows with the description in the checkpoint, if it has one. Raises
+    InvalidArgumentError if they differ."""
+    path = checkpoint / OPTIONS_FILE
+    if not path.exists():
+        return
+    noted, given = json.loads(path.read_text()), json.loads(json.dumps(options))
+    other = {name: value for name, value in noted.items() if given.get(name) != value}
     if other:
         told = ", ".join(f"{name}={value}" for name, value in sorted(other.items()))
         raise InvalidArgumentError(
@@ -343,16 +374,21 @@ def command(
     if available_now:
         refuse_beside("--available-now", "trigger")
     windows = Windows(window, window if slide is None else slide, watermark, by, time)
+    names, place = list(dict.fromkeys(topics)), checkpoint.absolute()
+
+    def check_all(client: Client) -> None:
+        check(client, names, target, place, windows, commit_group)
+
     with (
-        spark_job("windowed-counts", address, size, quiet=as_json) as (spark, client),
+        spark_job("windowed-counts", address, size, quiet=as_json, check=check_all) as (spark, client),
         counting(f"counts sent to {target}", talks=as_json) as counter,
     ):
         done = run(
             spark,
             client,
-            list(dict.fromkeys(topics)),
+            names,
             target,
-            checkpoint.absolute(),
+            place,
             windows=windows,
             start=start,
             trigger_s=trigger,

@@ -42,6 +42,7 @@ TIMER_ROLL_MARGIN_MS: Final = 3_600_000
 The margin allows for differences between the producers' clocks."""
 
 _BUCKET_MS: Final = 3_600_000
+_DURATION: Final = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
 _UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _UNKNOWN_LEVEL_MS: Final = 1000
 _DELIVERY_PRODUCER: Final = "rmq_sys_delivery/"
@@ -54,7 +55,7 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
     """
     levels = []
     for word in text.split():
-        match = re.fullmatch(r"(\d{1,9})([smhd])", word)
+        match = _DURATION.fullmatch(word)
         if match is None or not int(match[1]):
             raise InvalidArgumentError(f"{word!r} is not a delay: write a number and s, m, h or d, such as 30s")
         levels.append(int(match[1]) * _UNIT_MS[match[2]])
@@ -63,12 +64,23 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
     return tuple(levels)
 
 
+def parse_duration_ms(text: str) -> int:
+    """Parse one length of time such as ``"30s"``, ``"5m"``, ``"2h"`` or ``"1d"`` into ms. Raises InvalidArgumentError
+    for other text."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or not int(match[1]):
+        raise InvalidArgumentError(
+            f"{text!r} is not a length of time: write one number and s, m, h or d, such as 30s, 5m, 2h or 1d"
+        )
+    return int(match[1]) * _UNIT_MS[match[2]]
+
+
 def parse_time(text: str, now_ms: int) -> int:
     """Parse a time into ms since 1970. ``"+30s"`` and ``"-2h"`` (s, m, h or d) are relative to `now_ms`. An ISO 8601
     time such as ``"2026-03-01T12:00:00+01:00"`` is UTC if it has no UTC offset. A time before 2001 is returned as 0,
     because no message is that old. Raises InvalidArgumentError for other text."""
     if text[:1] in ("+", "-"):
-        [distance_ms] = parse_delay_levels(text[1:])[:1]
+        distance_ms = parse_duration_ms(text[1:])
         return _since_2001(now_ms + distance_ms if text[0] == "+" else now_ms - distance_ms)
     try:
         time = datetime.fromisoformat(text)

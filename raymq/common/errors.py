@@ -8,6 +8,7 @@
     ├── MessageIllegalError             13    the message breaks a rule of the format
     │   └── MessageRefusedError         13    a put hook of the store refuses the message
     ├── TopicNotExistError              17
+    │   └── NoTopicMatchesError         17    no topic has a name that matches the pattern
     ├── TopicExistsError                18
     ├── GroupNotExistError              26
     ├── NoPermissionError               16
@@ -168,6 +169,13 @@ class TopicNotExistError(RaymqError):
             return f"topic {self.topic!r} does not exist: brokers create it with the first message that a group returns"
         create = f"create it: `raymq topic create {shlex.quote(self.topic)}`, or admin.create_topic"
         return not_found(f"topic {self.topic!r} does not exist", self.nearest, create)
+
+
+class NoTopicMatchesError(TopicNotExistError):
+    """No topic has a name that matches the pattern `topic`, a regular expression."""
+
+    def __str__(self) -> str:
+        return f"no topic's whole name matches the pattern {self.topic!r}; `raymq topic list` shows the names"
 
 
 class TopicExistsError(RaymqError):

@@ -130,6 +130,7 @@ class RangesDatasource(Datasource):
         parts = divide(self._pieces, parallelism)
         if options.rows_per_block is not None:  # limit the whole task: Ray combines the task's small blocks
             parts = at_most(parts, options.rows_per_block)
+        parts = parts or [[]]  # A read without messages has one task, which returns the columns without rows.
         whose = self._user, self._namespace, self._creations
         return [_read_task(part, options, block_bytes, per_task_row_limit, *whose) for part in parts]
 
@@ -194,8 +195,14 @@ def _read_task(
     )
 
     def read() -> Iterator[pa.Table]:
-        with worker_client().use(user, namespace) as client:
-            yield from read_blocks(client, ranges, options, block_bytes, creations)
+        has_rows = False
+        if ranges:
+            with worker_client().use(user, namespace) as client:
+                for block in read_blocks(client, ranges, options, block_bytes, creations):
+                    has_rows = True
+                    yield block
+        if not has_rows:  # Without any block, Ray Data would not have the columns.
+            yield schema_of(options.columns).empty_table()
 
     return ReadTask(read, metadata, schema=schema_of(options.columns), per_task_row_limit=row_limit)
 

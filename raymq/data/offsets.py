@@ -58,6 +58,7 @@ def resolve_ranges(
     last = _offsets(source, ends, {queue: bounds[queue].max_offset for queue in ends}, "end_offset")
     ranges = []
     for queue in starts:
+        _check_times(queue, starts[queue], ends[queue])
         if isinstance(starts[queue], int) and isinstance(ends[queue], int) and first[queue] > last[queue]:
             raise InvalidArgumentError(
                 f"{queue}: start_offset {first[queue]} is beyond end_offset {last[queue]}, which is not read"
@@ -65,6 +66,17 @@ def resolve_ranges(
         end = min(last[queue], bounds[queue].max_offset)
         ranges.append(bounded_range(queue, bounds[queue], first[queue], end, fail_on_data_loss=not lenient))
     return [found for found in ranges if found.size]
+
+
+def _check_times(queue: MessageQueue, start: _Place, end: _Place) -> None:
+    """Raise InvalidArgumentError if both positions are times, and the start is later than the end."""
+    if not (isinstance(start, datetime) and isinstance(end, datetime)):
+        return
+    if timestamp_ms("start_offset", start) > timestamp_ms("end_offset", end):
+        raise InvalidArgumentError(
+            f"start_offset {start} is later than end_offset {end}, so nothing of queue {queue} is read: exchange the "
+            "two times"
+        )
 
 
 def _offsets(

@@ -188,10 +188,13 @@ class Producer(Closing):
 
         The column `body` (binary or string) is required. Optional columns, null for a row without a value: `tags`
         (string), `keys` (string or list of strings), `properties` (map of string to string), `sharding_key` (string or
-        integer). All rows are checked before the first is sent. Raises InvalidArgumentError if a column is invalid, and
+        integer). A column may have these values as a dictionary (a category of pandas or polars), as list views or as
+        byte strings of fixed size. The column `__index_level_0__` of pandas is left out.
+
+        All rows are checked before the first is sent. Raises InvalidArgumentError if a column is invalid, and
         MessageIllegalError if a row is invalid. Rows with one sharding key go to one queue in their order; the other
-        rows go to the topic's queues in turn. The producer's buffer limits the memory that is used in addition to the
-        table.
+        rows are spread evenly over the topic's queues. The producer's buffer limits the memory that is used in addition
+        to the table.
 
         If sending fails later, the error's notes contain the number of acknowledged rows.
         """

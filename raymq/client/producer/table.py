@@ -63,7 +63,7 @@ def send_table(pipeline: SendPipeline, topic: str, table: pa.Table | pa.RecordBa
     for first in range(0, rows.count, CHECK_ROWS):
         rows.check(first, CHECK_ROWS, pipeline.settings.max_message_size_bytes)
     if rows.count:
-        check_rows(pipeline.route(topic, pipeline.settings.send_timeout_s, keyed=rows.keyed), table)
+        check_rows(pipeline.route(topic, pipeline.settings.send_timeout_s, keyed=rows.keyed), rows.table)
     progress = _TableProgress(rows.count)
     turns: _RowTurns | None = None
     try:

@@ -7,8 +7,6 @@ row is illegal, and raises the error.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raymq.client.producer.checks.batches import check_record_size
+from raymq.client.producer.checks.table_columns import is_text, plain_column, sendable_columns
 from raymq.common.errors import InvalidArgumentError, MessageIllegalError
 from raymq.common.message import RESERVED_PROPERTIES, USUAL_PROPERTIES_BYTES, Message
 from raymq.records.kernels.byte_column import ByteColumn, mask_of, sizes_of, text_array
@@ -63,17 +62,18 @@ class TableRows:
             table = pa.Table.from_batches([table])
         if not isinstance(table, pa.Table):
             raise InvalidArgumentError(f"send_table takes a pyarrow Table or RecordBatch, not {type(table).__name__}")
-        _check_columns(table.schema)
+        table = sendable_columns(table)
         self.topic = topic
         self.count: int = table.num_rows
         self.keyed = "sharding_key" in table.column_names
         self.unkeyed = table.column("sharding_key").null_count if self.keyed else self.count
-        self._table = table
+        self.table = table
+        """The table with the columns that are sent, in plain types; only the type of `body` is as given."""
 
     def check(self, first: int, count: int, max_body_bytes: int) -> None:
         """Check `count` rows from row `first` on. A body may have up to `max_body_bytes`. Raises MessageIllegalError,
         which names the first illegal row."""
-        part = _RowColumns(self._table.slice(first, count))
+        part = _RowColumns(self.table.slice(first, count))
         for index in np.flatnonzero(part.doubtful(max_body_bytes)).tolist():
             try:
                 message = self._message(first + index)
@@ -89,7 +89,7 @@ class TableRows:
     def read(self, first: int, count: int) -> tuple[MessageColumns, Ints | None, Mask | None]:
         """Return the messages of `count` checked rows from row `first` on. If the table has sharding keys, also returns
         the hash of each row's key, and a mask that is False for rows without a key."""
-        part = _RowColumns(self._table.slice(first, count))
+        part = _RowColumns(self.table.slice(first, count))
         codes = None
         if part.tags is not None and part.tags.present.any():
             codes = java_hashes(part.tags.texts)
@@ -99,7 +99,7 @@ class TableRows:
 
     def _message(self, row: int) -> Message:
         """Convert a row of the table to a Message. The constructor of Message checks the row."""
-        [values] = self._table.slice(row, 1).to_pylist()
+        [values] = self.table.slice(row, 1).to_pylist()
         body = values["body"]
         if body is None:
             raise MessageIllegalError("the body is null")
@@ -122,11 +122,12 @@ class _RowColumns:
         self.arrays = {}
         for name, column in zip(table.column_names, table.columns, strict=True):
             if name == "body" or not pa.types.is_null(column.type):
-                self.arrays[name] = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+                plain = plain_column(column)
+                self.arrays[name] = plain.chunk(0) if plain.num_chunks == 1 else plain.combine_chunks()
         self._doubtful: Mask = np.zeros(self.rows, np.bool_)
         self.tags = self._text("tags")
         keys = self.arrays.get("keys")
-        self.keys = self._key() if keys is None or _is_text(keys.type) else self._list("keys")
+        self.keys = self._key() if keys is None or is_text(keys.type) else self._list("keys")
         self.properties = None if "properties" not in self.arrays else self._list("properties")
 
     def doubtful(self, max_body_bytes: int) -> Mask:
@@ -136,7 +137,7 @@ class _RowColumns:
         if pa.types.is_null(body.type):
             return np.ones(self.rows, np.bool_)
         for name in ("body", "sharding_key"):
-            if name in self.arrays and _is_text(self.arrays[name].type):
+            if name in self.arrays and is_text(self.arrays[name].type):
                 _check_utf8(name, self.arrays[name])
         sizes = sizes_of(body)
         doubtful: Mask = self._doubtful | (sizes == 0) | (sizes > max_body_bytes)
@@ -157,7 +158,7 @@ class _RowColumns:
         keys = self.arrays.get("sharding_key")
         if keys is None:
             return None, None
-        if _is_text(keys.type):
+        if is_text(keys.type):
             texts, present = ByteColumn.of_nullable(keys)
             return java_hashes(texts), present
         present = mask_of(keys.is_valid()) if keys.null_count else np.ones(len(keys), np.bool_)
@@ -265,42 +266,3 @@ def _doubtful_properties(column: ListColumn) -> Mask:
         twice = (codes[order][1:] == codes[order][:-1]) & (rows[order][1:] == rows[order][:-1])
         doubtful[rows[order][1:][twice]] = True
     return doubtful
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
-def _is_list_of_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _is_text(kind.value_type)
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
-
-
-def _is_text_map(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_map(kind)) and _is_text(kind.key_type) and _is_text(kind.item_type)
-
-
-_KINDS: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
-    "body": (lambda kind: _is_bytes(kind) or _is_text(kind), "binary or string"),
-    "tags": (_is_text, "string"),
-    "keys": (lambda kind: _is_text(kind) or _is_list_of_text(kind), "string or list of strings"),
-    "properties": (_is_text_map, "map of string to string"),
-    "sharding_key": (lambda kind: _is_text(kind) or bool(pa.types.is_signed_integer(kind)), "string or signed integer"),
-}
-
-
-def _check_columns(schema: pa.Schema) -> None:
-    """Check the columns of a table. Raises one InvalidArgumentError that lists all faults."""
-    wrong = [f"column {name!r} is unknown" for name in schema.names if name not in _KINDS]
-    wrong += [f"column {name!r} exists twice" for name, count in Counter(schema.names).items() if count > 1]
-    wrong += [] if "body" in schema.names else ["column 'body' is missing"]
-    for field in schema:
-        if field.name in _KINDS and not pa.types.is_null(field.type):
-            fits, expected = _KINDS[field.name]
-            if not fits(field.type):
-                wrong.append(f"column {field.name!r} is {field.type}, not {expected}")
-    if wrong:
-        raise InvalidArgumentError(f"this table cannot be sent: {'; '.join(wrong)} (columns: {', '.join(_KINDS)})")

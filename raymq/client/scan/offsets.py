@@ -67,6 +67,10 @@ class ScanBoundary:
         """True if timestamps, not offsets or a group, define the boundary."""
         return self.times is not None or self.time_ms is not None
 
+    def time_ms_of(self, queue: MessageQueue) -> int:
+        """Return the time of the boundary in a queue, in ms since 1970. The boundary is `by_time`."""
+        return (self.time_ms or 0) if self.times is None else self.times[queue]
+
     def resolve(self, lookups: OffsetLookups, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
         """Return the boundary's offset in each queue, or EARLIEST or LATEST. Raises InvalidArgumentError if the option
         does not name exactly the given queues."""

@@ -25,7 +25,7 @@ from raymq.client.scan.offsets import (
     ending_boundary,
     starting_boundary,
 )
-from raymq.common.errors import DataLossError, InvalidArgumentError, OffsetOutOfRangeError, TopicNotExistError
+from raymq.common.errors import DataLossError, InvalidArgumentError, NoTopicMatchesError, OffsetOutOfRangeError
 from raymq.common.message import MessageQueue
 from raymq.common.names import check_topic
 from raymq.common.numbers import whole_number
@@ -138,6 +138,7 @@ def plan_ranges(
             raise InvalidArgumentError(
                 f"{queue}: starting offset {starts[queue]} is beyond ending offset {ends[queue]}"
             )
+    check_times(start, end, queues)
     bounds = source.bounds(queues)
     if start.by_time and options.get("starting_offsets_by_timestamp_strategy", "error") == "error":
         require_matches(start, starts, bounds)
@@ -192,7 +193,7 @@ def select_topics(source: ScanSource, topic: str | Sequence[str] | None, topic_p
             raise InvalidArgumentError(f"topic_pattern {topic_pattern!r} is no regular expression: {error}") from None
         topics = sorted(name for name in source.topics() if pattern.fullmatch(name))
         if not topics:
-            raise TopicNotExistError(topic_pattern)
+            raise NoTopicMatchesError(topic_pattern)
         return topics
     names = [topic] if isinstance(topic, str) else list(topic or ())
     if not names:
@@ -254,6 +255,19 @@ def limit_ranges(ranges: Sequence[OffsetRange], max_offsets: int | None) -> list
     return [
         replace(one, end_offset=one.start_offset + share) for one, share in zip(ranges, shares, strict=True) if share
     ]
+
+
+def check_times(start: ScanBoundary, end: ScanBoundary, queues: Sequence[MessageQueue]) -> None:
+    """Raise InvalidArgumentError if a queue's starting time is later than its ending time."""
+    if not (start.by_time and end.by_time):
+        return
+    for queue in queues:
+        first_ms, last_ms = start.time_ms_of(queue), end.time_ms_of(queue)
+        if first_ms > last_ms:
+            raise InvalidArgumentError(
+                f"{start.option} {first_ms} is later than {end.option} {last_ms}, so nothing of queue {queue} is read: "
+                "exchange the two times"
+            )
 
 
 def require_matches(

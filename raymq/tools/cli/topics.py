@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from raymq.common.delay import parse_delay_levels
+from raymq.common.delay import parse_duration_ms
 from raymq.common.protocol.attributes import CLEANUP_POLICY, MESSAGE_TYPE, RESERVE_TIME, QueueType, TopicMessageType
 from raymq.common.protocol.route import PERM_READ, PERM_WRITE, QUEUES
 from raymq.tools.cli.entry import cli
@@ -37,7 +37,7 @@ retention_option = click.option(
 
 def _seconds(retention: str | None) -> float | None:
     """Convert the value of the option --retention to seconds."""
-    return None if retention is None else 0.0 if retention == "0" else parse_delay_levels(retention)[0] / 1000
+    return None if retention is None else 0.0 if retention == "0" else parse_duration_ms(retention) / 1000
 
 
 def _given(**options: Any) -> dict[str, Any]:

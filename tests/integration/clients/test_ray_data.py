@@ -173,6 +173,7 @@ def test_an_unreadable_topic_raises_an_error_at_once(mq: raymq.Client, topic: st
         read_topic(topic, start_offset={topic: {"broker-a:0": 1}})
     empty = read_topic(topic)
     assert (empty.count(), empty.take_all()) == (0, [])
+    assert empty.schema().names == read_topic(topic, tags="none").schema().names == SCHEMA.names
 
 
 ROWS = [

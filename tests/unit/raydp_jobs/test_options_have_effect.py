@@ -26,7 +26,7 @@ from raymq.client.scan.ranges import ScanOptions, plan_ranges
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageQueue
 from raymq.data import datasink, datasource, iterating, reading
-from tests.support.clients.scan_source import Queues
+from tests.support.clients.scan_source import T0_MS, Queues
 
 # PySpark raises these warnings
 pytestmark = pytest.mark.filterwarnings("ignore:distutils Version classes:DeprecationWarning")
@@ -104,18 +104,18 @@ def test_an_option_of_another_entry_point_is_refused_by_name(
 SCAN_VALUES: dict[str, Any] = {
     "topic_pattern": "orders.*",
     "starting_offsets": {"broker-a": {"0": 20, "1": 5}},
-    "starting_timestamp": 20_000,
-    "starting_offsets_by_timestamp": {"broker-a": {"0": 20_000, "1": 5_000}},
+    "starting_timestamp": T0_MS + 20_000,
+    "starting_offsets_by_timestamp": {"broker-a": {"0": T0_MS + 20_000, "1": T0_MS + 5_000}},
     "starting_offsets_by_timestamp_strategy": "latest",
     "ending_offsets": {"broker-a": {"0": 50, "1": 5}},
-    "ending_timestamp": 20_000,
-    "ending_offsets_by_timestamp": {"broker-a": {"0": 20_000, "1": 5_000}},
+    "ending_timestamp": T0_MS + 20_000,
+    "ending_offsets_by_timestamp": {"broker-a": {"0": T0_MS + 20_000, "1": T0_MS + 5_000}},
     "max_offsets": 7,
     "fail_on_data_loss": False,
 }
 NEEDED: dict[str, dict[str, Any]] = {
     # without the option, these options raise an error
-    "starting_offsets_by_timestamp_strategy": {"starting_timestamp": 50_000},
+    "starting_offsets_by_timestamp_strategy": {"starting_timestamp": T0_MS + 50_000},
     "fail_on_data_loss": {"starting_offsets": {"broker-a": {"0": 1, "1": 5}}},
 }
 """Further options that an option needs before it can have an effect."""
@@ -240,7 +240,7 @@ JOB_VALUES: dict[str, str | list[str]] = {
     "--rate": "500",
     "--reason-property": "why",
     "--slide": "5s",
-    "--start-timeout": "300",
+    "--start-timeout": "5m",
     "--tags": "paid",
     "--to": "2026-03-01",
     "--top": "3",
@@ -248,7 +248,7 @@ JOB_VALUES: dict[str, str | list[str]] = {
     "--watermark": "1m",
     "--window": "5m",
 }
-NOT_PASSED_TO_RUN = {"--help", "--picture", "--verify", "--json", "-q"}
+NOT_PASSED_TO_RUN = {"--help", "--picture", "--verify", "--json", "--namespace", "-q"}
 """Options whose effect is not an argument of the job. Other tests of the commands test them."""
 
 
@@ -303,9 +303,10 @@ def test_each_option_of_a_job_reaches_the_job(
 @pytest.mark.parametrize(
     ("module", "arguments", "ignored"),
     [
-        (archive, ["--verify", "--before", "-1d"], "--before"),
+        (archive, ["--verify", "--to", "-1d"], "--to"),
         (archive, ["--verify", "--skip-lost"], "--skip-lost"),
         (archive, ["--verify", "--executors", "2"], "--executors"),
+        (archive, ["--verify", "--namespace", "team"], "--namespace"),
         (archive, ["--verify", "--address", "10.0.0.7:6379"], "--address"),
         (windowed_counts, ["--checkpoint", "/y", "--available-now", "--trigger", "1s"], "--trigger"),
     ],

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 import ray
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JNetworkError
 
-from raydp_jobs import session as sessions
+from raydp_jobs import START_TIMEOUT_VARIABLE, session as sessions
 from raydp_jobs.session import spark_configs, spark_session
-from raymq.common.errors import ClientStateError, InvalidArgumentError
+from raymq.common.errors import ClientStateError, InvalidArgumentError, RequestTimeoutError
+from tests.support.clients.fakes import WAIT_S
 
 
 def test_java_options_of_the_user_are_added_to_those_that_java_17_needs() -> None:
@@ -111,3 +114,54 @@ def test_an_interrupt_after_a_session_is_handled_as_before_it() -> None:
     with sessions._interrupts_as_before():
         signal.signal(signal.SIGINT, lambda number, frame: None)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(("text", "expected"), [(None, 120.0), ("", 120.0), ("300", 300.0), ("0.5", 0.5)])
+def test_the_environment_sets_the_time_for_a_start(
+    monkeypatch: pytest.MonkeyPatch, text: str | None, expected: float
+) -> None:
+    if text is None:
+        monkeypatch.delenv(START_TIMEOUT_VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(START_TIMEOUT_VARIABLE, text)
+    assert sessions.default_start_timeout_s() == expected
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
+def test_a_wrong_time_in_the_environment_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(START_TIMEOUT_VARIABLE, text)
+    with pytest.raises(InvalidArgumentError, match=rf"{START_TIMEOUT_VARIABLE} must be a number .* not '{text}'"):
+        sessions.default_start_timeout_s()
+
+
+def test_a_late_start_is_one_error_without_the_tracebacks_of_py4j(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    killed = threading.Event()
+    monkeypatch.setattr(sessions, "_kill", lambda name: killed.set())
+    monkeypatch.setattr(sessions, "_logs", lambda: "the logs")
+    loggers = [logging.getLogger(name) for name in (None, "py4j.java_gateway", "py4j.clientserver")]
+    before = [(list(logger.filters), list(logger.handlers)) for logger in loggers]
+
+    def fail_after_the_deadline() -> None:
+        assert killed.wait(WAIT_S)
+        for logger in loggers:
+            logger.error("Exception while sending command.")
+        raise Py4JError("the answer from Java is empty")
+
+    with pytest.raises(RequestTimeoutError, match=START_TIMEOUT_VARIABLE) as caught, sessions._deadline("late", 0.01):
+        fail_after_the_deadline()
+    assert caplog.records == []
+    assert len(traceback.format_exception(caught.value)) < 20
+    assert "Py4JError" not in "".join(traceback.format_exception(caught.value))
+    assert [(list(logger.filters), list(logger.handlers)) for logger in loggers] == before
+
+
+def test_an_error_of_a_start_in_time_is_not_hidden(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        logging.getLogger("py4j.java_gateway").error("a warning of Py4J")
+        raise Py4JError("its own error")
+
+    with pytest.raises(Py4JError, match="its own error"), sessions._deadline("early", WAIT_S):
+        fail()
+    assert "a warning of Py4J" in caplog.text

@@ -141,7 +141,7 @@ class RepeatableWriter(Closing):
         rows, times = check_rows(self.topic, table, longest, fixed=self._now_ms is not None)
         delayed = 0 if times is None else rows.count - times.null_count
         route = self._route()
-        check_rows_type(route, table, delayed)
+        check_rows_type(route, rows.table, delayed)
         if delayed:
             self._ask_timers()
         for first in range(0, rows.count, TABLE_SLICE_ROWS):

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from raymq.client.admin.admin import Admin
 from raymq.client.admin.topics import QueueDescription
-from raymq.common.delay import parse_delay_levels
+from raymq.common.delay import parse_duration_ms
 from raymq.common.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError
 from raymq.common.message import MessageQueue
 from raymq.common.protocol.route import QUEUES, TopicRoute
@@ -258,7 +258,7 @@ def _retention_s(form: Form) -> float | None:
     """Return a topic's retention in seconds from the form field `retention`, such as 12h or 7d. Returns None for an
     empty field. Returns 0 for the text 0, which means that the store's own retention applies."""
     text = form.text("retention")
-    return None if not text else 0.0 if text == "0" else parse_delay_levels(text)[0] / 1000
+    return None if not text else 0.0 if text == "0" else parse_duration_ms(text) / 1000
 
 
 TOPICS_ROUTES: Final = [

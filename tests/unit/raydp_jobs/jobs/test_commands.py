@@ -4,10 +4,11 @@ command's output."""
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,18 @@ from raydp_jobs.jobs.spark_job import SessionSize
 from raydp_jobs.jobs.times import Period
 from raydp_jobs.jobs.topic_figures import TopicFigures
 from raydp_jobs.jobs.windowed_counts import Counted, StoredCounts, Windows, await_end
-from raymq.common.errors import ClientStateError, ConfigError, InvalidArgumentError, RaymqError
+from raymq.common.errors import (
+    ClientStateError,
+    ConfigError,
+    IllegalNameError,
+    InvalidArgumentError,
+    NoPermissionError,
+    RaymqError,
+    StoreCorruptError,
+    TopicNotExistError,
+)
+from raymq.common.message import MessageQueue
+from tests.support.clients.scan_source import Queues
 
 
 class Job:
@@ -35,7 +47,7 @@ class Job:
         monkeypatch.setattr(module, "run", self._run)
 
     @contextmanager
-    def _session(self, *arguments: Any, quiet: bool) -> Iterator[tuple[str, str]]:
+    def _session(self, *arguments: Any, quiet: bool, check: Any) -> Iterator[tuple[str, str]]:
         self.sessions.append((*arguments, quiet))
         yield "spark", "client"
 
@@ -141,6 +153,86 @@ def test_counting_a_topic_into_itself_is_refused() -> None:
     nothing: Any = None
     with pytest.raises(InvalidArgumentError, match="would be counted again"):
         windowed_counts.run(nothing, nothing, ["orders"], "orders", Path("/x"), windows=Windows())
+
+
+@pytest.fixture
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Replace the cluster by a fake client with the topics orders and counts, and fail if Spark is loaded."""
+    seen = SimpleNamespace(sessions=0)
+
+    def session(*arguments: Any, **options: Any) -> None:
+        seen.sessions += 1
+        raise AssertionError("Spark starts")
+
+    @contextmanager
+    def client_of(address: str | None) -> Iterator[Any]:
+        yield SimpleNamespace(routes=None, storages=None, names=None, write_queues=write_queues)
+
+    def write_queues(topic: str) -> tuple[MessageQueue, ...]:
+        if topic == "locked":
+            raise NoPermissionError(f"topic {topic!r} is not writable")
+        return tuple(QUEUES.queues(topic))
+
+    monkeypatch.setattr("raymq.client.scan.queue_bounds.ClusterQueues", lambda *_: QUEUES)
+    monkeypatch.setattr("raydp_jobs.jobs.spark_job.client_of", client_of)
+    monkeypatch.setitem(sys.modules, "raydp_jobs.session", SimpleNamespace(spark_session=session))
+    return seen
+
+
+QUEUES = Queues({("broker-a", 0): (0, 9)}, topics=["orders", "counts"])
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "error"),
+    [
+        (topic_stats, ["order"], TopicNotExistError),
+        (topic_stats, ["or ders"], IllegalNameError),
+        (topic_stats, ["orders", "--tags", "|| ||"], InvalidArgumentError),
+        (topic_stats, ["orders", "--executor-memory", "much"], InvalidArgumentError),
+        (topic_stats, ["orders", "--start-timeout", "soon"], InvalidArgumentError),
+        (archive, ["order", "DIR/a"], TopicNotExistError),
+        (archive, ["orders", "DIR/file/a"], InvalidArgumentError),
+        (archive, ["orders", "DIR/held"], ClientStateError),
+        (archive, ["orders", "DIR/torn"], StoreCorruptError),
+        (windowed_counts, ["order", "counts", "--checkpoint", "DIR/c"], TopicNotExistError),
+        (windowed_counts, ["orders", "count", "--checkpoint", "DIR/c"], TopicNotExistError),
+        (windowed_counts, ["orders", "locked", "--checkpoint", "DIR/c"], NoPermissionError),
+        (windowed_counts, ["orders", "orders", "--checkpoint", "DIR/c"], InvalidArgumentError),
+        (windowed_counts, ["orders", "counts", "--checkpoint", "DIR/file/c"], InvalidArgumentError),
+        (windowed_counts, ["orders", "counts", "--checkpoint", "DIR/other"], InvalidArgumentError),
+        (windowed_counts, ["orders", "counts", "--checkpoint", "DIR/c", "--commit-group", "a b"], IllegalNameError),
+    ],
+)
+def test_what_a_job_cannot_do_is_refused_before_spark_is_loaded(
+    no_spark: SimpleNamespace, tmp_path: Path, module: ModuleType, arguments: list[str], error: type[RaymqError]
+) -> None:
+    (tmp_path / "file").write_text("a file is no directory")
+    (tmp_path / "torn/orders/day=2026-03-01").mkdir(parents=True)
+    (tmp_path / "torn/orders/day=2026-03-01/broker-a.3.5-9.parquet").write_text("a foreign file")
+    windowed_counts.fix_options(tmp_path / "other", {"topics": ["orders"], "target": "counts", "length_s": 7})
+    with archive.locked(tmp_path / "held/orders"), pytest.raises(error):
+        CliRunner().invoke(
+            module.command, [one.replace("DIR", str(tmp_path)) for one in arguments], catch_exceptions=False
+        )
+    assert no_spark.sessions == 0
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        (topic_stats, ["orders"]),
+        (archive, ["orders", "DIR/a"]),
+        (windowed_counts, ["orders", "counts", "--checkpoint", "DIR/c"]),
+    ],
+)
+def test_a_job_that_can_run_starts_spark(
+    no_spark: SimpleNamespace, tmp_path: Path, module: ModuleType, arguments: list[str]
+) -> None:
+    with pytest.raises(AssertionError, match="Spark starts"):
+        CliRunner().invoke(
+            module.command, [one.replace("DIR", str(tmp_path)) for one in arguments], catch_exceptions=False
+        )
+    assert no_spark.sessions == 1
 
 
 class Query:

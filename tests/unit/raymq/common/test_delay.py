@@ -14,6 +14,7 @@ from raymq.common.delay import (
     delivery_source,
     level_delay_ms,
     parse_delay_levels,
+    parse_duration_ms,
     parse_time,
     timer_queue,
     waiting_code,
@@ -30,6 +31,19 @@ def test_the_default_levels_are_rocketmqs():
     """Golden fact 19: the default delay levels."""
     seconds = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
     assert tuple(1000 * value for value in seconds) == DELAY_LEVELS_MS
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("30s", 30_000), (" 5m ", 300_000), ("2h", 2 * HOUR_MS), ("1d", DAY_MS)]
+)
+def test_a_length_of_time_is_read_from_text(text, expected):
+    assert parse_duration_ms(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "1x", "1", "0s", "1d 2h", "-1d", "1.5h", "soon"])
+def test_text_that_is_no_length_of_time_is_refused_as_one(text):
+    with pytest.raises(InvalidArgumentError, match="is not a length of time: write one number and s, m, h or d"):
+        parse_duration_ms(text)
 
 
 def test_a_level_beyond_the_last_waits_as_long_as_the_last():
@@ -106,7 +120,7 @@ def test_a_time_before_2001_is_the_beginning_of_time(text):
     assert parse_time(text, NOW_MS) == 0
 
 
-@pytest.mark.parametrize("text", ["", "+", "30s", "+30", "tomorrow", "2023-11-14T25:00:00"])
+@pytest.mark.parametrize("text", ["", "+", "30s", "+30", "-1x", "-1d 2h", "tomorrow", "2023-11-14T25:00:00"])
 def test_text_that_is_no_time_is_refused(text):
     with pytest.raises(InvalidArgumentError):
         parse_time(text, NOW_MS)

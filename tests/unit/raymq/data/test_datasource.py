@@ -132,6 +132,24 @@ def test_the_tasks_read_each_message_once_whatever_their_number(cluster: FakeClu
     assert all(task.schema == SCHEMA for task in tasks)
 
 
+@pytest.mark.parametrize("options", [{}, {"columns": ["tags", "offset"]}])
+def test_an_empty_topic_has_its_columns(cluster: FakeCluster, options: dict[str, Any]) -> None:
+    cluster.bounds = dict.fromkeys(QUEUES, (7, 7))
+    source = TopicDatasource("orders", **options)
+    tasks = source.get_read_tasks(3)
+    [block] = blocks_of(tasks)
+    assert (block.num_rows, block.column_names) == (0, options.get("columns", SCHEMA.names))
+    assert tasks[0].schema == block.schema
+    assert (tasks[0].metadata.num_rows, source.estimate_inmemory_data_size()) == (0, 0)
+    assert cluster.clients == 1, "the task connects to a cluster from which it reads nothing"
+
+
+def test_a_read_whose_filter_matches_nothing_has_its_columns(cluster: FakeCluster) -> None:
+    tables = blocks_of(TopicDatasource("orders", tags="gone").get_read_tasks(2))
+    assert pa.concat_tables(tables).schema.names == SCHEMA.names
+    assert sum(table.num_rows for table in tables) == 0
+
+
 def test_the_ranges_are_fixed_when_the_datasource_is_made(cluster: FakeCluster) -> None:
     source = TopicDatasource("orders")
     cluster.bounds = {queue: (low, high + 500) for queue, (low, high) in QUEUES.items()}
@@ -214,12 +232,6 @@ def test_a_task_that_takes_too_long_fails(cluster: FakeCluster, monkeypatch: pyt
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(times)))
     with pytest.raises(RequestTimeoutError):
         list(task())
-
-
-def test_an_empty_topic_has_no_tasks_and_no_bytes(cluster: FakeCluster) -> None:
-    cluster.bounds = dict.fromkeys(QUEUES, (7, 7))
-    source = TopicDatasource("orders")
-    assert (source.get_read_tasks(4), source.estimate_inmemory_data_size()) == ([], 0)
 
 
 def test_datasource_and_tasks_travel(cluster: FakeCluster) -> None:

@@ -39,6 +39,13 @@ def test_everything_is_read_by_default() -> None:
     assert spans(TWO_GROUPS) == expected
 
 
+def test_a_start_that_is_later_than_the_end_is_refused() -> None:
+    start = datetime.fromtimestamp(FIRST_MS / 1000 + 1, UTC)
+    with pytest.raises(InvalidArgumentError, match=r"start_offset .* is later than end_offset"):
+        spans(ONE_GROUP, start_offset=start + timedelta(milliseconds=1), end_offset=start)
+    assert spans(ONE_GROUP, start_offset=start, end_offset=start) == {}
+
+
 def test_several_topics_are_read_each_once_and_sorted() -> None:
     found = spans(TWO_GROUPS, ["orders", "customers", "orders"])
     assert list(found) == ["customers/broker-a:0", "orders/broker-a:0", "orders/broker-a:1", "orders/broker-b:0"]

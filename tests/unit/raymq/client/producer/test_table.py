@@ -7,7 +7,9 @@ import random
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
+import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from raymq.client.producer import table as table_send
@@ -69,6 +71,85 @@ def test_rows_of_one_key_go_to_one_queue_in_their_order(make, monkeypatch):
         positions = [stored_at[b"%d" % n] for n in range(100) if keys[n] == key]
         assert positions == sorted(positions)
         assert {queue for queue, _ in positions} == {abs(java_hash(key)) % 4}
+
+
+@pytest.mark.parametrize(
+    ("column", "array", "expected"),
+    [
+        ("tags", pa.array(["a", None, "b"]).dictionary_encode(), ["a", None, "b"]),
+        ("tags", pa.array(["a", None, "b"], pa.string_view()).dictionary_encode(), ["a", None, "b"]),
+        ("tags", pc.run_end_encode(pa.array(["a", "a", "b"])), ["a", "a", "b"]),
+        ("tags", pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array(["a", None])), ["a", None, "a"]),
+        ("body", pa.array([b"x", b"x", b"y"]).dictionary_encode(), [b"x", b"x", b"y"]),
+        ("body", pa.array([b"xy", b"xx", b"yy"], pa.binary(2)), [b"xy", b"xx", b"yy"]),
+        ("keys", pa.array(["a", None, "b"]).dictionary_encode(), [("a",), (), ("b",)]),
+        ("keys", pa.array([["a"], None, ["b", "c"]], pa.list_view(pa.string())), [("a",), (), ("b", "c")]),
+        ("keys", pa.array([["a"], None, ["b", "c"]], pa.large_list_view(pa.string())), [("a",), (), ("b", "c")]),
+        ("keys", pa.array([["a", "b"], None, ["b", "c"]], pa.list_(pa.string(), 2)), [("a", "b"), (), ("b", "c")]),
+        (
+            "keys",
+            pa.array([["a"], None, ["b", "a"]], pa.list_view(pa.dictionary(pa.int32(), pa.string()))),
+            [("a",), (), ("b", "a")],
+        ),
+        (
+            "properties",
+            pa.array([[("p", "a")], None, [("p", "b")]], pa.map_(pa.string(), pa.dictionary(pa.int8(), pa.string()))),
+            [{"p": "a"}, {}, {"p": "b"}],
+        ),
+    ],
+    ids=lambda value: str(value.type) if isinstance(value, pa.Array) else None,
+)
+def test_a_column_in_another_layout_is_sent_as_its_values(make, monkeypatch, column, array, expected):
+    monkeypatch.setattr(table_send, "TABLE_SLICE_ROWS", 2)
+    array = pa.concat_arrays([array, array])  # the second half is a slice that does not begin at 0
+    columns = {"body": pa.array([b"%d" % n for n in range(6)]), column: array}
+    whole = pa.table(columns)
+    for sent in (whole.slice(1), pa.concat_tables([whole.slice(1, 2), whole.slice(3)])):
+        make(store := FakeStore()).send_table("orders", sent)
+        [messages] = stored(store).values()
+        found = [getattr(message, column) for message in messages]
+        assert [dict(one) if column == "properties" else one for one in found] == (expected * 2)[1:]
+
+
+def test_categories_and_the_index_of_pandas_are_accepted(make):
+    frame = pd.DataFrame({"body": list("1234"), "tags": pd.Categorical(list("aaba"))})
+    table = pa.Table.from_pandas(frame[frame["tags"] == "a"])
+    assert "__index_level_0__" in table.column_names
+    make(store := FakeStore()).send_table("orders", table)
+    [messages] = stored(store).values()
+    assert [(message.body, message.tags) for message in messages] == [(body, "a") for body in (b"1", b"2", b"4")]
+
+
+def test_an_index_with_a_name_is_still_an_unknown_column(make):
+    table = pa.Table.from_pandas(pd.DataFrame({"body": ["1"]}, index=pd.Index(["x"], name="customer")))
+    with pytest.raises(InvalidArgumentError, match="column 'customer' is unknown"):
+        make(FakeStore()).send_table("orders", table)
+
+
+def test_the_values_of_another_layout_must_fit(make):
+    numbers = pa.array([1, 2]).dictionary_encode()
+    with pytest.raises(InvalidArgumentError, match=r"column 'tags' is dictionary<.*, not string"):
+        make(FakeStore()).send_table("orders", pa.table({"body": [b"x", b"y"], "tags": numbers}))
+
+
+@pytest.mark.parametrize("kind", [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()], ids=str)
+def test_keys_without_a_sign_are_hashed_like_other_numbers(make, kind):
+    largest = min(2**kind.bit_width - 1, 2**63 - 1)
+    for number in (0, 7, largest):
+        queues = []
+        for keys in (pa.array([number], kind), pa.array([number], pa.int64())):
+            result = make(FakeStore(), route=topic_route(a=64)).send_table(
+                "orders", pa.table({"body": [b"x"], "sharding_key": keys})
+            )
+            queues.append(result.ranges[0].queue)
+        assert queues[0] == queues[1]
+
+
+def test_a_key_that_is_too_large_is_refused_before_the_first_row_is_sent(make):
+    keys = pa.array([1, None, 2**63], pa.uint64())
+    with pytest.raises(MessageIllegalError, match=r"row 2: the sharding key 9223372036854775808 is greater than"):
+        make(store := FakeStore()).send_table("orders", pa.table({"body": [b"x"] * 3, "sharding_key": keys}))
+    assert store.attempts == []
 
 
 def test_numbers_are_keys_too(make):
@@ -144,7 +225,7 @@ def test_an_empty_table_is_sent(make):
         ({"body": [b"x"], "colour": ["red"]}, "column 'colour' is unknown"),
         ({"body": [b"x"], "tags": [b"x"], "keys": [1]}, "'tags' is binary, not string; column 'keys' is int64"),
         ({"body": [b"x"], "properties": [{"a": "b"}]}, "not map of string to string"),
-        ({"body": [b"x"], "sharding_key": [1.5]}, "not string or signed integer"),
+        ({"body": [b"x"], "sharding_key": [1.5]}, "not string or integer"),
     ],
 )
 def test_columns_that_do_not_fit_are_refused_by_name(make, table, what):
