@@ -40,7 +40,7 @@ from tests.bench.cluster import embedded
 from tests.bench.consuming import consume, filters
 from tests.bench.figures import Figure, as_markdown, as_table
 from tests.bench.machine import touch_memory
-from tests.bench.peers import peers
+from tests.bench.peers import peer_versions, peers
 
 CLUSTER_SECTIONS = """produce consume filter receive requests delay producers overload fan-out queues waiting topics
     groups lone-send memory trace spark""".split()
@@ -149,6 +149,7 @@ def _write(path: Path, figures: list[Figure], seconds: float) -> None:
         "raymq": version("raymq"),
         "python": platform.python_version(),
         "machine": {"cores": os.cpu_count(), "kernel": platform.release(), "processor": platform.machine()},
+        "peers": peer_versions(),
         "libraries": {name: version(name) for name in LIBRARIES},
         "took_s": round(seconds),
         "figures": [figure.as_dict() for figure in figures],

@@ -13,12 +13,14 @@ The servers are this program's children and end with it. They listen on loopback
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -215,6 +217,19 @@ def peers(directory: Path, *, sync: bool, names: Sequence[str]) -> Iterator[dict
             found["ray"] = RayQueue()
             stack.callback(found["ray"].close)
         yield found
+
+
+def peer_versions() -> dict[str, str]:
+    """Return the version of each installed peer, by the peer's name. A server without a readable version has the first
+    line of its answer to `--version`."""
+    found = {"ray": version("ray")}
+    for name, program in (("redis", "redis-server"), ("nats", "nats-server")):
+        if path := _program(program):
+            done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True)
+            line = done.stdout.partition("\n")[0].strip()
+            numbers = re.search(r"\bv=?(\d+(?:\.\d+)+)", line)
+            found[name] = line if numbers is None else numbers[1]
+    return found
 
 
 def _program(name: str) -> str:

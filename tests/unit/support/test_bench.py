@@ -1,10 +1,16 @@
-"""Tests that the programs of tests/bench can start: all modules that they import exist."""
+"""Tests that the programs of tests/bench can start, because all modules that they import exist, and that a report names
+the versions of the peers."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
+
+import pytest
+
+from tests.bench import peers
 
 BENCH = Path(__file__).parents[2] / "bench" / "programs"
 ASK_ALL = """
@@ -33,3 +39,21 @@ def test_every_bench_says_how_it_is_used() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"0 usage: {program.name}" for program in programs]
     assert programs
+
+
+@pytest.mark.parametrize(
+    ("program", "name", "line", "found"),
+    [
+        ("redis-server", "redis", "Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64", "7.0.15"),
+        ("nats-server", "nats", "nats-server: v2.10.7", "2.10.7"),
+        ("nats-server", "nats", "a server of today", "a server of today"),
+    ],
+)
+def test_a_report_has_the_versions_of_the_installed_peers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, name: str, line: str, found: str
+) -> None:
+    server = tmp_path / program
+    server.write_text(f"#!/bin/sh\necho '{line}'\n")
+    server.chmod(0o755)
+    monkeypatch.setattr(peers, "_program", lambda wanted: str(server) if wanted == program else "")
+    assert peers.peer_versions() == {"ray": version("ray"), name: found}
