@@ -39,7 +39,9 @@ def random_table(chance: random.Random, count: int) -> pa.Table:
     if chance.random() < 0.5:
         columns["sharding_key"] = pa.array([chance.choice(["a", "b", "c", "d", None]) for _ in range(count)])
     if chance.random() < 0.3:
-        times = [chance.choice([None, 1, NOW_MS + 3_600_000 * chance.randint(1, 100)]) for _ in range(count)]
+        times = [
+            chance.choice([None, 0, NOW_MS - 1, NOW_MS + 3_600_000 * chance.randint(1, 100)]) for _ in range(count)
+        ]
         columns["deliver_time"] = pa.array(times, pa.timestamp("ms", "UTC"))
     return pa.table(columns)
 
