@@ -26,7 +26,6 @@ from raymq.common.errors import (
     RecallError,
     RequestTimeoutError,
     SendUnknownError,
-    TopicNotExistError,
 )
 from raymq.common.message import Message, MessageExt, MessageQueue
 from raymq.common.names import INSTANCES
@@ -355,7 +354,7 @@ class World:
         letters: DeadLetters = self.admin.dead_letters("works")
         return {
             "each": Case(letters.each),
-            "letters": Case(letters.letters, error=TopicNotExistError),
+            "letters": Case(letters.letters),
         }
 
     def pulling(self) -> dict[str, Case]:
