@@ -21,7 +21,8 @@ import yaml
 from tests.support.clusters.cluster import user_environment
 from tests.support.clusters.wheels import NOT_SOURCE, REPOSITORY, build_raymq
 
-INSTALL_S = 900.0
+INSTALL_S = 1800.0
+"""Time limit of a test in seconds: pip copies more than 1 GB, and builds PySpark if its cache lacks it."""
 CLUSTER: dict[str, Any] = yaml.safe_load((REPOSITORY / "cluster.yaml").read_text())
 DOCKERFILE = (REPOSITORY / "k8s" / "Dockerfile").read_text()
 BASE_PYTHON = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -46,7 +47,8 @@ def environ(tmp_path: Path) -> Iterator[dict[str, str]]:
     home.mkdir()
     own = user_environment()
     own.pop("JAVA_HOME", None)
-    yield own | {"HOME": str(home), "PIP_CACHE_DIR": cache.stdout.strip()}
+    # Compilation takes half of the processor time of pip. Python compiles the few modules that the test imports.
+    yield own | {"HOME": str(home), "PIP_CACHE_DIR": cache.stdout.strip(), "PIP_NO_COMPILE": "1"}
     for folder in (home, tmp_path / "image"):
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -105,7 +107,8 @@ def test_the_image_is_made_by_the_lines_of_the_dockerfile(environ: dict[str, str
     environ["PATH"] = os.pathsep.join([str(image / "bin"), "/usr/bin", "/bin"])
     [run] = re.findall(r"^RUN ((?:.*\\\n)*.+)", DOCKERFILE, re.MULTILINE)
     assert run.count(folder) == 3
-    shell(run.replace(folder, str(copied)), environ, tmp_path)
+    # An image has no use for pip's cache. Here the cache saves the download of 700 MB.
+    shell(run.replace(folder, str(copied)).replace(" --no-cache-dir ", " "), environ, tmp_path)
     assert not copied.exists()
     origin, development = shell(f"python -I -c '{PROBE}'", environ, tmp_path).splitlines()
     assert Path(origin).is_relative_to(image)
