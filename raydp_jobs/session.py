@@ -12,11 +12,8 @@ removed, and this process's environment variables are restored.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -31,13 +28,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, cast
 
 import ray
-import raydp
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
-from raydp.spark import ray_cluster
-from raydp.spark.ray_cluster_master import RAYDP_SPARK_MASTER_SUFFIX
 
 from raydp_jobs import SPARK_COUNT, START_TIMEOUT_VARIABLE
 from raydp_jobs.executor_places import (
@@ -48,6 +42,14 @@ from raydp_jobs.executor_places import (
     nodes_of,
     reserved,
     storage_nodes,
+)
+from raydp_jobs.raydp_internals import (
+    APP_MASTER,
+    check_raydp,
+    has_session,
+    master_name,
+    start_session,
+    stop_session,
 )
 from raymq.client.cluster.java import java_environment
 from raymq.common.errors import ClientStateError, InvalidArgumentError, RequestTimeoutError, ServiceNotAvailableError
@@ -62,7 +64,6 @@ _SETTLE_S: Final = 1.0
 _WATCH_S: Final = 2.0
 _POLL_S: Final = 0.05
 _PY4J_LOGGERS: Final = ("py4j.java_gateway", "py4j.clientserver")
-_APP_MASTER: Final = "RAY_APP_MASTER"
 _MASTER_RESOURCE: Final = "spark.ray.raydp_spark_master.actor.resource."
 _A_BIT: Final = 0.001
 
@@ -158,7 +159,7 @@ def spark_session(
         held.enter_context(_readable_errors())
         with _deadline(name, timeout_s):
             final = spark_configs(configs or {}, temporary=temporary)
-            spark = _start(name, executors, executor_cores, mib, group, final, ray_data)
+            spark = start_session(name, executors, executor_cores, mib, group, final, ray_data=ray_data)
             _await_executors(spark, executors)
         with _explained(name, SparkContext._gateway), _watched(name, SparkContext._gateway):
             yield spark
@@ -213,9 +214,10 @@ def spark_configs(configs: Mapping[str, str], *, temporary: str | None = None) -
 def _check_process(ray_data: bool) -> None:
     """Raise an error if the start of a Spark session would fail or hang. Causes: this process is not connected to Ray,
     it has another Spark session, or it has a JVM that cannot be restarted."""
+    check_raydp()
     if not ray.is_initialized():
         raise ClientStateError("no connection to Ray; call raymq.connect() first and keep it open over the session")
-    if raydp.context._global_spark_context is not None:
+    if has_session():
         raise ClientStateError("a spark_session is open in this process already; there is one at a time: end it first")
     if SparkContext._active_spark_context is not None:
         raise ClientStateError(
@@ -226,7 +228,7 @@ def _check_process(ray_data: bool) -> None:
         if getattr(gateway, "proc", None) is None:
             raise ClientStateError("this process uses another program's Java process (PYSPARK_GATEWAY_PORT); unset it")
         _end_driver_jvm(gateway)  # This JVM belongs to a stopped session, and lacks RayDP's classes.
-    if ray_data and _actor(_APP_MASTER) is not None:
+    if ray_data and _actor(APP_MASTER) is not None:
         raise ServiceNotAvailableError(
             "a Spark session with ray_data=True runs in this Ray cluster already, and there is one at a time"
         )
@@ -289,63 +291,6 @@ def _quiet() -> Iterator[None]:
 
 
 # Starting a session
-
-
-def _start(
-    name: str, executors: int, cores: int, mib: int, group: Any, configs: dict[str, str], ray_data: bool
-) -> SparkSession:
-    with _our_master(None if ray_data else name):
-        spark = raydp.init_spark(
-            name,
-            executors,
-            cores,
-            f"{mib}m",
-            fault_tolerant_mode=ray_data,
-            placement_group=group,
-            placement_group_bundle_indexes=list(range(executors)),
-            configs=configs,
-        )
-    _remove_unpacked(SparkContext._gateway.proc.pid)
-    return spark
-
-
-@contextmanager
-def _our_master(namespace: str | None) -> Iterator[None]:
-    """Replace the class of RayDP's master for the duration of the `with` block, to change two points of its start.
-
-    First, the master's Java actors are created in `namespace`, the session's own Ray namespace. Their names are fixed,
-    so in this process's namespace they would collide with other programs' sessions. `namespace` None leaves them in
-    this process's namespace, because `ray.data.from_spark` looks for them there. Second, the JNI library that RayDP's
-    gateway unpacks into a separate directory is deleted.
-    """
-    actor_class = ray_cluster.RayDPSparkMaster
-    base = actor_class.__ray_metadata__.modified_class.__ray_actor_class__
-
-    def generate(self: Any) -> str:
-        options = json.loads(base._generate_ray_configs(self))
-        return json.dumps(options if namespace is None else {**options, "ray.job.namespace": namespace})
-
-    def start_up(self: Any, popen_kwargs: Any = None) -> None:
-        base.start_up(self, popen_kwargs)
-        _remove_unpacked(self._gateway.proc.pid)
-
-    body = {"_generate_ray_configs": generate, "start_up": start_up}
-    ray_cluster.RayDPSparkMaster = ray.remote(type(base.__name__, (base,), body))
-    try:
-        yield
-    finally:
-        ray_cluster.RayDPSparkMaster = actor_class
-
-
-def _remove_unpacked(pid: int) -> None:
-    """Delete Ray's JNI library (40 MB) from the disk. A JVM unpacks the library when it joins Ray as a driver, and
-    never deletes it. The JVM `pid` has mapped the library into memory, and so does not need the file."""
-    try:
-        mapped = Path(f"/proc/{pid}/maps").read_text()
-    except OSError:
-        return  # The JVM has ended, or this system is not Linux.
-    for directory in set(re.findall(r"(/\S+/ray/\d{13})/libcore_worker_library_java\.so", mapped)):
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager
@@ -439,7 +384,7 @@ def _watched(name: str, gateway: Any) -> Iterator[None]:
     def watch() -> None:
         while not stopping.wait(_WATCH_S):
             try:
-                gone = ray.is_initialized() and _actor(name + RAYDP_SPARK_MASTER_SUFFIX) is None
+                gone = ray.is_initialized() and _actor(master_name(name)) is None
             except ray.exceptions.RayError:
                 continue  # Ray does not answer; the next check of the application master retries.
             if gone:
@@ -475,7 +420,7 @@ def _why_dead(name: str, gateway: Any) -> str:
     alive."""
     if not ray.is_initialized():
         return "this process is no longer connected to Ray; keep raymq.connect() open over the session"
-    if _actor(name + RAYDP_SPARK_MASTER_SUFFIX) is None:
+    if _actor(master_name(name)) is None:
         return f"its application master is gone, with its node or by a kill; look into the logs of Ray: {_logs()}"
     try:
         # Wait briefly for the driver's JVM, because its connections close a moment before it ends.
@@ -490,7 +435,7 @@ def _end(name: str) -> None:
     """End all parts of the session that exist. Each step runs, even if an earlier step failed."""
     gateway = SparkContext._gateway
     failures = []
-    steps: list[Callable[[], None]] = [raydp.stop_spark, lambda: _await_end_of(name)]
+    steps: list[Callable[[], None]] = [stop_session, lambda: _await_end_of(name)]
     if gateway is not None:
         steps.append(lambda: _end_driver_jvm(gateway))
     for step in steps:
@@ -509,7 +454,7 @@ def _await_end_of(name: str) -> None:
     if not ray.is_initialized():
         return
     deadline_s = time.monotonic() + _STOP_TIMEOUT_S
-    while _actor(name + RAYDP_SPARK_MASTER_SUFFIX) is not None:
+    while _actor(master_name(name)) is not None:
         if time.monotonic() > deadline_s:
             _kill(name)
             return
@@ -518,7 +463,7 @@ def _await_end_of(name: str) -> None:
 
 def _kill(name: str) -> None:
     """Kill RayDP's master. The master's gateway then ends, and Ray ends the executors that the gateway started."""
-    master = _actor(name + RAYDP_SPARK_MASTER_SUFFIX)
+    master = _actor(master_name(name))
     if master is not None:
         ray.kill(master)
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from raydp_jobs.stream.spark_internals import checkpoint_files
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageQueue
 from raymq.common.protocol.route import format_order_config, parse_order_config
@@ -80,9 +81,7 @@ class PlanFiles:
     def __init__(self, spark: SparkSession, place: str) -> None:
         self._jvm: Any = spark._jvm
         self._place = place
-        conf = spark._jsparkSession.sessionState().newHadoopConf()
-        companion = getattr(self._jvm.org.apache.spark.sql.execution.streaming, "CheckpointFileManager$")
-        self._files = getattr(companion, "MODULE$").create(self._path(place), conf)
+        self._files = checkpoint_files(spark, self._path(place))
 
     def fix(self, topic: str, batch: int, planned: WritePlan) -> WritePlan:
         """Store `planned` as the plan of a batch, unless the batch already has a plan. Returns the batch's plan, which

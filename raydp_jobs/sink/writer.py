@@ -35,6 +35,7 @@ from raydp_jobs.sink.partitions import (
     check_partition,
 )
 from raydp_jobs.sink.plans import PlanFiles, WritePlan
+from raydp_jobs.stream.spark_internals import checkpoint_of
 from raydp_jobs.task_errors import raymq_error
 from raymq.client.client import Client
 from raymq.client.producer.settings import ProducerOptions
@@ -243,9 +244,9 @@ def _present_query(df: DataFrame) -> tuple[str, str]:
 def _checkpoint_of(query: str) -> str:
     """Return the checkpoint directory of a running streaming query."""
     for spark in (SparkSession.getActiveSession(), SparkSession._instantiatedSession):
-        found: Any = None if spark is None else spark._jsparkSession.streams().get(query)
+        found = None if spark is None else checkpoint_of(spark, query)
         if found is not None:
-            return str(found.streamingQuery().resolvedCheckpointRoot())
+            return found
     raise ClientStateError(
         "this query's checkpoint was not found, since another SparkSession started it: give topic_sink a "
         "plan_location=…, a directory beside the checkpoint"

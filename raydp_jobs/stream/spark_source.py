@@ -33,11 +33,17 @@ from pyspark.sql.types import StringType, StructField, StructType
 from raydp_jobs.source.locality import placed_rows
 from raydp_jobs.stream.progress import DESCRIPTION
 from raydp_jobs.stream.source import TopicSource
+from raydp_jobs.stream.spark_internals import (
+    SOURCE_INTERFACES,
+    batch_frame,
+    check_spark,
+    default_read_limit,
+    offset_of,
+    reads_everything,
+    source_frame,
+)
 from raymq.client.scan.partitions import ScanPartition
 from raymq.client.scan.ranges import OffsetRange
-
-_READ_ALL: Final = "ReadAllAvailable"
-"""Class name of the read limit that Spark passes if a query's trigger reads everything in one batch."""
 
 
 def stream_frame(
@@ -45,6 +51,7 @@ def stream_frame(
 ) -> DataFrame:
     """Return the streaming DataFrame of a source, with the columns of `schema`. `read`: a function that Spark's workers
     call to read the messages. `name`: the topics' names, for Spark's progress."""
+    check_spark()
     ensure_callback_server_started(spark.sparkContext._gateway)
     return SparkSource(spark, source, BatchFrames(spark, read, schema), f"{DESCRIPTION}[{name}]").frame(spark)
 
@@ -56,11 +63,7 @@ class SparkSource:
     class Java:
         """Lists the Java interfaces that SparkSource implements, in the form that Py4J requires."""
 
-        implements: ClassVar[list[str]] = [
-            "org.apache.spark.sql.execution.streaming.Source",
-            "org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow",
-            "org.apache.spark.sql.connector.read.streaming.ReportsSourceMetrics",
-        ]
+        implements: ClassVar[list[str]] = SOURCE_INTERFACES
 
     def __init__(self, spark: SparkSession, source: TopicSource, frames: BatchFrames, description: str) -> None:
         self._context, self._jvm = spark.sparkContext, spark.sparkContext._jvm
@@ -89,24 +92,14 @@ class SparkSource:
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """Return the streaming DataFrame of this source."""
-        relation = self._jvm.org.apache.spark.sql.execution.streaming.StreamingExecutionRelation(
-            self,
-            self._empty.queryExecution().analyzed().output(),
-            self._jvm.scala.Option.empty(),
-            spark._jsparkSession,
-        )
-        return DataFrame(self._jvm.org.apache.spark.sql.Dataset.ofRows(spark._jsparkSession, relation), spark)
+        return source_frame(spark, self, self._empty)
 
     def _default_read_limit(self) -> Any:
-        limits = self._jvm.org.apache.spark.sql.connector.read.streaming.ReadLimit
-        # The limit of 1 row is never applied. Spark only checks whether the source has a limit, to find out whether the
-        # trigger limits its batches.
-        return limits.maxRows(1) if self._source.limited else limits.allAvailable()
+        return default_read_limit(self._jvm, limited=self._source.limited)
 
     def _latest_offset(self, start: Any, limit: Any) -> Any:
         before = start.json() if start is not None else None
-        unlimited = limit.getClass().getSimpleName() == _READ_ALL
-        end = self._source.latest_offset(self._query_id(), before, unlimited=unlimited)
+        end = self._source.latest_offset(self._query_id(), before, unlimited=reads_everything(limit))
         return start if end is None or end == before else self._offset(end)
 
     def _batch(self, start: Any, end: Any) -> Any:
@@ -120,7 +113,7 @@ class SparkSource:
         return result
 
     def _offset(self, text: str) -> Any:
-        return self._jvm.org.apache.spark.sql.execution.streaming.SerializedOffset(text)
+        return offset_of(self._jvm, text)
 
     def _query_id(self) -> str:
         """Return the id of the query that runs in the calling thread."""
@@ -161,8 +154,7 @@ class BatchFrames:
         rows = placed_rows(self._spark, self._part_schema, texts)
         function = self._function(rows["part"])._jc.expr()
         messages = rows._jdf.pythonMapInArrow(function, False)
-        session = self._spark._jsparkSession
-        return session.internalCreateDataFrame(messages.queryExecution().toRdd(), messages.schema(), True)
+        return batch_frame(self._spark, messages)
 
 
 def _part_text(ranges: Sequence[OffsetRange], tags: str, sql: str) -> str:
