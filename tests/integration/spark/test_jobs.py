@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,15 @@ def run(mq: raymq.Client, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) 
     instead of its own."""
 
     @contextmanager
-    def session(name: str, address: str | None, size: SessionSize, *, quiet: bool) -> Iterator[Any]:
+    def session(
+        name: str,
+        address: str | None,
+        size: SessionSize,
+        *,
+        quiet: bool,
+        check: Callable[[raymq.Client], None],
+    ) -> Iterator[Any]:
+        check(mq)
         yield spark, mq
 
     @contextmanager
