@@ -176,7 +176,7 @@ def test_a_topic_is_created_changed_and_deleted_and_the_audit_has_it_all(admin: 
         ({"queues": "4"}, "The name is missing."),
         ({"topic": "new", "queues": "many"}, "Queues must be a whole number, 1 to 26624, not &#39;many&#39;"),
         ({"topic": "new", "queues": "0"}, "Queues must be 1 to 26624, not 0"),
-        ({"topic": "new", "retention": "long"}, "&#39;long&#39; is not a delay"),
+        ({"topic": "new", "retention": "long"}, "&#39;long&#39; is not a length of time"),
         ({"topic": "a b", "queues": "4"}, "a b"),
         ({"topic": "orders", "queues": "4"}, "orders"),
     ],
