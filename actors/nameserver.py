@@ -109,7 +109,7 @@ class NameServer:
             try:
                 route = self._table.route(topic)
             except TopicNotExistError:
-                self._require_complete(f"whether topic {topic!r} exists")
+                self._require_complete(f"check whether topic {topic!r} exists")
                 raise
             return route if self._is_complete() else replace(route, complete=False)
 
@@ -134,10 +134,8 @@ class NameServer:
     def _require_complete(self, what: str) -> None:
         if not self._is_complete():
             missing = ", ".join(sorted(self._broker_names - self._table.registered))
-            because = f": {missing} did not register since; see `raymq status`" if missing else ""
-            raise ServiceNotAvailableError(
-                f"the NameServer was restarted and does not know yet {what}{because}"
-            ) from None
+            because = f": broker group {missing} has not registered again; see `raymq status`" if missing else ""
+            raise ServiceNotAvailableError(f"the NameServer was restarted and cannot yet {what}{because}") from None
 
     def brokers(self) -> dict[str, BrokerData]:
         """Return every live broker group, by name."""
@@ -149,7 +147,7 @@ class NameServer:
         """Return all live broker groups, by name. Raises ServiceNotAvailableError if a live broker may not have
         registered yet."""
         with self._lock:
-            self._require_complete("every broker")
+            self._require_complete("list all brokers")
         return self.brokers()
 
     def clusters(self) -> dict[str, list[str]]:
@@ -189,7 +187,9 @@ class NameServer:
                 disk.make_directory(self._kv_path.parent)
                 disk.replace_file(self._kv_path, changed.dump().encode())
             except OSError as error:
-                raise StoreError(f"cannot write {self._kv_path}: {error}; nothing was changed") from None
+                raise StoreError(
+                    f"cannot write the KV configuration to file {self._kv_path}: {error}; nothing was changed"
+                ) from None
             self._kv = changed
 
     def _load_kv(self) -> KvConfig:
@@ -201,7 +201,9 @@ class NameServer:
             return KvConfig()
         except (OSError, UnicodeDecodeError, StoreCorruptError) as error:
             aside = self._kv_path.with_suffix(".damaged")
-            logger.error("%s cannot be used and becomes %s: %s", self._kv_path, aside, error)
+            logger.error(
+                "the KV configuration in file %s is damaged; the file is renamed to %s: %s", self._kv_path, aside, error
+            )
             with suppress(OSError):
                 disk.rename(self._kv_path, aside)
             return KvConfig()

@@ -133,9 +133,9 @@ class Rebalance:
                         register.run(lease.look(time.monotonic, time.time_ns))
                 # Ray may raise any error if its GCS does not answer; a slot that is not confirmed expires by itself
                 except Exception:
-                    logger.exception("slot %d: the register cannot be read; the next round retries", slot)
+                    logger.exception("cannot read the register entry of slot %d; the next round retries", slot)
                 if lease.held != held:
-                    logger.info("slot %d: epoch %d is held by %s", slot, lease.epoch, lease.holder)
+                    logger.info("slot %d: the owner in epoch %d is %s", slot, lease.epoch, lease.holder)
             if time.monotonic() >= sweep_at_s:
                 sweep_at_s = time.monotonic() + FORGET_INTERVAL_S
                 self._server.sweep(time.monotonic())
@@ -154,7 +154,7 @@ class Rebalance:
             try:
                 self._read_routes(sorted(topics))
             except Exception:  # a programming error must not end this thread: groups would never get new queues
-                logger.exception("reading routes failed; the next round retries")
+                logger.exception("cannot read routes; the next round retries")
                 self._closed.wait(LOOK_INTERVAL_S)
 
     def _read_routes(self, topics: Sequence[str]) -> None:
@@ -163,7 +163,7 @@ class Rebalance:
             try:
                 known = self._routes.read(some)
             except RaymqError as error:
-                logger.info("groups keep their queues of %d topics: %s", len(some), error)
+                logger.info("cannot read the routes of %d topics; groups keep their queues: %s", len(some), error)
                 for topic in some:
                     self._server.set_queues(topic, None)
                 continue
@@ -180,7 +180,7 @@ class Rebalance:
             self._routes.invalidate(topic)
             return self._routes.get(topic)
         except RaymqError as error:
-            logger.info("groups keep their queues of %s: %s", topic, error)
+            logger.info("cannot read the route of topic %s; groups keep their queues: %s", topic, error)
             if isinstance(error, TopicNotExistError) and self._gone_for_long(topic):
                 self._server.set_queues(topic, TopicQueues(()))
             return None

@@ -140,7 +140,7 @@ class RequestQueue:
             with self._lock:
                 self._refused_full += 1
             raise SystemBusyError(
-                f"{length} requests of the kind {self.kind.name!r} wait already, as many as "
+                f"{length} requests of kind {self.kind.name!r} already wait, as many as "
                 f"{self.kind.capacity_setting} allows; nothing was done, try again later",
                 BUSY_RETRY_AFTER_S,
             )
@@ -216,7 +216,7 @@ class RequestQueue:
         with self._lock:
             self._refused_late += 1
         error = SystemBusyError(
-            f"a request of the kind {self.kind.name!r} waited for {waited_s:.1f} s for a thread "
+            f"a request of kind {self.kind.name!r} waited for {waited_s:.1f} s for a thread "
             f"({self.kind.wait_setting} is {self.kind.wait_s * 1000:g}); nothing was done, try again later",
             BUSY_RETRY_AFTER_S,
         )
@@ -310,7 +310,7 @@ class RequestPool:
                     call()
                 # a programming error must not end this thread: without threads no request would be served
                 except Exception:
-                    logger.exception("a request of the kind %r failed", queue.kind.name)
+                    logger.exception("a request of kind %r failed", queue.kind.name)
             # delete the reference: `call` may refer to an answer, which would stay in memory while the thread waits for
             # the next call
             del call

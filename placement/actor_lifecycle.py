@@ -43,5 +43,5 @@ def end_actor(name: str) -> None:
         except NoPermissionError:
             raise
         except RaymqError as error:
-            logger.warning("%s did not close cleanly and is killed: %s", name, error)
+            logger.warning("actor %s did not close cleanly and is killed: %s", name, error)
     ray.kill(handle, no_restart=True)

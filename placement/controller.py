@@ -63,7 +63,7 @@ class _WatchedReplica:
     actor: ActorRef
     wake: threading.Event
     order: Order | None = None
-    error: str = "not asked yet"
+    error: str = "no report requested yet"
 
 
 class Controller:
@@ -125,7 +125,7 @@ class Controller:
         with self._lock:
             control = self._require(group)
             if replica not in control.able:
-                raise InvalidArgumentError(f"{group} has no replica {replica} that may lead")
+                raise InvalidArgumentError(f"broker group {group!r} has no replica {replica} that may lead")
             control.designate(replica, time.monotonic())
 
     def balance(self) -> dict[str, int]:
@@ -184,7 +184,9 @@ class Controller:
     def _require(self, group: str) -> GroupControl:
         control = self._groups.get(group)
         if control is None:
-            raise InvalidArgumentError(f"{group} has one replica only, or does not exist: no other replica can lead it")
+            raise InvalidArgumentError(
+                f"broker group {group!r} does not exist, or has only one replica, so no other replica can lead"
+            )
         return control
 
     def _group_status(self, group: str) -> dict[str, Any]:
@@ -276,7 +278,11 @@ class Controller:
                         return
                     self._figures.note(before, action)
                     if action.loss and (before is None or action.epoch > before.epoch):
-                        logger.error("%s: elected although %s; no replica that answers has more", group, action.loss)
+                        logger.error(
+                            "broker group %s: a master was elected although %s; no answering replica has more messages",
+                            group,
+                            action.loss,
+                        )
                 else:
                     self._assign_order(action)
             record = control.record
@@ -291,11 +297,13 @@ class Controller:
             self._journal.put(record.group, _fields(record))
         except StoreError as error:
             self._failure = str(error)
-            logger.error("nothing is decided: %s", error)
+            logger.error("the Controller cannot decide about masters: %s", error)
             return False
         self._failure = ""
         in_sync = sorted(record.sync_state_set.members)
-        logger.warning("%s: epoch %d, master %s, in sync %s", record.group, record.epoch, record.master, in_sync)
+        logger.warning(
+            "broker group %s: epoch %d, master %s, in sync %s", record.group, record.epoch, record.master, in_sync
+        )
         return True
 
     def _assign_order(self, order: Order) -> None:
@@ -315,7 +323,7 @@ class Controller:
         try:
             ActorRef(group).tell("look_for_master")
         except RaymqError as error:
-            logger.info("%s is not notified of its new master: %s", group, error)
+            logger.info("broker %s could not be notified of its new master: %s", group, error)
 
 
 def _lag(replica: int, leading: ReplicaState | None) -> dict[str, float | None]:

@@ -154,7 +154,7 @@ class GroupControl:
     priorities: Mapping[int, int] = field(default_factory=dict)
     learners: frozenset[int] = frozenset()
     record: Record | None = None
-    reason: str = "no replica was heard yet"
+    reason: str = "no replica has reported yet"
     """The reason why the group has no master now; empty if the group has a master."""
     _accounts: dict[int, _Account] = field(default_factory=dict)
     """The newest state report of each replica, by replica number."""
@@ -235,7 +235,9 @@ class GroupControl:
             return None
         if step is MasterStep.WAIT:
             if view is MasterView.AWAY:
-                self.reason = f"replica {record.master} leads no more; its lease must end before another may"
+                self.reason = (
+                    f"replica {record.master} no longer leads; its lease must expire before another replica may lead"
+                )
             return []
         assert state is not None
         if step is MasterStep.ORDER:
@@ -351,13 +353,17 @@ class GroupControl:
         empty if it may lead."""
         state = alive.get(fixed)
         if state is None:
-            return f"replica {fixed} does not answer, and no other may lead (broker_role): it is waited for"
+            return (
+                f"replica {fixed} does not answer, and no other replica may lead (broker_role): the Controller "
+                f"waits for replica {fixed}"
+            )
         if state.failed:
-            return f"replica {fixed} cannot lead, and no other may (broker_role): {state.failed}"
+            return f"replica {fixed} cannot lead, and no other replica may lead (broker_role): {state.failed}"
         if record.sync_state_set.stores.get(fixed) != state.store_id:
             return (
                 f"replica {fixed} must lead (broker_role), but its directory is not the one that has every "
-                "acknowledged message: bring that back, or have another replica lead, see docs/cluster.md"
+                "acknowledged message: bring that directory back, or let another replica lead; see "
+                "docs/cluster.md"
             )
         longer = [replica for replica, other in alive.items() if other.rank > state.rank]
         # Refuse the fixed master because of a longer log only if no other replica led before. If another replica led,
@@ -365,8 +371,8 @@ class GroupControl:
         # never acknowledged.
         if longer and record.master in (None, fixed):
             return (
-                f"replica {fixed} must lead (broker_role), but replica {names(longer)} has more than it: its disk has "
-                "lost messages, see docs/cluster.md"
+                f"replica {fixed} must lead (broker_role), but replica {names(longer)} has a longer log: the disk "
+                f"of replica {fixed} has lost messages; see docs/cluster.md"
             )
         return ""
 
@@ -413,7 +419,10 @@ class GroupControl:
         replica has reported."""
         missing = self.replicas - alive.keys()
         if missing:
-            self.reason = f"the journal knows nothing of this group, and replica {names(missing)} does not answer"
+            self.reason = (
+                f"the Controller's journal has no entry of this broker group, and replica {names(missing)} does "
+                "not answer"
+            )
             return
         sets = [state.sync_state_set for state in alive.values() if state.sync_state_set is not None]
         # The lost journal may have contained a newer epoch, whose order to lead may still be in flight. Skip some

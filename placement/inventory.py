@@ -46,7 +46,7 @@ def inventory(
             continue
         ip, labels = node["NodeManagerAddress"], dict(node.get("Labels") or {})
         stores = (
-            resolve(asked[node_id], f"the stores on {ip}", timeout_s)
+            resolve(asked[node_id], f"the list of stores on node {ip}", timeout_s)
             if node_id in asked
             else _list_stores(str(data_dir))
         )

@@ -105,7 +105,7 @@ def _start(plan: Plan, progress: ProgressCallback, deadline_s: float, log_bytes:
         while missing := expected - set(server.call("brokers", timeout_s=max(0.1, deadline_s - time.monotonic()))):
             if time.monotonic() > deadline_s:
                 raise RequestTimeoutError(
-                    f"registration of {', '.join(sorted(missing))} at {nameserver.name}", SERVERS_READY_TIMEOUT_S
+                    f"the registration of {', '.join(sorted(missing))} at {nameserver.name}", SERVERS_READY_TIMEOUT_S
                 )
             time.sleep(0.05)
 

@@ -73,7 +73,7 @@ def _carry_out(request: dict[str, Any]) -> Any:
     if action == "console":
         settings = ClusterSettings(**request["settings"])
         if not any(name.startswith("nameserver-") for name in running()):
-            raise ClusterNotFoundError("this Ray cluster runs no raymq: start it with `raymq up`")
+            raise ClusterNotFoundError("this Ray cluster does not run raymq: start it with `raymq up`")
         return start_console(settings.console, settings.cluster_name)
     if action == "stop_console":
         return stop_console()
@@ -94,7 +94,11 @@ def _changes(plan: Plan, before: Sequence[str]) -> list[str]:
     """Return sentences that describe what a start has changed in a running raymq, and which requested settings it did
     not change. `before`: names of the actors that ran before the start."""
     began = sorted(set(running()) - set(before))
-    notes = [f"raymq ran already: started {', '.join(began)}" if began else "raymq ran already: nothing was started"]
+    notes = [
+        f"raymq was already running: started {', '.join(began)}"
+        if began
+        else "raymq was already running: nothing was started"
+    ]
     unlike = differences(plan, before, launch.store_roots_here())
     notes += unlike
     notes.append(

@@ -124,7 +124,9 @@ def balance(progress: ProgressCallback) -> dict[str, Any]:
 
 def _controller() -> ActorRef:
     if CONTROLLER not in running():
-        raise InvalidArgumentError("no broker group here has several replicas: see `replication` in raymq.yaml")
+        raise InvalidArgumentError(
+            "no broker group of this cluster has several replicas: see `replication` in raymq.yaml"
+        )
     return ActorRef(CONTROLLER)
 
 
@@ -135,7 +137,9 @@ def _find_node(text: str) -> str:
     found = [node for node in nodes if text and (node["NodeManagerAddress"] == text or node["NodeID"].startswith(text))]
     if len(found) != 1:
         listed = ", ".join(f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})" for node in nodes)
-        raise InvalidArgumentError(f"{text!r} names {len(found) or 'no'} node of {listed}")
+        raise InvalidArgumentError(
+            f"{text!r} must name exactly one node, but matches {len(found) or 'no'} node of {listed}"
+        )
     return str(found[0]["NodeID"])
 
 
@@ -163,7 +167,7 @@ def try_to_install(progress: ProgressCallback) -> None:
     try:
         install_on_head()
     except RaymqError as error:
-        progress(f"Grafana's board is not installed: {error}")
+        progress(f"the Grafana dashboard is not installed: {error}")
 
 
 _remote_install = ray.remote(num_cpus=0, max_retries=0)(remote_function(install_board))

@@ -119,7 +119,9 @@ def with_found_stores(
         notes.append(f"starting {groups} broker groups: the data directory holds their stores")
     both = sorted(left_out & set(settings.broker_names))
     if both:
-        raise ConfigError(f"leave_out names {both[0]}, and the {settings.broker_groups} broker groups include it")
+        raise ConfigError(
+            f"leave_out names {both[0]}, but broker_groups ({settings.broker_groups}) includes this broker group"
+        )
     _refuse_missed(settings, groups, kept, found)
     left = sorted(set(found) - kept)
     if left:
@@ -136,17 +138,19 @@ def _refuse_missed(
     if missed:
         group = missed[0].broker_name
         raise ConfigError(
-            f"broker_groups: {settings.broker_groups} leaves out {_listed(missed, found)}, whose messages could not be "
-            f"read then. Start it with --broker-groups {groups} (in raymq.yaml: `broker_groups: {groups}`), or leave "
-            f"it out on purpose with --leave-out {group} (in raymq.yaml: `leave_out: [{group}]`)"
+            f"broker_groups: {settings.broker_groups} leaves out {_listed(missed, found)}, whose messages could "
+            f"then not be read. Include them with --broker-groups {groups} (in raymq.yaml: `broker_groups: "
+            f"{groups}`), or leave one out on purpose with --leave-out {group} (in raymq.yaml: `leave_out: "
+            f"[{group}]`)"
         )
     extra = [name for name in sorted(kept) if name.replica >= settings.replication.replicas]
     if extra:
         replicas, directory = max(name.replica for name in extra) + 1, store_directory(extra[0])
         raise ConfigError(
-            f"replication.replicas: {settings.replication.replicas} leaves out {_listed(extra, found)}, which may have "
-            f"messages that other replicas lack. Start it with `replication: {{replicas: {replicas}}}` in raymq.yaml, "
-            f"or leave it out on purpose with --leave-out {directory} (in raymq.yaml: `leave_out: [{directory}]`)"
+            f"replication.replicas: {settings.replication.replicas} leaves out {_listed(extra, found)}, which may "
+            f"have messages that other replicas lack. Include them with `replication: {{replicas: {replicas}}}` "
+            f"in raymq.yaml, or leave one out on purpose with --leave-out {directory} (in raymq.yaml: `leave_out: "
+            f"[{directory}]`)"
         )
 
 
@@ -175,15 +179,15 @@ def differences(plan: Plan, running: Collection[str], roots: Mapping[str, str]) 
     notes = []
     planned = {str(storage.name): storage for storage in plan.storages}
     for name in sorted(name for name in running if name.startswith("storage-") and name not in planned):
-        notes.append(f"{name} runs, too, and goes on")
+        notes.append(f"{name} is also running and keeps running")
     for kind, count in (("nameserver-", len(plan.nameservers)), ("rebalance-", plan.rebalance_servers)):
         there = sum(name.startswith(kind) for name in running)
         if there > count:
-            notes.append(f"{there} actors {kind}N run, not {count}, and go on")
+            notes.append(f"{there} actors {kind}N are running instead of {count}, and keep running")
     for name, root in sorted(roots.items()):
         asked = planned[name].settings.store_path_root_dir if name in planned else None
         if asked is not None and data_dir_here(asked.parent) / asked.name != Path(root):
-            notes.append(f"{name} keeps its store in {root}, and not in {asked}")
+            notes.append(f"{name} keeps its store in {root}, not in {asked}")
     return notes
 
 

@@ -67,12 +67,12 @@ class Reconciler:
                 self.error = ""
             except RaymqError as error:
                 self.error = f"repair: {error}"
-                logger.warning("repair is tried again: %s", error)
+                logger.warning("the repair of replicas failed, retrying: %s", error)
             # Catch every exception, because Ray raises exceptions of its own. An uncaught one would end this thread,
             # and no replica would be repaired again.
             except Exception as error:
                 self.error = f"repair: {error!r}"
-                logger.exception("repair is tried again")
+                logger.exception("the repair of replicas failed, retrying")
 
     def _round(self) -> None:
         running_actors = set(running())
@@ -87,10 +87,12 @@ class Reconciler:
         for name, node in moves.start.items():
             self._start(name, node)
         for name, other in moves.hand_over.items():
-            logger.warning("%s hands over to replica %d: its node is drained", name, other)
+            logger.warning(
+                "broker group %s: the master hands over to replica %d, because its node is drained", name, other
+            )
             self._designate(name.broker_name, other)
         if moves.vacate is not None:
-            logger.warning("%s is ended: its node is drained", moves.vacate)
+            logger.warning("%s is stopped, because its node is drained", moves.vacate)
             end_actor(str(moves.vacate))
 
     def _start(self, name: StorageName, node: Node) -> None:
@@ -104,5 +106,5 @@ class Reconciler:
                 described = ActorRef(str(name)).call("describe", timeout_s=RECONCILE_DESCRIBE_TIMEOUT_S)
                 self.node_ids[name] = described.node_id
             except RaymqError as error:
-                logger.info("%s does not answer on which node it is: %s", name, error)
+                logger.info("cannot get the node of actor %s: %s", name, error)
         return self.node_ids.get(name, "")

@@ -25,7 +25,10 @@ from placement.replica_nodes import Node, choose_nodes, store_directory
 from raymq.common.errors import ConfigError
 from raymq.common.names import StorageName
 
-_ONLY_COPY: Final = "its node is away, and its directory may be the only one with everything: bring the node back"
+_ONLY_COPY: Final = (
+    "the replica's node is not available, and the replica's directory may be the only one with all messages: "
+    "bring the node back"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ class Repair:
             return _ONLY_COPY
         left_s = self._replace_after_s - away_s
         if not holders and left_s > 0:
-            return f"its node is away; it begins anew on another in {left_s:.0f} s"
+            return f"the replica's node is not available; the replica is rebuilt on another node in {left_s:.0f} s"
         return ""
 
     def _choose_node(self, name: StorageName, nodes: Sequence[Node], present: Mapping[StorageName, str]) -> Node | str:
@@ -122,9 +125,14 @@ class Repair:
             if isinstance(node, str):
                 notes[name] = node
             elif group.master is None or not (group.in_sync >= replicas or name.replica not in group.in_sync):
-                notes[name] = "its node is drained; it moves when all replicas of its group are in sync"
+                notes[name] = (
+                    "the replica's node is drained; the replica moves when all replicas of its broker group are in sync"
+                )
             elif len(others) < max(self._min_in_sync, 1):
-                notes[name] = f"its node is drained, but without it fewer than {self._min_in_sync} would be in sync"
+                notes[name] = (
+                    f"the replica's node is drained, but without this replica fewer than {self._min_in_sync} "
+                    "replicas would be in sync"
+                )
             elif group.master == name.replica:
                 away = [other for other in others if present.get(StorageName(name.broker_name, other)) not in draining]
                 return Moves(hand_over={name: (away or others)[0]}, notes=notes)

@@ -54,9 +54,9 @@ def carrying(label: str | None, labels: Mapping[str, Mapping[str, str]]) -> set[
     if labels and not able:
         there = sorted({key for own in labels.values() for key in own})
         raise ConfigError(
-            f"none of the {len(labels)} nodes of the Ray cluster carries the label {label!r} (placement.node_label): "
-            f"start Ray there with --labels {label}=…, or leave the setting out; labels there are: "
-            f"{', '.join(there) or 'none'}"
+            f"none of the {len(labels)} nodes of the Ray cluster has the label {label!r} (placement.node_label): "
+            f"start Ray on the wanted nodes with --labels {label}=…, or leave the setting out; the existing "
+            f"labels are: {', '.join(there) or 'none'}"
         )
     return able
 
@@ -79,7 +79,7 @@ def choose_nodes(
     running replica. If several nodes have the replica's directory, this node is chosen.
     """
     if not nodes:
-        raise ConfigError("the Ray cluster has no node that is alive: nothing can be placed")
+        raise ConfigError("the Ray cluster has no live node, so no server can be placed")
     plan = _Plan(nodes, spread=spread, zones=_zones(nodes) if spread else 0)
     for name in sorted(replicas):
         present = _present_node(name, nodes, (known or {}).get(name))
@@ -126,13 +126,15 @@ class _Plan:
             taken = {node.node_id for node in siblings}
             able = [node for node in able if node.node_id not in taken]
             if not able:
-                raise ConfigError(self._refusal(name, replicas, "replicas of one broker group are on different nodes"))
+                raise ConfigError(
+                    self._refusal(name, replicas, "the replicas of one broker group must be on different nodes")
+                )
         if self._zones:
             most = -(-replicas // self._zones)
             in_zone = Counter(node.zone for node in siblings)
             able = [node for node in able if in_zone[node.zone] < most]
             if not able:
-                rule = f"a zone holds at most {most} of {replicas} replicas of a broker group"
+                rule = f"a zone may have at most {most} of {replicas} replicas of a broker group"
                 raise ConfigError(self._refusal(name, replicas, rule))
         return min(able, key=lambda node: (sum(node.stores.values()), self._load[node.node_id], node.node_id))
 
@@ -142,6 +144,6 @@ class _Plan:
             for node in self._nodes
         )
         return (
-            f"{name} cannot be placed: {rule}, and of the nodes there are ({listed}) none is left for it. Add a node, "
-            f"or ask for fewer replicas than {replicas}"
+            f"{name} cannot be placed: {rule}, and none of the nodes ({listed}) is left for this replica. Add a "
+            f"node, or configure fewer replicas than {replicas}"
         )

@@ -227,7 +227,9 @@ def _await_fold(fold: Any, total: int, subscription: Any, bars: Bars) -> Figures
         while done < total:
             if time.monotonic() > deadline_s:
                 subscription.raise_listener_error()
-                raise RequestTimeoutError(f"folding the flights ({done:,} of {total:,} are done)", STEP_TIMEOUT_S)
+                raise RequestTimeoutError(
+                    f"the aggregation of the flights ({done:,} of {total:,} are done)", STEP_TIMEOUT_S
+                )
             time.sleep(0.2)
             now = ray.get(fold.folded.remote(), timeout=60)
             advance(now - done)
@@ -255,7 +257,7 @@ def pull_figures(client: Client, total: int, bars: Bars) -> Figures:
         while done < total:
             if time.monotonic() > deadline_s:
                 raise RequestTimeoutError(
-                    f"pulling two carriers ({done:,} of {total:,} offsets are done)", STEP_TIMEOUT_S
+                    f"the pull of two carriers ({done:,} of {total:,} offsets are done)", STEP_TIMEOUT_S
                 )
             for message in consumer.poll(max_messages=5000, timeout_s=1.0):
                 figures[f"pull: flights of {message.tags}"] += 1

@@ -93,8 +93,8 @@ def memory_mib(text: str) -> int:
     size = int(int(found[1]) * _UNITS_MIB[found[2]])
     if size < MEMORY_MIN_MIB:
         raise InvalidArgumentError(
-            f"executor_memory={text!r} is {size} MiB, and Spark does not start with less than {MEMORY_MIN_MIB}; "
-            f'ask for "{MEMORY_MIN_MIB}m" or more'
+            f"executor_memory={text!r} is {size} MiB, but Spark needs at least {MEMORY_MIN_MIB} MiB; request "
+            f'"{MEMORY_MIN_MIB}m" or more'
         )
     return size
 
@@ -107,7 +107,7 @@ def check_fits(count: int, size: ExecutorSize) -> None:
     if room < count:
         raise InvalidArgumentError(
             f"{count} executor(s) with {size} each do not fit into this Ray cluster, which has room for {room} "
-            f"({_described(nodes)}); Spark would wait for ever. Ask for fewer or smaller ones, or add nodes"
+            f"({_described(nodes)}); Spark would wait for ever. Request fewer or smaller executors, or add nodes"
         )
 
 
@@ -164,8 +164,8 @@ def _room_near(count: int, size: ExecutorSize, wanted: frozenset[str]) -> int:
             break
         time.sleep(_POLL_S)
     logger.warning(
-        "%d of %d executors run away from the storage actors and read over the network: the %d node(s) with a storage "
-        "actor have room for %d executor(s) with %s (free: %s)",
+        "%d of %d executors run on nodes without a storage actor and read over the network: the %d node(s) with "
+        "a storage actor have room for %d executor(s) with %s (free: %s)",
         *(count - room, count, len(wanted), room, size),
         _described([free.get(node, {}) for node in sorted(wanted)]),
     )
@@ -181,8 +181,9 @@ def _await_ready(group: PlacementGroup, count: int, size: ExecutorSize, timeout_
             return
     free = available_resources_per_node()
     raise ServiceNotAvailableError(
-        f"no room for {count} executor(s) with {size} each within {timeout_s:g} s: others use the cluster, which has "
-        f"free {_described(list(free.values()))}. Wait until they end, or ask for fewer or smaller ones"
+        f"no room for {count} executor(s) with {size} each within {timeout_s:g} s: other programs use the "
+        f"cluster; free are {_described(list(free.values()))}. Wait until the other programs end, or request "
+        "fewer or smaller executors"
     )
 
 
@@ -234,7 +235,7 @@ def check_nodes(node_ids: Collection[str], python: str, directory: str) -> None:
         except ray.exceptions.RayError as error:
             reason = str(error).strip().splitlines()[-1]
             raise ServiceNotAvailableError(
-                f"node {node_id[:8]} does not answer before Spark starts on it ({reason}); look at `raymq status`"
+                f"node {node_id[:8]} does not answer, so Spark cannot start on this node ({reason}); see `raymq status`"
             ) from error
     if problems:
         raise ClientStateError("; ".join(problems))
@@ -260,18 +261,23 @@ def _probe_by_value() -> Callable[..., Any]:
         os.makedirs(directory, exist_ok=True)
         problems = []
         if shutil.which("java") is None:
-            problems.append(f"no Java on the PATH of its Ray; {advice}")
+            problems.append(f"Ray's PATH on this node has no Java; {advice}")
         else:
             found = re.search(r'version "(?:1\.)?(\d+)', told("java", "-version"))
             if found is None or int(found[1]) not in versions:
-                problems.append(f"its Java is version {found[1] if found else 'unknown'}, Spark needs 17; {advice}")
+                problems.append(
+                    f"the node has Java version {(found[1] if found else 'unknown')}, but Spark needs 17; {advice}"
+                )
         if shutil.which(python) is None:
-            problems.append(f"no Python at {python}; install the same there, or set PYSPARK_PYTHON to one that is")
+            problems.append(
+                f"the node has no Python at {python}; install the same Python on the node, or set PYSPARK_PYTHON "
+                "to an existing Python"
+            )
         else:
             code = "import sys,importlib.util as u;print(*(n for n in sys.argv[1:] if u.find_spec(n) is None))"
             missing = told(python, "-c", code, *packages).split()
             if missing:
-                problems.append(f"{python} cannot import {', '.join(missing)}; pip install raymq there")
+                problems.append(f"{python} cannot import {', '.join(missing)}; run pip install raymq on the node")
         return problems
 
     return probe

@@ -216,21 +216,28 @@ def _check_process(ray_data: bool) -> None:
     it has another Spark session, or it has a JVM that cannot be restarted."""
     check_raydp()
     if not ray.is_initialized():
-        raise ClientStateError("no connection to Ray; call raymq.connect() first and keep it open over the session")
+        raise ClientStateError(
+            "this process is not connected to Ray; call raymq.connect() first, and keep the client open during "
+            "the session"
+        )
     if has_session():
-        raise ClientStateError("a spark_session is open in this process already; there is one at a time: end it first")
+        raise ClientStateError(
+            "this process already has an open spark_session; only one may be open at a time: end it first"
+        )
     if SparkContext._active_spark_context is not None:
         raise ClientStateError(
-            "a Spark session that was made without spark_session is alive in this process: call its stop() first"
+            "this process has a Spark session that was not created by spark_session: call its stop() first"
         )
     gateway = SparkContext._gateway
     if gateway is not None:
         if getattr(gateway, "proc", None) is None:
-            raise ClientStateError("this process uses another program's Java process (PYSPARK_GATEWAY_PORT); unset it")
+            raise ClientStateError(
+                "this process uses another program's Java process (PYSPARK_GATEWAY_PORT); unset this variable"
+            )
         _end_driver_jvm(gateway)  # This JVM belongs to a stopped session, and lacks RayDP's classes.
     if ray_data and _actor(APP_MASTER) is not None:
         raise ServiceNotAvailableError(
-            "a Spark session with ray_data=True runs in this Ray cluster already, and there is one at a time"
+            "this Ray cluster already runs a Spark session with ray_data=True; only one may run at a time: end it first"
         )
 
 
@@ -411,7 +418,7 @@ def _explained(name: str, gateway: Any) -> Iterator[None]:
     except (Py4JError, ConnectionError) as error:
         reason = _why_dead(name, gateway)
         if reason:
-            raise ClientStateError(f"the Spark session {name} ended meanwhile: {reason}") from error
+            raise ClientStateError(f"the Spark session {name} has ended: {reason}") from error
         raise
 
 
@@ -419,9 +426,9 @@ def _why_dead(name: str, gateway: Any) -> str:
     """Return a text that names the first dead process of a Spark session, and why it ended; empty if all processes are
     alive."""
     if not ray.is_initialized():
-        return "this process is no longer connected to Ray; keep raymq.connect() open over the session"
+        return "this process is no longer connected to Ray; keep the client of raymq.connect() open during the session"
     if _actor(master_name(name)) is None:
-        return f"its application master is gone, with its node or by a kill; look into the logs of Ray: {_logs()}"
+        return f"the session's application master has ended, with its node or by a kill; see Ray's logs: {_logs()}"
     try:
         # Wait briefly for the driver's JVM, because its connections close a moment before it ends.
         code = gateway.proc.wait(_SETTLE_S)
@@ -445,7 +452,7 @@ def _end(name: str) -> None:
             failures.append(error)
     _forget_context()
     for failure in failures:
-        logging.getLogger(__name__).info("while ending Spark: %s", failure)
+        logging.getLogger(__name__).info("ending the Spark session failed: %s", failure)
 
 
 def _await_end_of(name: str) -> None:
@@ -501,7 +508,7 @@ def _end_driver_jvm(gateway: Any) -> None:
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
-    raise ClientStateError("this Spark session has ended; use it and its DataFrames inside the `with` block")
+    raise ClientStateError("this Spark session has ended; use the session and its DataFrames inside the `with` block")
 
 
 def _session_directory() -> str:

@@ -78,7 +78,7 @@ class RaymqHandler(logging.Handler):
         try:
             super().__init__(level)
         except (TypeError, ValueError) as error:
-            raise InvalidArgumentError(f"level must be a level of logging, a number or its name: {error}") from None
+            raise InvalidArgumentError(f"level must be a logging level, as a number or a name: {error}") from None
         self.topic, self.capacity, self.flush_timeout_s = topic, capacity, flush_timeout_s
         self._changed = threading.Condition()
         """Guards the attributes that are assigned after this condition."""

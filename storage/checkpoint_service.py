@@ -106,7 +106,9 @@ class CheckpointService:
                 self.flush_queues(thorough=False)
             except NoRoomError as error:
                 if not self._is_out_of_room:
-                    logger.error("%s; until there is room, recovery would begin at the previous snapshot", error)
+                    logger.error(
+                        "%s; until the disk has space again, recovery would begin at the previous snapshot", error
+                    )
                 self._is_out_of_room = True
             except OSError as error:
                 logger.error("flushing the consume queues failed: %s", error)
@@ -152,7 +154,9 @@ class CheckpointService:
                     write_snapshot(self._root / SNAPSHOT_FILE, snapshot)
                     self._snapshot_end, self._snapshot_s = end, time.monotonic()
                 except DataLossError:
-                    logger.info("%s: retention has deleted the newest record; no snapshot is taken", self._root)
+                    logger.info(
+                        "%s: no snapshot is written, because retention has deleted the newest record", self._root
+                    )
             self._write_checkpoint(dispatched_ms)
 
     @contextmanager
@@ -163,7 +167,9 @@ class CheckpointService:
         except OSError as error:
             if not is_want_of_space(error):
                 raise
-            raise NoRoomError(error.errno, f"{self._root} has no room for its snapshot: {error}") from error
+            raise NoRoomError(
+                error.errno, f"the disk of {self._root} has no space for the recovery snapshot: {error}"
+            ) from error
         self._is_out_of_room = False
 
     def _write_checkpoint(self, dispatched_ms: int) -> None:

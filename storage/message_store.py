@@ -59,9 +59,9 @@ def system_clock_ms() -> int:
 def _open_remedy(error: OSError) -> str:
     """Return advice for an error that prevents opening a store directory."""
     if error.errno in (errno.EIO, errno.EROFS):
-        return "the disk fails: see the kernel's log (dmesg). The store opens by itself once the disk works"
+        return "the disk has failed: see the kernel's log (dmesg). The store opens by itself once the disk works"
     return (
-        f"check that it is on a disk with free space and that user {os.getuid()} may write there, or set "
+        f"check that the disk has free space and that user {os.getuid()} may write to the directory, or set "
         "store_path_root_dir"
     )
 
@@ -233,7 +233,9 @@ class MessageStore:
             try:
                 disk.make_private(directory)
             except PermissionError as error:
-                logger.warning("other users of this machine may be able to read the messages: %s", error)
+                logger.warning(
+                    "cannot remove the permission of other users of this machine to read the store: %s", error
+                )
 
     def _mark_index(self, error: OSError | None) -> None:
         """Set the running flag which marks that the index cannot be written. If `error` is None, clear the
@@ -311,7 +313,7 @@ class MessageStore:
             self._parts.config.write(name, text)
         except OSError as error:
             raise StoreNotWritableError(
-                f"cannot write {self._root}/config/{name}: {error}; it is unknown which text the file holds"
+                f"cannot write {self._root}/config/{name}: {error}; the file may have the old or the new text"
             ) from error
 
     @property
@@ -356,7 +358,7 @@ class MessageStore:
                         self._checkpoints.flush_queues()
                         self.stats.save_days(time.monotonic(), last=True)
                         if not indexed:
-                            logger.warning("%s: the index has not caught up; the next open completes it", self._root)
+                            logger.warning("%s: the index is incomplete; the next open completes the index", self._root)
                             return
                         disk.unlink(self._abort)
                         disk.sync_directory(self._root)

@@ -97,13 +97,15 @@ class DayTotalsFile:
         try:
             values = json.loads(self._path.read_bytes())
             if values["crc"] != _crc(values["day"], values["totals"]):
-                raise ValueError("its checksum is wrong")
+                raise ValueError("the file does not match its checksum")
             now, today, yesterday = (_DayTotals(*map(int, pair)) for pair in values["totals"])
             return _Days(date.fromisoformat(values["day"]), now, today, yesterday)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            logger.warning("%s cannot be read, so the totals of yesterday and today begin at 0: %s", self._path, error)
+            logger.warning(
+                "file %s cannot be read, so the totals of yesterday and today begin at 0: %s", self._path, error
+            )
             return None
 
     def write(self, days: _Days) -> None:
@@ -113,7 +115,9 @@ class DayTotalsFile:
         try:
             disk.replace_file(self._path, text.encode())
         except OSError as error:
-            logger.warning("%s cannot be written; after a restart the totals of today lack some: %s", self._path, error)
+            logger.warning(
+                "file %s cannot be written; after a restart the totals of today are too low: %s", self._path, error
+            )
 
 
 def _crc(day: str, totals: list[list[int]]) -> int:

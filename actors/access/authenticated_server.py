@@ -108,7 +108,7 @@ class AuthenticatedServer:
                 failed = False
             except Exception as error:  # if an error ended this polling thread, a deleted user would keep access
                 if not failed:
-                    logger.info("%s cannot ask for changes of users, and retries: %s", self._server, error)
+                    logger.info("%s cannot read changes of users, retrying: %s", self._server, error)
                 failed = True
             stopping.wait(USERS_INTERVAL_S)
 
@@ -123,8 +123,8 @@ class AuthenticatedServer:
     def refuse_unsigned(self, method: str) -> NoReturn:
         """Reject an unsigned call: always raises AuthenticationError."""
         raise AuthenticationError(
-            f"{method} of {self._server} needs a user: give raymq.connect credentials, or set RAYMQ_USER and "
-            "RAYMQ_SECRET"
+            f"the call {method} of {self._server} needs a user: pass credentials to raymq.connect, or set "
+            "RAYMQ_USER and RAYMQ_SECRET"
         )
 
     def authenticate_call(self, name: str, signature: Any, payload: bytes, method: Callable[..., Any]) -> Any:
@@ -142,7 +142,7 @@ class AuthenticatedServer:
         except SignedTooEarlyError:
             raise  # expected: the first call of each client to this process raises SignedTooEarlyError
         except AuthenticationError as error:
-            logger.warning("a call of %s.%s is refused: %s", self._server, name, error)
+            logger.warning("the call %s.%s is refused: %s", self._server, name, error)
             raise
         # unpickle only after the signature check: unpickling an unchecked payload could run code
         args, kwargs = pickle.loads(payload)

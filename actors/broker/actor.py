@@ -297,8 +297,8 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         with plain_errors():
             if not self._settings.options.broker_permission & PERM_WRITE:
                 raise NoPermissionError(
-                    f"{self._settings.broker_name} takes no messages (broker_permission); send to another "
-                    f"broker group, or see `raymq broker writable on {self._settings.broker_name}`"
+                    f"broker group {self._settings.broker_name!r} accepts no messages (broker_permission); send "
+                    f"to another broker group, or run `raymq broker writable on {self._settings.broker_name}`"
                 )
             # fail early if the state log is not ready: otherwise calls would occupy the threads for the whole send
             # timeout
@@ -532,11 +532,9 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         try:
             task()
         except RaymqError as error:
-            logger.warning(
-                "%s: %s failed and is tried again later: %s", self._settings.broker_name, task.__name__, error
-            )
+            logger.warning("broker %s: %s failed, retrying later: %s", self._settings.broker_name, task.__name__, error)
         except Exception:
-            logger.exception("%s: %s failed and is tried again later", self._settings.broker_name, task.__name__)
+            logger.exception("broker %s: %s failed, retrying later", self._settings.broker_name, task.__name__)
 
     def _change(self, decide: Callable[[BrokerState], DecidedChanges]) -> bool:
         """Apply a change to the broker's state.
@@ -574,7 +572,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         try:
             self._nodes = {MASTER_ID: storage.describe().node_id}
         except RaymqError as error:
-            logger.info("%s does not answer which node it runs on: %s", name, error)
+            logger.info("cannot get the node of actor %s: %s", name, error)
         topics, version = self._log.read(lambda state: (tuple(state.topics.values()), state.topics_version))
         if self._settings.options.auto_create_topic_enable:
             nums = self._settings.options.default_topic_queue_nums

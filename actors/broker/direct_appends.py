@@ -116,7 +116,8 @@ class DirectAppends:
             lane = Lane(description.lane, remote=remote)
         except (RaymqError, *LANE_NOT_OPENED) as error:
             logger.info(
-                "cannot open a lane to %s for the broker's state; the writer thread sends its records: %r",
+                "cannot open a lane to storage actor %s for the broker's state; the writer thread sends the "
+                "records: %r",
                 storage.name,
                 error,
             )

@@ -266,7 +266,8 @@ class GroupMethods(ABC):
             dead = [topic for topic in topics if self._is_dead(group, topic)]
             if dead and (dropped := self.delete_offsets(group, dead)):
                 logger.info(
-                    "%s: dropped the offsets of group %s in %s, to which it no longer subscribes",
+                    "broker %s: deleted the offsets of group %s in topic %s, because the group no longer "
+                    "subscribes to it",
                     *(self._settings.broker_name, group, ", ".join(dropped)),
                 )
 

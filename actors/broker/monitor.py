@@ -167,7 +167,8 @@ class BrokerMonitor:
             self._unread[key] = lost
         if lost != known:
             logger.warning(
-                "group %s had not read messages %d to %d of %s:%d, which a full disk deleted before their time",
+                "group %s has lost messages %d to %d of queue %s:%d: a full disk deleted them before the "
+                "group had read them",
                 *(group, lost.begin_offset, lost.end_offset - 1, lost.topic, lost.queue_id),
             )
 
@@ -197,7 +198,9 @@ class BrokerMonitor:
         for group, config in list(state.groups.items()):
             behind = self._behind_bytes(state, group, end)
             if config.consume_enable and behind > self.options.consumer_fallbehind_threshold_bytes:
-                logger.warning("group %s is %d bytes behind; its consume_enable is switched off", group, behind)
+                logger.warning(
+                    "group %s has a lag of %d bytes; its setting consume_enable is switched off", group, behind
+                )
                 self._update_group(replace(config, consume_enable=False))
 
     def consumed(self) -> dict[tuple[str, str], int]:

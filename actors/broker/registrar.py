@@ -156,5 +156,5 @@ class Registrar:
         try:
             return server.call(method, *args, timeout_s=REGISTER_TIMEOUT_S)
         except RaymqError as error:
-            logger.info("%s: %s did not take %s: %s", self._broker_name, server.name, method, error)
+            logger.info("broker %s: NameServer %s did not accept %s: %s", self._broker_name, server.name, method, error)
             return _AWAY

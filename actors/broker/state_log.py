@@ -143,7 +143,7 @@ class StateLog(StoredState):
             self._ready.clear()
             self._replaced.clear()
             self._storage, self._copies = storage, copies
-            self.waiting_for = f"{storage.name} to lead"
+            self.waiting_for = f"storage actor {storage.name} to become master"
 
     # Methods that change the broker's state
 
@@ -158,7 +158,9 @@ class StateLog(StoredState):
         except FutureTimeoutError as error:
             if isinstance(error, RaymqError):
                 raise
-            raise RequestTimeoutError(f"{self._storage.name}, to store a change,", CHANGE_TIMEOUT_S) from None
+            raise RequestTimeoutError(
+                f"storing a change of the broker's state at {self._storage.name}", CHANGE_TIMEOUT_S
+            ) from None
 
     def submit(self, decide: Decide) -> Future[bool]:
         """Submit a change without waiting; see `change`. The thread that writes the change sets the result or the error
@@ -182,9 +184,11 @@ class StateLog(StoredState):
         """Submit a change as `submit` does, with the callback `done` instead of a future."""
         with self._changed:
             if self._closed:
-                raise ServiceNotAvailableError(f"{self._broker_name} is being stopped")
+                raise ServiceNotAvailableError(f"broker {self._broker_name!r} is stopping; try again later")
             if len(self._waiting) >= CHANGES_MAX:
-                raise SystemBusyError(f"{CHANGES_MAX} changes wait for {self._storage.name}; try again")
+                raise SystemBusyError(
+                    f"{CHANGES_MAX} changes already wait for storage actor {self._storage.name}; try again later"
+                )
             self._waiting.append(_Pending(decide, done, time.monotonic() + READY_WAIT_S))
             if self._writing:
                 return  # the thread that makes the running write will also write this change

@@ -86,7 +86,9 @@ class StateRecords:
                     time.sleep(pause_s)
                     continue
                 if in_doubt:
-                    raise RequestTimeoutError(f"{storage.name}, to store a change,", STORE_TIMEOUT_S) from error
+                    raise RequestTimeoutError(
+                        f"storing a change of the broker's state at {storage.name}", STORE_TIMEOUT_S
+                    ) from error
                 if another_broker_helps(error):
                     raise given_up(error, STORE_TIMEOUT_S) from error
                 raise

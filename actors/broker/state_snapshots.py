@@ -55,7 +55,7 @@ class StateSnapshots:
             # The snapshot includes records that the log has lost. Write a new snapshot: otherwise new records at the
             # lost positions would count as already included.
             logger.warning(
-                "%s: the snapshot in %s ends at %d, its log at %d; written again",
+                "broker %s: the state snapshot in %s is written again: it ends at %d, after the log's end at %d",
                 *(self._broker_name, storage.name, position, bounds.max_offset),
             )
             position = bounds.max_offset

@@ -75,7 +75,7 @@ class StoredState:
         self._replaced = threading.Event()
         """Set while `StateLog.move` waits for the running write. While this event is set, no other write may
         begin."""
-        self.waiting_for = f"{storage.name} to open its store"
+        self.waiting_for = f"storage actor {storage.name} to open its store"
 
     @property
     def is_ready(self) -> bool:
@@ -96,7 +96,7 @@ class StoredState:
         return self._state
 
     def _not_ready(self) -> ServiceNotAvailableError:
-        return ServiceNotAvailableError(f"{self._broker_name} is starting and waits: {self.waiting_for}")
+        return ServiceNotAvailableError(f"broker {self._broker_name!r} is starting and waits for: {self.waiting_for}")
 
     def load_until(self, stopping: threading.Event) -> None:
         """Call `load` until it succeeds or `stopping` is set."""
@@ -104,7 +104,7 @@ class StoredState:
             try:
                 self.load()
             except RaymqError as error:
-                logger.warning("%s cannot read its state yet, and retries: %s", self._broker_name, error)
+                logger.warning("broker %s cannot read its state yet, retrying: %s", self._broker_name, error)
                 stopping.wait(0.5)
 
     def load(self, agree: Callable[[BrokerState], None] = lambda state: None) -> None:
@@ -123,7 +123,10 @@ class StoredState:
             raise
         with self._changed:
             if self._storage is not storage:
-                raise ServiceNotAvailableError(f"{storage.name} was replaced while it was read; read the new master")
+                raise ServiceNotAvailableError(
+                    f"storage actor {storage.name} was replaced as master while the broker read it; retry with "
+                    "the new master"
+                )
             self._state, self._ahead = state, state.copy()
             self._closed_topics = set(json.loads(closed or "[]"))
             self._position, self._snapshot_position = position, snapshot_position
@@ -142,7 +145,8 @@ class StoredState:
                 LEASE_CLOCK.not_before(records[-1][1])
             if position == before:
                 raise ServiceNotAvailableError(
-                    f"{storage.name} shows its state up to {position} and not up to {bounds.max_offset}; read it again"
+                    f"storage actor {storage.name} serves the broker's state only up to offset {position}, "
+                    f"not up to {bounds.max_offset}; retry later"
                 )
         return state, position, snapshot_position
 
@@ -195,7 +199,8 @@ class StoredState:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     raise RequestTimeoutError(
-                        f"{self._storage.name}, to copy a change to its replicas,", CONFIRM_WAIT_S
+                        f"copying a change of the broker's state from {self._storage.name} to its replicas",
+                        CONFIRM_WAIT_S,
                     )
                 records, position = self._next_records(self._storage, self._position, left_s)
                 with self._lock:
@@ -203,7 +208,9 @@ class StoredState:
                         self._apply(decode_change(body), stored_ms)
                     self._position = position
         except NotMasterError as error:
-            raise RequestTimeoutError(f"{self._storage.name}, to store a change,", CONFIRM_WAIT_S) from error
+            raise RequestTimeoutError(
+                f"storing a change of the broker's state at {self._storage.name}", CONFIRM_WAIT_S
+            ) from error
 
     def _open_topics(self, changes: Sequence[Change]) -> None:
         """Make the store accept messages for new topics, before the topics exist.
@@ -229,7 +236,9 @@ class StoredState:
     def _open_at_store(self, topics: list[str]) -> None:
         def call(left_s: float) -> RaymqError | None:
             if self._replaced.is_set():
-                return ServiceNotAvailableError(f"{self._storage.name} is being replaced as master; try again")
+                return ServiceNotAvailableError(
+                    f"storage actor {self._storage.name} is being replaced as master; try again later"
+                )
             try:
                 self._storage.control("open_topics", topics, timeout_s=min(left_s, CALL_TIMEOUT_S))
             except NotMasterError as error:
@@ -263,7 +272,7 @@ class StoredState:
                 self._snapshots.write(copy, files, position)
             except RaymqError as error:
                 # Continue after the error: retention in this store keeps the records until a later snapshot succeeds.
-                logger.info("cannot write the snapshot to %s; a later snapshot retries: %s", copy.name, error)
+                logger.info("cannot write the state snapshot to %s; a later snapshot retries: %s", copy.name, error)
                 left = SNAPSHOTS_OF_A_CHANGE
         with self._lock:
             if self._storage is storage and self._ready.is_set():

@@ -79,7 +79,9 @@ class QuestionMethods:
         Drops the answer if no sender waits for it. Raises InvalidArgumentError if the answer is too long.
         """
         if len(answer) > MEMBER_ANSWER_MAX_BYTES:
-            raise InvalidArgumentError(f"an answer has at most {MEMBER_ANSWER_MAX_BYTES} bytes, not {len(answer)}")
+            raise InvalidArgumentError(
+                f"an answer to a query may have at most {MEMBER_ANSWER_MAX_BYTES} bytes, not {len(answer)}"
+            )
         with self._questions_lock:
             asker = self._askers.pop(ticket, None) if self._questions.answered(client_id, ticket) else None
         if asker is not None:
@@ -98,7 +100,7 @@ class QuestionMethods:
         wait_s = min(timeout_s, ASK_MAX_S)
         with self._questions_lock:
             if len(self._askers) >= ASKS_MAX:
-                raise SystemBusyError(f"{ASKS_MAX} questions to clients wait for their answers already; ask later")
+                raise SystemBusyError(f"{ASKS_MAX} queries to clients already wait for answers; try again later")
             if not self._questions.put(client_id, question, time.monotonic()):
                 return None
             self._askers[question.ticket] = asker
@@ -106,7 +108,9 @@ class QuestionMethods:
             self._tell(client_id)
             return asker.result(wait_s)
         except FutureTimeoutError:
-            raise RequestTimeoutError(f"client {client_id}, asked about group {question.group!r},", wait_s) from None
+            raise RequestTimeoutError(
+                f"the query to client {client_id} about group {question.group!r}", wait_s
+            ) from None
         finally:
             with self._questions_lock:
                 self._askers.pop(question.ticket, None)

@@ -81,7 +81,7 @@ class Pull:
         name, key = call.instance.name, call.instance.key
         with self._lock:
             if self._idle:
-                raise ServiceNotAvailableError("this Pull actor had nothing to do and is just ending")
+                raise ServiceNotAvailableError("this Pull actor is idle and is shutting down; retry later")
             if self._closing or key in self._stopped:
                 return HostAnswer(False)
             instance = self._instances.get(name)
@@ -89,7 +89,7 @@ class Pull:
             # this name.
             if instance is not None and instance.key != key:
                 instance.drop()
-                raise ServiceNotAvailableError(f"an instance called {name} is just ending")
+                raise ServiceNotAvailableError(f"an instance named {name} is still shutting down; retry later")
             new = instance is None or instance.ended.is_set()
             if instance is None or new:
                 instance = self._instances[name] = PushInstance(name, key, call.settings, self._services)
@@ -164,7 +164,7 @@ class Pull:
         with self._lock:
             instance = self._instances.get(name)
         if instance is None or instance.ended.is_set():
-            raise ServiceNotAvailableError(f"instance {name} is not at this Pull actor now; its Listener will call")
+            raise ServiceNotAvailableError(f"instance {name} is not hosted by this Pull actor now; retry later")
         return instance
 
     # Loops of the actor's threads
@@ -180,7 +180,7 @@ class Pull:
                 try:
                     instance.turn()
                 except Exception:  # a programming error in one instance must not affect the other instances
-                    logger.exception("serving instance %s failed, and is retried", instance.name)
+                    logger.exception("serving instance %s failed, retrying", instance.name)
             pause_s = STOPPING_INTERVAL_S if any(instance.stopping for instance in instances) else TURN_INTERVAL_S
             self._forget_ended()
 
@@ -192,7 +192,9 @@ class Pull:
                 self._last_instance_s = time.monotonic()
             self._idle = time.monotonic() - self._last_instance_s > IDLE_EXIT_S
         if self._idle:
-            logger.info("no instance on this node for %.0f s: its Pull actor ends", IDLE_EXIT_S)
+            logger.info(
+                "the Pull actor of this node shuts down, because it has hosted no instance for %.0f s", IDLE_EXIT_S
+            )
             ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
     def _follow_routes(self) -> None:
@@ -204,7 +206,7 @@ class Pull:
                     try:
                         member.follow_routes()
                     except Exception:  # a programming error in one instance must not affect the other instances
-                        logger.exception("an instance cannot follow its routes, and retries")
+                        logger.exception("an instance cannot read its routes, retrying")
             self._new.wait(MEMBER_ROUTE_INTERVAL_S)
             self._new.clear()
 

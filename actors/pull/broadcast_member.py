@@ -52,7 +52,12 @@ class BroadcastMember:
                 self._routes.invalidate(topic)
                 wanted.update(self._routes.get(topic).subscribe_queues)
             except RaymqError as error:
-                logger.info("%s keeps its queues of %s: %s", self._instance.name, topic, error)
+                logger.info(
+                    "instance %s cannot read the route of topic %s and keeps its queues: %s",
+                    self._instance.name,
+                    topic,
+                    error,
+                )
                 wanted.update(queue for queue in self._instance.holding() if queue.topic == topic)
         with self._instance.lock:
             self._instance.core.hold(wanted, time.monotonic())

@@ -137,7 +137,7 @@ class FeedThread:
         with self._lock:
             feed = self._feeds.get(name)
         if feed is None:
-            raise ServiceNotAvailableError(f"instance {name} is not at this Pull actor now")
+            raise ServiceNotAvailableError(f"instance {name} is not hosted by this Pull actor now; retry later")
         return feed
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ class FeedThread:
 
 
 def _no_methods(name: str, call: Callable[[], None], fail: Callable[[RaymqError], None]) -> None:
-    raise AssertionError("all methods of the lane answer at once")
+    raise AssertionError("every method of this lane answers at once")
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +314,7 @@ class ListenerFeed:
             self._listener = listener
             if life != self._life:
                 if self._life:
-                    self._lost("it was started again")
+                    self._lost("the process was started again")
                 self._life, self._away, self._bytes_until_s = life, True, 0.0
             if broken:
                 self.broken = self.away_because = f"the listener cannot be loaded:\n{broken}"
@@ -342,7 +342,9 @@ class ListenerFeed:
         """
         with self._lock:
             if self._closed or self._away or life != self._life:
-                raise ServiceNotAvailableError(f"{self.name} has no call of its listener's process yet; it will call")
+                raise ServiceNotAvailableError(
+                    f"instance {self.name} waits for its listener's process, which has not called yet; retry later"
+                )
             if self._handed is not None and not (epoch == self._epoch and got == self._numbers):
                 answer(self._handed)  # send the same batch of tasks again: the previous answer was lost
                 return
@@ -407,7 +409,11 @@ class ListenerFeed:
         try:
             listener.call("keep", state, what="the listener", timeout_s=KEEP_TIMEOUT_S)
         except RaymqError as error:
-            logger.info("%s: its listener cannot store now what is suspended or paused: %s", self.name, error)
+            logger.info(
+                "instance %s: the listener cannot store the list of suspended and paused queues now: %s",
+                self.name,
+                error,
+            )
 
     def silent_s(self) -> float:
         """Return the age, in seconds, of the oldest among the last reports about each task in flight; 0 if no task is
@@ -427,7 +433,7 @@ class ListenerFeed:
         try:
             self._turn()
         except Exception:  # an error in one instance must not stop other instances, or later turns of this instance
-            logger.exception("%s failed to feed its listener, and retries", self.name)
+            logger.exception("instance %s failed to send tasks to its listener, retrying", self.name)
             self.next_turn_s = time.monotonic() + IDLE_WAIT_S
 
     def _turn(self) -> None:
@@ -511,7 +517,9 @@ class ListenerFeed:
         self.consumed += reaction.ok
         self.failures += reaction.failed
         if reaction.failed and not self._instance.settings.clustering:
-            logger.warning("%s skips %d message(s) of %s: %s", self.name, reaction.failed, task.queue, error)
+            logger.warning(
+                "instance %s skips %d message(s) of queue %s: %s", self.name, reaction.failed, task.queue, error
+            )
         for sent in reaction.send_backs:
             self._senders.submit(self._send_back, sent)
 
@@ -529,11 +537,13 @@ class ListenerFeed:
                 )
         except RaymqError as error:
             failed = True
-            logger.warning("%s could not send back messages of %s: %s", self.name, sent.task.queue, error)
+            logger.warning(
+                "instance %s could not send back messages of queue %s: %s", self.name, sent.task.queue, error
+            )
         # catch every error: even after a programming error the messages must not stay in flight forever
         except Exception:
             failed = True
-            logger.exception("%s could not send back messages of %s", self.name, sent.task.queue)
+            logger.exception("instance %s could not send back messages of queue %s", self.name, sent.task.queue)
         with self._instance.lock:
             if failed:
                 self._instance.core.send_back_failed(sent, time.monotonic())
@@ -569,7 +579,7 @@ class ListenerFeed:
             self._away = True
             self.deaths += 1
             self.away_because = f"the listener's process died: {reason.strip()[:500]}"
-            logger.warning("%s: %s", self.name, self.away_because)
+            logger.warning("instance %s: %s", self.name, self.away_because)
         tasks, self._tasks, self._handed = self._tasks, {}, None
         self._ready.clear()
         self._reported_s.clear()

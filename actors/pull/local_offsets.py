@@ -72,10 +72,10 @@ class LocalOffsets:
             except FileNotFoundError:
                 continue
             except (OSError, ValueError, KeyError, TypeError) as error:
-                logger.warning("offsets in %s cannot be read: %s", path, error)
+                logger.warning("cannot read the local offsets in file %s: %s", path, error)
                 broken = f"{path}: {error}"
         if broken is not None:
-            raise ServiceNotAvailableError(f"local offsets cannot be read ({broken}); repair the file or delete it")
+            raise ServiceNotAvailableError(f"cannot read the local offsets ({broken}); repair or delete the file")
         return {}
 
     def save(self, offsets: Mapping[MessageQueue, int]) -> None:
@@ -105,7 +105,7 @@ class LocalOffsets:
             os.replace(new, self._file)
             self._saved_ids = dict(self.creation_ids)
         except OSError as error:
-            raise ServiceNotAvailableError(f"local offsets cannot be written to {self._file}: {error}") from error
+            raise ServiceNotAvailableError(f"cannot write the local offsets to file {self._file}: {error}") from error
 
 
 class LocalFileOffsetStore:
@@ -165,7 +165,7 @@ class LocalFileOffsetStore:
         before = self._file.creation_ids.get(queue)
         if before is None or not is_created_anew(queue, {queue.topic: {queue.broker_name: before}}, now):
             return offset
-        logger.warning("%s: its topic was deleted and created again; it is read from its beginning", queue)
+        logger.warning("queue %s is read from its beginning, because its topic was deleted and created again", queue)
         return 0
 
     def start_offset(self, queue: MessageQueue, generation: int) -> QueueOffset:
@@ -199,7 +199,9 @@ class LocalFileOffsetStore:
             try:
                 self._verdicts[broker_name] = self._refusals(broker_name, BROADCAST_CHECK_TIMEOUT_S)
             except RaymqError as error:
-                logger.info("%s does not answer whether the group may read; asking again later: %s", broker_name, error)
+                logger.info(
+                    "cannot check at broker %s whether the group may read, retrying later: %s", broker_name, error
+                )
                 self._check_at_s[broker_name] = time.monotonic() + BROADCAST_CHECK_PAUSE_S
         return self._verdicts.get(broker_name, {})
 

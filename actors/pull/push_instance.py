@@ -271,7 +271,9 @@ class PushInstance:
         with self._state.lock:
             self._state.core.saw_end(queue, result.max_offset)
             if result.status is PullStatus.OFFSET_ILLEGAL:
-                logger.warning("%s: offset %d is gone, going on at %d", queue, offset, result.next_offset)
+                logger.warning(
+                    "queue %s: offset %d no longer exists, continuing at offset %d", queue, offset, result.next_offset
+                )
                 self._state.core.jump(queue, offset, result.next_offset)
             else:
                 self._state.core.fetched(queue, offset, records, result.next_offset, now_s)
@@ -340,7 +342,7 @@ class PushInstance:
             self._services.calls.submit(self._end)
 
     def _listener_gone(self) -> None:
-        logger.info("%s ends, because its listener has ended", self.name)
+        logger.info("instance %s ends, because its listener has ended", self.name)
         self.drop()
 
     def drop(self) -> None:

@@ -206,7 +206,7 @@ class PullServices:
             try:
                 queues = self.routes.get(topic).queues
             except RaymqError as error:
-                logger.info("cannot check whether topic %r was created again: %s", topic, error)
+                logger.info("cannot check whether topic %r was deleted and created again: %s", topic, error)
             else:
                 found[topic] = {data.broker_name: data.creation_id for data in queues}
         return found

@@ -593,7 +593,10 @@ class DataPlane:
         if fetch.reads.found:
             self.source.count_reads(fetch.reads)
         if self.server.unsent_bytes > UNSENT_MAX_BYTES:
-            text = f"{self.server.unsent_bytes} bytes of answers wait for their clients; nothing was read, ask again"
+            text = (
+                f"the storage actor is busy: {self.server.unsent_bytes} bytes of answers have not been sent to "
+                "clients yet; nothing was read, try again later"
+            )
             raise SystemBusyError(text, BUSY_RETRY_S)
         fetch = fetch._replace(max_bytes=min(fetch.max_bytes, LANE_FETCH_MAX_BYTES))
         meter, user, handed = self._meter, request.user, None

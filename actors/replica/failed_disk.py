@@ -93,11 +93,9 @@ class FailedDisk:
 
     def _end_later(self) -> None:
         delay_s = end_delay_s(self._clock_s() - self._started_s)
-        logger.error(
-            "%s: its process ends in %.1f s and is started again, because its disk failed", self._name, delay_s
-        )
+        logger.error("%s ends its process in %.1f s and is restarted, because its disk failed", self._name, delay_s)
         self._wait(delay_s)
-        logger.error("%s: its process ends now", self._name)
+        logger.error("%s ends its process now", self._name)
         self._end()
 
 
@@ -137,11 +135,11 @@ class BusErrors:
             if not self.count or self._path.stat().st_size > FATAL_MAX_BYTES:
                 self._notes.truncate(0)
         except OSError as error:
-            logger.error("%s cannot be used, so a bus error would leave no note: %s", self._path, error)
+            logger.error("file %s cannot be used, so a bus error would not be recorded: %s", self._path, error)
             return
         if notes:
             newest = notes[notes.rfind(b"Fatal Python error") :].decode(errors="replace").strip()
-            logger.error("the process before ended by a fatal error, see %s:\n%s", self._path, newest)
+            logger.error("the previous process ended by a fatal error, see file %s:\n%s", self._path, newest)
         faulthandler.enable(self._notes, all_threads=False)
 
     def require_readable(self, directories: Sequence[Path]) -> None:
@@ -157,12 +155,12 @@ class BusErrors:
         if wait_s > 0:
             raise StoreError(
                 f"{self.count} processes in a row ended by a bus error (SIGBUS): a mapped file of "
-                f"{self._path.parent} could not be read. The store is opened again in {wait_s:.0f} s; see the stacks "
-                f"in {self._path}, and the kernel's log for errors of the disk"
+                f"{self._path.parent} could not be read. The store opens again in {wait_s:.0f} s; see the stacks "
+                f"in file {self._path}, and the kernel's log (dmesg) for disk errors"
             )
         text = self._check(directories)
         self._is_checked = True
-        logger.warning("%s is opened after %d bus errors: %s", self._path.parent, self.count, text)
+        logger.warning("the store in %s is opened after %d bus errors: %s", self._path.parent, self.count, text)
         self._forgetting.start()
 
     def forget(self) -> None:

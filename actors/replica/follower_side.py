@@ -95,16 +95,17 @@ class FollowerSide(GroupReplica):
         kept = min(end, floor.offset)
         if common < kept and not self._rules.may_lose_confirmed:
             self._refusal = (
-                f"replica {self._replica} of {self._broker_name} does not follow replica {self._role.master}, which "
-                f"lacks acknowledged messages: everything before {floor.offset} was confirmed, and its log goes on "
-                f"from {lost_from} without them. Nothing was cut here. See docs/cluster.md, 'Messages that only one "
-                "replica has'"
+                f"replica {self._replica} of broker group {self._broker_name!r} does not follow replica "
+                f"{self._role.master}, which lacks acknowledged messages: all messages before physical offset "
+                f"{floor.offset} were confirmed, but the log of replica {self._role.master} continues from "
+                f"{lost_from} without them. Nothing was cut on replica {self._replica}. See docs/cluster.md, "
+                "'Messages that only one replica has'"
             )
             logger.error("%s", self._refusal)
             raise StoreCorruptError(self._refusal)
         logger.error(
-            "%s replica %d gives up the acknowledged messages from %d to %d, which its master lacks; %d bytes of them "
-            "were here",
+            "broker group %s, replica %d: the acknowledged messages from physical offset %d to %d are lost, "
+            "because the master lacks them; %d bytes of them were on this replica",
             *(self._broker_name, self._replica, lost_from, floor.offset, max(kept - common, 0)),
         )
         self._give_up_confirmed(epoch, lost_from)
@@ -112,7 +113,13 @@ class FollowerSide(GroupReplica):
     def _cut(self, physical_offset: int) -> None:
         cut_bytes = truncate_log(self._settings, physical_offset)
         self._epochs.truncate_from(physical_offset)
-        logger.warning("%s replica %d cut %d bytes at %d", self._broker_name, self._replica, cut_bytes, physical_offset)
+        logger.warning(
+            "broker group %s, replica %d: cut %d bytes at physical offset %d",
+            self._broker_name,
+            self._replica,
+            cut_bytes,
+            physical_offset,
+        )
 
     def _refill_from(self, physical_offset: int) -> None:
         known = self._files.sync_state_set
@@ -122,10 +129,16 @@ class FollowerSide(GroupReplica):
             and self._store.gate.stored_offset
         ):
             raise StoreCorruptError(
-                f"replica {self._replica} of {self._broker_name} is in its group's sync-state set and has nothing in "
-                "common with its master: neither may be emptied; keep both directories and look at them"
+                f"replica {self._replica} of broker group {self._broker_name!r} is in the sync-state set, but its "
+                "log has nothing in common with the master's log. Keep the directories of both replicas, and "
+                "check them by hand"
             )
-        logger.warning("%s replica %d is filled anew from %d", self._broker_name, self._replica, physical_offset)
+        logger.warning(
+            "broker group %s, replica %d: the empty log is filled again from physical offset %d",
+            self._broker_name,
+            self._replica,
+            physical_offset,
+        )
         self._reopen(self._empty)
         self._store.chunks.begin_at(physical_offset)
 
@@ -161,8 +174,8 @@ class FollowerSide(GroupReplica):
         """
         if not self._order_lock.acquire(blocking=False):
             raise ServiceNotAvailableError(
-                f"replica {self._replica} of {self._broker_name} changes its role now: nothing was written, ask it "
-                "again whom it follows"
+                f"replica {self._replica} of broker group {self._broker_name!r} is changing its role, so nothing "
+                "was written; read its role again, then retry"
             )
         try:
             with self._failing_on_disk_errors():
@@ -191,7 +204,9 @@ class FollowerSide(GroupReplica):
         self._role.check_chunk(epoch)
         end = self._store.log.end_offset
         if not self._aligned or (chunk.hole is None and chunk.physical_offset != end):
-            raise InvalidArgumentError(f"a chunk for {chunk.physical_offset} came to a log that ends at {end}")
+            raise InvalidArgumentError(
+                f"the chunk begins at physical offset {chunk.physical_offset}, but the log ends at {end}"
+            )
         if not chunk.data:
             return
         if chunk.entry is not None and chunk.entry.epoch > self._epochs.last_epoch:
@@ -222,6 +237,6 @@ class FollowerSide(GroupReplica):
             gone = self._store.topics.delete_before(existing, position)
         if gone:
             logger.info(
-                "%s replica %d deleted %d topics that its master has deleted: %s",
+                "broker group %s, replica %d: deleted %d topics that the master has deleted: %s",
                 *(self._broker_name, self._replica, len(gone), ", ".join(gone[:LOGGED_TOPICS_MAX])),
             )

@@ -110,7 +110,7 @@ class GroupReplica(SoleReplica):
 
     def _open(self) -> MessageStore:
         store = self._open_store(self._on_stored)
-        store.fence(f"replica {self._replica} of {self._broker_name} is not its master")
+        store.fence(f"replica {self._replica} of broker group {self._broker_name!r} is not the master")
         for callback in self._on_progress:
             store.gate.progress.add_listener(callback)
         store.gate.on_written = self._note_log
@@ -138,7 +138,8 @@ class GroupReplica(SoleReplica):
             shows = self._role.role is ReplicaRole.MASTER or (self._aligned and self._shown_from < 0)
             if self._closed or not shows:
                 raise ServiceNotAvailableError(
-                    f"replica {self._replica} of {self._broker_name} has no master yet; see `raymq status`"
+                    f"replica {self._replica} of broker group {self._broker_name!r} has no master yet; see "
+                    "`raymq status`"
                 )
             return self._store
 
@@ -241,7 +242,7 @@ class GroupReplica(SoleReplica):
         failed."""
         if is_want_of_space(error):
             root = self._settings.store_path_root_dir
-            raise StoreNotWritableError(f"the disk of {root} has no room for a small file: {error}") from error
+            raise StoreNotWritableError(f"the disk of {root} has no space for a small file: {error}") from error
 
     @contextmanager
     def _failing_on_disk_errors(self) -> Iterator[None]:
@@ -258,7 +259,8 @@ class GroupReplica(SoleReplica):
             self._refuse_without_room(error)
             self._store.gate.fail(error)
             raise ServiceNotAvailableError(
-                f"replica {self._replica} of {self._broker_name} cannot follow: {self._store.gate.failure}"
+                f"replica {self._replica} of broker group {self._broker_name!r} cannot follow: "
+                f"{self._store.gate.failure}"
             ) from error
 
     def _begin_epoch(self, epoch: int, start_offset: int) -> None:

@@ -67,7 +67,7 @@ class StoreLiveSettings:
         if isinstance(changes, dict):
             self.take({str(name): value for name, value in changes.items()})
         else:
-            logger.warning("%s is no JSON object and is not read", LIVE_SETTINGS_FILE)
+            logger.warning("file %s is not a JSON object and is ignored", LIVE_SETTINGS_FILE)
 
     def take(self, changes: Mapping[str, SettingValue]) -> None:
         """Replace all current changes of settings with `changes`. A change that is no longer valid is left out, with a
@@ -75,7 +75,7 @@ class StoreLiveSettings:
         self._changes = changes_for_stores(changes)
         self.now, refused = apply_changes(self._start, self._changes)
         for name, reason in refused.items():
-            logger.warning("the live setting %s does not count here: %s", name, reason)
+            logger.warning("the changed setting %s is ignored: %s", name, reason)
         self._settings.change(self.now.store, LIVE_SETTINGS["store"])
 
     def store(self, changes: Mapping[str, SettingValue], write: Callable[[str, str], None]) -> None:

@@ -102,7 +102,7 @@ class LogCarrier:
                 # TimeoutError)
                 raise
             raise ServiceNotAvailableError(
-                f"a lane of the replicator of replica {self._replica} broke: {error!r}"
+                f"a connection (lane) of the replicator of replica {self._replica} broke: {error!r}"
             ) from error
 
     def _tell(self) -> None:
@@ -165,10 +165,10 @@ class LogCarrier:
         """
         now_s, window = time.monotonic(), self._window
         if window.under_way and now_s - self._sent_s >= REPLICATE_CALL_TIMEOUT_S:
-            raise RequestTimeoutError(f"replica {self._replica}, to append a chunk,", REPLICATE_CALL_TIMEOUT_S)
+            raise RequestTimeoutError(f"appending a chunk at replica {self._replica}", REPLICATE_CALL_TIMEOUT_S)
         if not window.is_asked or now_s - self._asked_s < REPLICATE_LONG_POLL_S + LATE_S:
             return True
         longest_s = REPLICATE_LONG_POLL_S + REPLICATE_CALL_TIMEOUT_S
         if now_s - self._asked_s >= longest_s:
-            raise RequestTimeoutError(f"replica {self._following.master}, to read its log,", longest_s)
+            raise RequestTimeoutError(f"reading the log of replica {self._following.master}", longest_s)
         return self._is_followed()

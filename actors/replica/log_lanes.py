@@ -160,7 +160,7 @@ class LogLanes:
                 # follower kept waiting, it would follow the new master late. Until then the new master might have too
                 # few copies to acknowledge messages.
                 self._end(read)
-                read.request.fail(ServiceNotAvailableError(f"the log does not grow any more: {failure}"))
+                read.request.fail(ServiceNotAvailableError(f"the log no longer grows: {failure}"))
                 return
         self._end(read)
         if beyond <= NEAR_BYTES:
@@ -177,7 +177,7 @@ class LogLanes:
         try:
             chunk = self._replica.chunk_at(asked.epoch, asked.next_offset, asked.max_bytes)
         except Exception as error:
-            read.request.fail(read.request.told(error, "the reading of a chunk"))
+            read.request.fail(read.request.told(error, "reading a chunk of the log"))
             return
         head = ChunkHead(chunk.physical_offset, chunk.confirm_offset, chunk.end_offset, chunk.entry, chunk.hole)
         read.request.answer(encode_chunk_head(head), chunk.data)
@@ -211,8 +211,8 @@ class LogLanes:
                 acked = self._replica.copied(copy.epoch, copy.end_offset)
                 if acked is None and time.monotonic() >= copy.deadline_s:
                     raise ServiceNotAvailableError(
-                        f"the disk of a replica took more than {APPEND_LOG_TIMEOUT_S:g} s to flush a chunk, which is "
-                        "written: ask the replica how far it is"
+                        f"the disk of a replica needed more than {APPEND_LOG_TIMEOUT_S:g} s to flush a written "
+                        "chunk; read the replica's position again"
                     )
             except RaymqError as error:
                 copy.request.fail(error)

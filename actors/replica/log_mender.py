@@ -60,7 +60,9 @@ def _mend(damaged: StorageCalls, other: StorageCalls, epoch: int, replica: int) 
         except NotMasterError:
             raise
         except InvalidArgumentError as error:
-            logger.warning("%s: the damaged bytes at %d were not mended: %s", damaged.name, hole.offset, error)
+            logger.warning(
+                "%s: the damaged bytes at physical offset %d were not repaired: %s", damaged.name, hole.offset, error
+            )
     return mended
 
 
@@ -74,7 +76,13 @@ def _mend_hole(damaged: StorageCalls, other: StorageCalls, epoch: int, replica: 
         begin, data = (hole.end_offset, b"") if part is None else part
         if data:
             damaged.call("mend_log", epoch, begin, data, timeout_s=MEND_CALL_TIMEOUT_S)
-            logger.warning("%s: %d damaged bytes at %d came from %s", damaged.name, len(data), begin, other.name)
+            logger.warning(
+                "%s: %d damaged bytes at physical offset %d were repaired from %s",
+                damaged.name,
+                len(data),
+                begin,
+                other.name,
+            )
             mended += len(data)
         if begin > rest:
             damaged.call("note_lacking", epoch, replica, rest, timeout_s=MEND_CALL_TIMEOUT_S)

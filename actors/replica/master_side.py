@@ -57,8 +57,8 @@ class MasterSide(GroupReplica):
         with self._changed:
             if self._role.epoch != epoch or not self._may_acknowledge or self._closed:
                 raise ServiceNotAvailableError(
-                    f"replica {self._replica} of {self._broker_name} was replaced as master while messages waited for "
-                    "their copies; it is unknown whether they stay stored"
+                    f"replica {self._replica} of broker group {self._broker_name!r} was replaced as master while "
+                    "messages waited for their copies; these messages may or may not stay stored"
                 )
             return self._has_copies(end_offset)
 
@@ -129,6 +129,7 @@ class MasterSide(GroupReplica):
             reason = self._hole_reports.reason_to_wait(hole.offset, may_have, now_s)
         if reason:
             raise StoreCorruptError(
-                f"the {hole.size} bytes at {hole.offset} in the log of replica {self._replica} of {self._broker_name} "
-                f"are damaged: {hole.reason}; they are not copied yet, because {reason}"
+                f"the {hole.size} bytes at physical offset {hole.offset} in the log of replica {self._replica} of "
+                f"broker group {self._broker_name!r} are damaged: {hole.reason}; the damaged bytes are not copied "
+                f"yet, because {reason}"
             )

@@ -87,7 +87,13 @@ class Replica(MasterSide, FollowerSide):
                     self._files.note_set(newest)
             self._carry_out(order)
         except NotMasterError as error:
-            logger.info("%s replica %d does not carry out %s: %s", self._broker_name, self._replica, order, error)
+            logger.info(
+                "broker group %s, replica %d does not execute the order %s: %s",
+                self._broker_name,
+                self._replica,
+                order,
+                error,
+            )
         except OSError as error:
             # Report that this replica's disk has failed, because a sync-state set or an epoch could not be written to
             # disk.
@@ -131,8 +137,8 @@ class Replica(MasterSide, FollowerSide):
             floor = self._confirm_file.floor.offset
             if end < floor:
                 logger.error(
-                    "%s replica %d leads in epoch %d without the acknowledged messages from %d to %d, which no replica "
-                    "that answered has",
+                    "broker group %s, replica %d leads in epoch %d without the acknowledged messages from "
+                    "physical offset %d to %d, because no answering replica has these messages",
                     *(self._broker_name, self._replica, first.epoch, end, floor),
                 )
                 self._give_up_confirmed(first.epoch, end)
@@ -150,7 +156,13 @@ class Replica(MasterSide, FollowerSide):
             self._store.show(end)
             self._notified_offset = -1
             self._wake_all()
-        logger.warning("%s replica %d leads epoch %d from %d", self._broker_name, self._replica, first.epoch, end)
+        logger.warning(
+            "broker group %s, replica %d leads in epoch %d from physical offset %d",
+            self._broker_name,
+            self._replica,
+            first.epoch,
+            end,
+        )
         self._store.flags.clear_flag(RunningFlag.FENCED)
         self._store.schedule.start_delivery()
 
@@ -163,10 +175,14 @@ class Replica(MasterSide, FollowerSide):
             self._shared_holes = frozenset()
             self._wake_all()
         logger.warning(
-            "%s replica %d follows %d in epoch %d", self._broker_name, self._replica, order.master, order.epoch
+            "broker group %s, replica %d follows replica %d in epoch %d",
+            self._broker_name,
+            self._replica,
+            order.master,
+            order.epoch,
         )
         self._store.schedule.stop_delivery()
-        self._store.fence(f"replica {self._replica} of {self._broker_name} is not its master")
+        self._store.fence(f"replica {self._replica} of broker group {self._broker_name!r} is not the master")
 
     def account(self) -> ReplicaState:
         """Return this replica's state report for the Controller. Before the return, the report's confirm offset is

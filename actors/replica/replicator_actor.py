@@ -94,7 +94,7 @@ class Replicator:
                 # Retry: a role has changed, or a replica cannot be reached. So ask the slave again for its current
                 # master.
                 self._failure = str(error)
-                logger.info("%s: %s", self._name, error)
+                logger.info("replicator %s pauses the copy of the log: %s", self._name, error)
                 self._stopping.wait(backoff.next())
 
     def _copy(self, following: Following) -> None:
@@ -141,7 +141,7 @@ class Replicator:
                 if now is not None and now.position is not None:
                     self._mend(now)
             except RaymqError as error:
-                logger.info("%s was not looked through for damage: %s", self._name, error)
+                logger.info("replicator %s cannot look for damaged log ranges: %s", self._name, error)
 
     def _open_lane(self, description: StorageDescription) -> Lane:
         """Open a lane (direct socket connection) to a storage actor. Raises ServiceNotAvailableError if the lane cannot
@@ -149,7 +149,7 @@ class Replicator:
         try:
             return Lane(description.lane, remote=description.node_id != self._node_id)
         except LANE_NOT_OPENED as error:
-            raise lane_error(f"the copies for {self._name} wait", description.name, description.lane, error) from error
+            raise lane_error(f"replication to {self._name} waits", description.name, description.lane, error) from error
 
     def _note_copied(self, copied_bytes: int) -> None:
         self._copied += copied_bytes
@@ -173,7 +173,7 @@ class Replicator:
             if not self._is_followed(following):
                 return False
             if self._stopping.is_set() or time.monotonic() >= deadline_s:
-                raise RequestTimeoutError(f"replica {following.master}, to say where its lane is,", longest_s)
+                raise RequestTimeoutError(f"getting the lane's address from replica {following.master}", longest_s)
         return True
 
 

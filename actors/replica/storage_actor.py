@@ -131,7 +131,7 @@ class Storage:
         except RaymqError as error:
             # Do not raise the error: after an error in its constructor, the actor would be dead permanently. Instead
             # each call tries to open the store again, and raises the reason of a failure.
-            logger.error("%s cannot open its store: %s", name, error)
+            logger.error("storage actor %s cannot open its store: %s", name, error)
         figures = StorageMetrics(lambda: self._open().any_store, lambda: self._append_limit.under_way, self._requests)
         self._metrics = MetricsThread(
             metrics, "storage", str(name), figures.report, broker=name.broker_name, storage=str(name)
@@ -236,7 +236,8 @@ class Storage:
                 # TimeoutError)
                 raise
             raise StoreError(
-                f"{self._name} cannot open its store: {error}; see the disk of {self._settings.store_path_root_dir}"
+                f"storage actor {self._name} cannot open its store: {error}; check the disk of "
+                f"{self._settings.store_path_root_dir}"
             ) from error
 
     def _make_replica(self, options: ReplicationOptions) -> Replica:
@@ -269,7 +270,7 @@ class Storage:
     def _require_replica(self) -> Replica:
         replica = self._open()
         if not isinstance(replica, Replica):
-            raise InvalidArgumentError(f"{self._name} is the only replica of its broker group")
+            raise InvalidArgumentError(f"storage actor {self._name} is the only replica of its broker group")
         return replica
 
     @ray.method(concurrency_group="append")

@@ -87,8 +87,8 @@ def _check_running(options: AccessOptions) -> None:
         asks = True
     if asks != options.enable:
         raise ConfigError(
-            f"access.enable is {str(options.enable).lower()}, and the raymq that runs has it "
-            f"{'on' if asks else 'off'}: stop it with `raymq down` first"
+            f"access.enable is {str(options.enable).lower()}, but access is {('on' if asks else 'off')} in the "
+            "running raymq: stop raymq with `raymq down` first"
         )
 
 
@@ -121,10 +121,13 @@ def internal_key(data_dir: str) -> bytes:
 def _read_key(file: Path) -> bytes:
     about = file.stat()
     if about.st_uid != os.geteuid() or about.st_mode & 0o077:
-        raise ConfigError(f"others than this user may read or own {file}, the key of raymq's actors: remove it")
+        raise ConfigError(
+            f"file {file}, the key of raymq's actors, belongs to another user or is readable for other users: "
+            "remove the file"
+        )
     key = file.read_bytes()
     if len(key) != KEY_BYTES:
-        raise ConfigError(f"{file} has {len(key)} bytes and is no key of raymq's actors: remove it")
+        raise ConfigError(f"file {file} has {len(key)} bytes and is not a key of raymq's actors: remove the file")
     return key
 
 

@@ -66,7 +66,7 @@ class ConsoleService:
         try:
             self._start()
         except RaymqError as error:
-            logger.warning("the console does not run: %s", error)
+            logger.warning("the console is not running: %s", error)
             self._failure = error
 
     def _start(self) -> None:
@@ -122,8 +122,9 @@ def application_settings(options: ConsoleOptions) -> ConsoleSettings:
     open_to_all = not cluster_has_tokens() and server is None
     if open_to_all and not options.is_loopback:
         raise ConfigError(
-            f"console.host is {options.host}, and Ray's token authentication is off: everybody who reaches it would be "
-            "an admin; use 127.0.0.1, or start Ray with RAY_AUTH_MODE=token, or turn access on"
+            f"console.host is {options.host}, but Ray's token authentication is off, so everybody who reaches the "
+            "console would be an admin: set console.host to 127.0.0.1, start Ray with RAY_AUTH_MODE=token, or "
+            "set access.enable"
         )
     viewers = options.viewer_token_file
     is_rays = ray_token_check(Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser())
@@ -237,7 +238,7 @@ def _known_port(folder: Path) -> int:
     try:
         return int((folder / PORT_FILE).read_text())
     except (OSError, ValueError) as error:
-        logger.warning("the console's port before its restart is not known: %s", error)
+        logger.warning("cannot read the port that the console had before its restart: %s", error)
         return 0
 
 
@@ -253,6 +254,7 @@ def _bind(host: str, port: int, timeout_s: float) -> socket.socket:
             listening.close()
             if time.monotonic() > deadline_s:
                 raise ConfigError(
-                    f"the console cannot listen on {host}:{port}: {error.strerror}; set console.port, 0 for any"
+                    f"the console cannot listen on {host}:{port}: {error.strerror}; set console.port to a "
+                    "free port, or to 0 for any port"
                 ) from None
             time.sleep(BIND_INTERVAL_S)

@@ -55,7 +55,9 @@ class AuditLog:
                 return
             except RaymqError as error:
                 reasons.append(f"{name}: {error}")
-        raise ServiceNotAvailableError(f"no broker group takes the audit's entry: {'; '.join(reasons) or 'none runs'}")
+        raise ServiceNotAvailableError(
+            f"no broker group accepts the entry of the audit log: {'; '.join(reasons) or 'no broker group is running'}"
+        )
 
     def read(self, limit: int, cursor: str | None) -> AuditPage:
         """Return at most `limit` audit entries, newest first, and the cursor of the next page."""
@@ -87,7 +89,7 @@ class AuditLog:
     def _storage(self, broker_name: str) -> StorageClient:
         data = self._client.admin.brokers().get(broker_name)
         if data is None:
-            raise ServiceNotAvailableError(f"no broker group {broker_name!r} is registered")
+            raise ServiceNotAvailableError(f"broker group {broker_name!r} is not registered")
         return self._client.storages.get(data.storages[MASTER_ID])
 
 

@@ -70,7 +70,7 @@ class LiveControl:
         try:
             routes = self._admin.topic_routes(topics_to_look_at(status))
         except RaymqError as error:
-            logger.info("unknown which broker groups take writes, because no NameServer answered: %s", error)
+            logger.info("cannot check which broker groups accept writes, because no NameServer answered: %s", error)
             return {}
         return writable_of(status, routes.values())
 
@@ -82,7 +82,7 @@ class LiveControl:
                 try:
                     self._store = ActorRef(name).call("describe", timeout_s=ACCOUNT_TIMEOUT_S)
                 except RaymqError as error:
-                    logger.info("the settings of %s are unknown: %s", name, error)
+                    logger.info("cannot read the settings of broker %s: %s", name, error)
         return settings_of(status, self._store)
 
     def drain(self, node: str, *, drained: bool) -> None:

@@ -201,12 +201,12 @@ def _write_round(part: ArchiveStep, topic: str, staging: Path, stage: Stage) -> 
         path = staging / one.piece.path
         if not path.is_file():
             raise InvalidArgumentError(
-                f"{path} was written by an executor and is not here: an archive must be in a directory that all nodes "
-                "share under one path"
+                f"file {path} was written by an executor, but does not exist on this node: use a directory that "
+                "all nodes share under the same path"
             )
         rows = check_file(path, topic, one.piece)
         if rows != one.rows:
-            raise StoreCorruptError(f"{path} has {rows} rows and {one.rows} were written")
+            raise StoreCorruptError(f"file {path} has {rows} rows, but {one.rows} rows were written")
     written += [_write_absent(piece, staging) for piece in (*part.absent, *_empty(part.ranges, written))]
     check_cover(
         [
@@ -267,12 +267,14 @@ def locked(folder: Path) -> Iterator[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidArgumentError(f"the archive cannot be in {folder}: {error.strerror}") from None
+        raise InvalidArgumentError(f"cannot create the archive in directory {folder}: {error.strerror}") from None
     with open(folder / ".lock", "wb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ClientStateError(f"another run archives into {folder}; wait for its end") from None
+            raise ClientStateError(
+                f"another run is archiving into directory {folder}; wait until that run ends"
+            ) from None
         yield folder
 
 
@@ -406,7 +408,7 @@ def command(
 
 def _verify(directory: Path, topic: str, as_json: bool) -> None:
     if not (directory / topic).is_dir():
-        raise InvalidArgumentError(f"there is no archive of {topic} in {directory}")
+        raise InvalidArgumentError(f"directory {directory} has no archive of topic {topic!r}")
     with counting("checking files", talks=as_json) as counter:
         counter.expect(sum(1 for _ in (directory / topic).glob("day=*/*")))
         report = verify(directory, topic, counter.advance)

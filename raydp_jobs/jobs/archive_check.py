@@ -58,18 +58,18 @@ def check_file(path: Path, topic: str, piece: ArchiveFile) -> int:
     try:
         footer = pq.read_metadata(path)
     except (OSError, pa.ArrowException) as error:
-        raise StoreCorruptError(f"{path} cannot be read: {error}") from None
+        raise StoreCorruptError(f"file {path} cannot be read: {error}") from None
     told = {key.decode(): value.decode() for key, value in (footer.metadata or {}).items() if key.startswith(b"raymq.")}
     rows = int(footer.num_rows)
     if told != metadata_of(topic, piece, rows):
-        raise StoreCorruptError(f"{path} has {rows} rows and its metadata says otherwise: {told}")
+        raise StoreCorruptError(f"file {path} has {rows} rows, but its metadata gives {told}")
     names = footer.schema.to_arrow_schema().names
     column = names.index("queue_offset") if "queue_offset" in names else -1
     if column < 0 or not 0 < rows <= piece.end_offset - piece.start_offset:
-        raise StoreCorruptError(f"{path} cannot have the messages of its offsets: it has {rows} rows")
+        raise StoreCorruptError(f"file {path} cannot contain all messages of its offset range: it has {rows} rows")
     for lowest, highest in _bounds(footer, "queue_offset"):
         if lowest < piece.start_offset or highest >= piece.end_offset:
-            raise StoreCorruptError(f"{path} has offsets {lowest} to {highest}, which are not those of its name")
+            raise StoreCorruptError(f"file {path} has offsets {lowest} to {highest}, which do not match its name")
     return rows
 
 
@@ -97,19 +97,22 @@ def check_rows(path: Path, topic: str, piece: ArchiveFile) -> None:
                 offsets = batch.column("queue_offset")
                 ascending = len(offsets) < 2 or pc.all(pc.greater(offsets[1:], offsets[:-1])).as_py()
                 if not ascending or offsets[0].as_py() < position:
-                    raise StoreCorruptError(f"{path}: offsets are not in order, or twice, after {position - 1}")
+                    raise StoreCorruptError(
+                        f"file {path}: after offset {position - 1} the offsets are out of order, or an offset "
+                        "occurs twice"
+                    )
                 position = offsets[-1].as_py() + 1
                 for name, value in queue.items():
                     if batch.column(name).unique().to_pylist() != [value]:
-                        raise StoreCorruptError(f"{path} has messages whose {name} is not {value}")
+                        raise StoreCorruptError(f"file {path} has messages whose {name} is not {value}")
                 # A message that was already damaged when it was archived has no store time.
                 days = pc.floor_temporal(batch.column("store_timestamp").drop_null(), unit="day").cast(pa.date32())
                 if days.unique().to_pylist() not in ([day], []):
-                    raise StoreCorruptError(f"{path} has messages that were not stored on {piece.day}")
+                    raise StoreCorruptError(f"file {path} has messages that were not stored on {piece.day}")
     except (OSError, pa.ArrowException) as error:
-        raise StoreCorruptError(f"{path} is damaged: {error}") from None
+        raise StoreCorruptError(f"file {path} is damaged: {error}") from None
     if position > piece.end_offset:
-        raise StoreCorruptError(f"{path} has offset {position - 1}, which is not one of its name's")
+        raise StoreCorruptError(f"file {path} has offset {position - 1}, which does not match its name")
 
 
 def verify(directory: Path, topic: str, advance: Callable[[int], None] = lambda count: None) -> ArchiveReport:

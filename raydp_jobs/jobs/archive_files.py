@@ -75,7 +75,7 @@ class ArchiveFile:
             piece = cls(name["broker"], int(name["queue"]), int(name["start"]), int(name["end"]), day[1] if day else "")
             if piece.path == path and piece.start_offset < piece.end_offset:
                 return piece
-        raise StoreCorruptError(f"{path} is not a file of an archive; move it elsewhere")
+        raise StoreCorruptError(f"file {path} is not a file of an archive; move the file elsewhere")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +111,12 @@ def problems_of(pieces: Iterable[ArchiveFile]) -> list[str]:
         for one, other in pairwise(group):
             name = f"{queue[0]}:{queue[1]}"
             if one.end_offset < other.start_offset:
-                problems.append(f"{name}: no file has offsets {one.end_offset} to {other.start_offset - 1}")
+                problems.append(f"queue {name}: no file has offsets {one.end_offset} to {other.start_offset - 1}")
             elif one.end_offset > other.start_offset:
-                problems.append(f"{name}: offsets from {other.start_offset} on are in {one.path} and in {other.path}")
+                problems.append(
+                    f"queue {name}: offsets from {other.start_offset} on are both in file {one.path} and in file "
+                    f"{other.path}"
+                )
     return problems
 
 
@@ -122,7 +125,9 @@ def next_offsets(pieces: Iterable[ArchiveFile]) -> dict[QueueKey, int]:
     have a gap or overlap."""
     pieces = list(pieces)
     for problem in problems_of(pieces):
-        raise StoreCorruptError(f"the archive is damaged: {problem}; bring the file back, or archive anew elsewhere")
+        raise StoreCorruptError(
+            f"the archive is damaged: {problem}; restore the file, or archive the topic again in another directory"
+        )
     return {piece.queue: piece.end_offset for piece in sorted(pieces)}
 
 
@@ -149,13 +154,13 @@ def plan_round(
         start = _start(queue, bounds, done)
         if bounds.max_offset < start:
             raise StoreCorruptError(
-                f"{queue} ends at offset {bounds.max_offset} and the archive has it up to {start}: the topic was made "
-                "anew since; archive it in another directory"
+                f"queue {queue} ends at offset {bounds.max_offset}, but the archive has its offsets up to "
+                f"{start}: the topic was deleted and created again; archive the topic in another directory"
             )
         if start < bounds.min_offset:
-            lost = f"{queue}: offsets {start} to {bounds.min_offset - 1} were deleted before they were archived"
+            lost = f"queue {queue}: offsets {start} to {bounds.min_offset - 1} were deleted before they were archived"
             if not skip_lost:
-                raise DataLossError(f"{lost}; go on without them with --skip-lost")
+                raise DataLossError(f"{lost}; to continue without these messages: --skip-lost")
             absent.append(ArchiveFile(*key, start, bounds.min_offset, ""))
             start = bounds.min_offset
         end = min(bounds.max_offset, start + each)
@@ -187,6 +192,8 @@ def check_cover(ranges: Iterable[OffsetRange], pieces: Iterable[ArchiveFile]) ->
                 break
             position = left.pop(0).end_offset
         if position != item.end_offset:
-            raise StoreCorruptError(f"{item.queue}: offsets {position} to {item.end_offset - 1} were not written")
+            raise StoreCorruptError(
+                f"offsets {position} to {item.end_offset - 1} of queue {item.queue} were not written"
+            )
     if left:
-        raise StoreCorruptError(f"{left[0].path} was written and not asked for")
+        raise StoreCorruptError(f"file {left[0].path} was written, but does not belong to the plan")

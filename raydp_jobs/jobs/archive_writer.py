@@ -73,7 +73,7 @@ def write_range(
         for day, some in _days(batch):
             first = some.column("queue_offset")[0].as_py()
             if first < position:
-                raise StoreCorruptError(f"{item.queue}: offset {first} was read after offset {position - 1}")
+                raise StoreCorruptError(f"queue {item.queue}: offset {first} was read after offset {position - 1}")
             if current is not None and (current.day != day or current.bytes >= file_bytes):
                 written.append(current.close(first))
                 current = None

@@ -35,7 +35,9 @@ def check_picture(path: Path | None) -> None:
     if path.suffix != ".png":
         raise InvalidArgumentError(f"a picture is a PNG file: name it {path.with_suffix('.png')}, not {path}")
     if not path.absolute().parent.is_dir():
-        raise InvalidArgumentError(f"there is no directory {path.absolute().parent} for the picture; make it first")
+        raise InvalidArgumentError(
+            f"directory {path.absolute().parent} for the picture does not exist; create the directory first"
+        )
 
 
 def save_picture(path: Path, draw: Callable[[Figure], None]) -> None:

@@ -108,17 +108,17 @@ def lines_of(source: Path) -> list[Line]:
     if source.is_file():
         return [_file_line(source, source.name)]
     if not source.is_dir():
-        raise InvalidArgumentError(f"there is no file and no directory {source}")
+        raise InvalidArgumentError(f"source {source} does not exist: name a Parquet file or a directory")
     if any(_is_piece(path.relative_to(source)) for path in source.glob("day=*/*.parquet")):
         return _archive_lines(source)
     topics = sorted({path.parent.parent.name for path in source.glob("*/day=*/*.parquet")})
     if topics:
         raise InvalidArgumentError(
-            f"{source} has archives of several topics: name one of them, such as {source / topics[0]}"
+            f"directory {source} has archives of several topics: name one archive, such as {source / topics[0]}"
         )
     files = sorted(path for path in source.rglob("*.parquet") if not _is_hidden(path.relative_to(source)))
     if not files:
-        raise InvalidArgumentError(f"there is no Parquet file in {source}")
+        raise InvalidArgumentError(f"directory {source} has no Parquet file")
     return [_file_line(path, str(path.relative_to(source))) for path in files]
 
 
@@ -160,7 +160,7 @@ def metadata_of_file(path: Path) -> pq.FileMetaData:
     try:
         return pq.read_metadata(path)
     except (OSError, pa.ArrowException) as error:
-        raise StoreCorruptError(f"{path} cannot be read: {error}") from None
+        raise StoreCorruptError(f"file {path} cannot be read: {error}") from None
 
 
 def read_line(line: Line, selection: Selection) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -174,7 +174,9 @@ def read_line(line: Line, selection: Selection) -> Iterator[tuple[int, pa.Record
         names = metadata_of_file(path).schema.to_arrow_schema().names
         missing = [name for name in ("body", *selection.columns) if name not in names]
         if missing:
-            raise InvalidArgumentError(f"{path} has no column {', '.join(missing)}: it has {', '.join(names)}")
+            raise InvalidArgumentError(
+                f"file {path} has no column {', '.join(missing)}; its columns are {', '.join(names)}"
+            )
         sent = [name for name in SENT_COLUMNS if name in names]
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -182,7 +184,7 @@ def read_line(line: Line, selection: Selection) -> Iterator[tuple[int, pa.Record
                     chosen = selection.of(batch).select(sent)
                     yield batch.num_rows, _readable(chosen, path) if line.is_queue else chosen
         except (OSError, pa.ArrowException) as error:
-            raise StoreCorruptError(f"{path} is damaged: {error}") from None
+            raise StoreCorruptError(f"file {path} is damaged: {error}") from None
 
 
 def _readable(batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
@@ -191,7 +193,7 @@ def _readable(batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
     body = batch.column("body")
     if not body.null_count:
         return batch
-    logger.warning("%s: %d messages that could not be read are not replayed", path, body.null_count)
+    logger.warning("file %s: %d unreadable messages are not replayed", path, body.null_count)
     return batch.filter(body.is_valid())
 
 

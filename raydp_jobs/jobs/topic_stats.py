@@ -81,8 +81,8 @@ def run(
             found = counts.select("topic", "start").distinct().count()
             if found > BUCKETS_MAX:
                 raise InvalidArgumentError(
-                    f"the messages lie in {found} stretches of {every_s} s, at most {BUCKETS_MAX} are shown: "
-                    "take longer ones with --every, or a part of the time with --from and --to"
+                    f"the messages span {found} intervals of {every_s} s, but at most {BUCKETS_MAX} can be shown: "
+                    "choose longer intervals with --every, or a time range with --from and --to"
                 )
             of_topics = totals(counts).collect()
             of_tags = tag_totals(counts).collect()

@@ -72,8 +72,8 @@ class Windows:
     def __post_init__(self) -> None:
         if not 0 < self.slide_s <= self.length_s:
             raise InvalidArgumentError(
-                f"a new window each {self.slide_s} s leaves out messages between windows of {self.length_s} s: "
-                "--slide is at most --window"
+                f"windows of {self.length_s} s that begin every {self.slide_s} s would skip messages: set --slide "
+                "to at most --window"
             )
 
 
@@ -292,7 +292,7 @@ def compare_options(checkpoint: Path, options: dict[str, Any]) -> None:
     if other:
         told = ", ".join(f"{name}={value}" for name, value in sorted(other.items()))
         raise InvalidArgumentError(
-            f"checkpoint {checkpoint} is of another count ({told}): give each a directory of its own"
+            f"checkpoint {checkpoint} belongs to another count ({told}): use a separate directory for each count"
         )
 
 

@@ -65,7 +65,9 @@ def check_columns(df: DataFrame) -> None:
     """Raise InvalidArgumentError unless the rows of `df` can be written to a topic. The error's text lists all problems
     and how to solve them."""
     names = df.columns
-    wrong = [] if "body" in names else ["column 'body' is missing: name one so, with df.withColumnRenamed(…, 'body')"]
+    wrong = (
+        [] if "body" in names else ["column 'body' is missing: rename a column with df.withColumnRenamed(…, 'body')"]
+    )
     wrong += [f"column {name!r} exists twice" for name in sorted({name for name in names if names.count(name) > 1})]
     known = [name for name in names if name in _KINDS]
     unknown = [name for name in names if name not in _KINDS]
@@ -81,13 +83,13 @@ def check_columns(df: DataFrame) -> None:
             if not fits(field.dataType):
                 wrong.append(f"column {field.name!r} is {field.dataType.simpleString()}, not {expected}: use {mend}")
     if wrong:
-        raise InvalidArgumentError(f"this DataFrame cannot be written to a topic: {'; '.join(wrong)}")
+        raise InvalidArgumentError(f"the DataFrame cannot be written to a topic: {'; '.join(wrong)}")
 
 
 def check_sort(sort: Sort) -> None:
     """Raise InvalidArgumentError if `sort` is not "auto", "always" or "never"."""
     if sort not in ("auto", "always", "never"):
-        raise InvalidArgumentError(f"sort is 'auto', 'always' or 'never', not {sort!r}")
+        raise InvalidArgumentError(f"sort must be 'auto', 'always' or 'never', not {sort!r}")
 
 
 def in_fixed_order(df: DataFrame, sort: Sort) -> DataFrame:

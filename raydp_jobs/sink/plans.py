@@ -62,7 +62,7 @@ class WritePlan:
         try:
             values = json.loads(text)
             if values["version"] not in (1, VERSION):
-                raise ValueError(f"its version is {values['version']}, not 1 or {VERSION}")
+                raise ValueError(f"the plan's version is {values['version']}, not 1 or {VERSION}")
             counts = parse_order_config(values["queues"])
             queues = tuple(
                 MessageQueue(topic, name, number) for name in sorted(counts) for number in range(counts[name])
@@ -70,7 +70,8 @@ class WritePlan:
             return cls(queues, values["time_ms"], int(values["partitions"]), int(values.get("first_queue", 0)))
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidArgumentError(
-                f"{path} is no plan of a write to {topic!r} ({error}); it was written by another version, or by others"
+                f"file {path} is not a plan of a write to topic {topic!r} ({error}): another version of "
+                "raymq, or another program, wrote the file"
             ) from error
 
 

@@ -91,7 +91,7 @@ def write_topic(
     """
     if df.isStreaming:
         raise InvalidArgumentError(
-            "write_topic writes a batch DataFrame; for a streaming one use "
+            "write_topic writes a batch DataFrame; for a streaming DataFrame use "
             f"df.writeStream.foreachBatch(topic_sink({topic!r})).option('checkpointLocation', …).start()"
         )
     check_user_topic(topic)
@@ -99,7 +99,7 @@ def write_topic(
     name = write_id if write_id is not None else uuid.uuid4().hex
     if not name:
         raise InvalidArgumentError(
-            "write_id is a text that names this write; leave it out for a write that is not repeated"
+            "write_id must be a text that names the write; leave write_id out for a write that is not repeated"
         )
     write = _BatchWrite(ClusterConnection(client, settings), topic, sort, check_first=check_first)
     # A repeat without a plan could not find its first queue again, so such a write begins with the first queue.
@@ -136,7 +136,9 @@ def topic_sink(
     """
     check_user_topic(topic)
     if not _NAME.fullmatch(name):
-        raise InvalidArgumentError(f"a sink's name has letters, digits, - and _, not {name!r}: it names a directory")
+        raise InvalidArgumentError(
+            f"the name of a sink may have letters, digits, - and _ only, because it names a directory; got {name!r}"
+        )
     write = _BatchWrite(ClusterConnection(client, settings), topic, sort, check_first=check_first)
     return _StreamWrite(write, name, plan_location, on_batch)
 
@@ -177,9 +179,9 @@ class _BatchWrite:
         fixed = files.fix(self.topic, batch, replace(plan, partitions=partitions))
         if partitions and fixed.partitions and partitions != fixed.partitions:
             raise ClientStateError(
-                f"batch {batch} was begun with {fixed.partitions} partitions and has {partitions} now, so its rows "
-                "cannot be told from those that are stored: restart it with the cores and settings of then "
-                "(spark.default.parallelism, spark.sql.files.*), or put a repartition before the write"
+                f"batch {batch} was begun with {fixed.partitions} partitions and now has {partitions}, so its "
+                "rows cannot be compared with the stored rows: restart the query with the former cores and "
+                "settings (spark.default.parallelism, spark.sql.files.*), or put a repartition before the write"
             )
         return fixed
 
@@ -215,8 +217,9 @@ class _StreamWrite:
         with self._lock:
             if self._written.get((query, self._write.topic, self._name)) == (run, batch):
                 raise ClientStateError(
-                    f"batch {batch} of this query is written to {self._write.topic!r} twice, and the second write "
-                    "would be taken for a repeat of the first: give each its own topic_sink with another name=…"
+                    f"batch {batch} of this query is written to topic {self._write.topic!r} twice, and the second "
+                    "write would count as a repeat of the first: use a separate topic_sink with another name=… "
+                    "for each write"
                 )
 
 
@@ -236,7 +239,7 @@ def _present_query(df: DataFrame) -> tuple[str, str]:
     query, run = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_RUN_ID)
     if not query:
         raise ClientStateError(
-            "a topic_sink is a function for df.writeStream.foreachBatch; for a batch use write_topic"
+            "a topic_sink is a function for df.writeStream.foreachBatch; for a batch DataFrame use write_topic"
         )
     return query, run or ""
 
@@ -248,8 +251,8 @@ def _checkpoint_of(query: str) -> str:
         if found is not None:
             return found
     raise ClientStateError(
-        "this query's checkpoint was not found, since another SparkSession started it: give topic_sink a "
-        "plan_location=…, a directory beside the checkpoint"
+        "cannot find the checkpoint of this query, because another SparkSession started the query: pass "
+        "plan_location=… to topic_sink, a directory beside the checkpoint"
     )
 
 

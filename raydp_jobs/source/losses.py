@@ -37,7 +37,7 @@ def _tell(before: list[OffsetRange], lost: list[OffsetRange]) -> list[OffsetRang
         return [*before, *lost]
     for one in lost:
         logger.warning(
-            "%s: a Spark task has left out offsets %d to %d, which are gone",
+            "queue %s: a Spark task has skipped offsets %d to %d, which no longer exist",
             one.queue,
             one.start_offset,
             one.end_offset - 1,

@@ -124,7 +124,7 @@ class TopicCluster(StreamCluster):
                 try:
                     self._known = found.result()
                 except RaymqError as error:
-                    logger.warning("%s: new queues could not be looked for: %s", self._choice, error)
+                    logger.warning("%s: cannot look for new queues: %s", self._choice, error)
             return list(self._known)
 
     def bounds(self, queues: Sequence[MessageQueue], *, all_of_them: bool) -> Mapping[MessageQueue, QueueBounds]:
@@ -149,7 +149,7 @@ class TopicCluster(StreamCluster):
         try:
             return source.creations(topics)
         except RaymqError as error:
-            logger.warning("%s: not known now if a topic was created anew: %s", self._choice, error)
+            logger.warning("%s: cannot check whether a topic was deleted and created again: %s", self._choice, error)
             return {}
 
     def starts(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
@@ -180,7 +180,9 @@ class TopicCluster(StreamCluster):
         try:
             return preferred_hosts(routes, parts)
         except RaymqError as error:
-            logger.warning("%s: a batch is read anywhere, its best places are not known: %s", self._choice, error)
+            logger.warning(
+                "%s: cannot find the nodes of the stores; a batch is read on any node: %s", self._choice, error
+            )
             return [[] for _ in parts]
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> bool:
@@ -230,7 +232,9 @@ class TopicCluster(StreamCluster):
                 return found
         if broker_name not in self._silent:
             self._silent.add(broker_name)
-            logger.warning("%s: batches go on without new messages of %s: %s", self._choice, broker_name, problem)
+            logger.warning(
+                "%s: batches continue without new messages of broker group %s: %s", self._choice, broker_name, problem
+            )
         return {}
 
     def _look(self, connection: _Connection, *, tolerant: bool) -> list[MessageQueue]:
@@ -306,8 +310,9 @@ class GroupCommits:
             self._learn_versions(sorted(offsets.keys() - self._versions.keys()), deadline_s)
             if reset := self._try(offsets, deadline_s):
                 logger.warning(
-                    "group %s: somebody has reset its offsets in %s; the query goes on from its checkpoint and commits "
-                    "that. To have it start elsewhere, start it with a new checkpoint and starting_offsets",
+                    "group %s: the group's offsets in queue %s were reset, but the query continues from its "
+                    "checkpoint and commits the checkpoint's offsets. To start at other offsets, start the query "
+                    "with a new checkpoint and starting_offsets",
                     self._offsets.group,
                     ", ".join(map(str, sorted(reset))),
                 )

@@ -70,8 +70,11 @@ class LostOffsets:
 
     def __str__(self) -> str:
         if self.anew:
-            return f"{self.queue}: its topic was deleted and created anew, after offset {self.start_offset} was reached"
-        return f"{self.queue}: offsets {self.start_offset} to {self.end_offset - 1} are gone"
+            return (
+                f"queue {self.queue}: the topic was deleted and created again after the query had reached offset "
+                f"{self.start_offset}"
+            )
+        return f"queue {self.queue}: offsets {self.start_offset} to {self.end_offset - 1} no longer exist"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +128,8 @@ def plan_batch(
             begins[queue] = _begin(queue, bounds[queue], start, fail_on_data_loss=limits.fail_on_data_loss)
     if lost and limits.fail_on_data_loss:
         raise DataLossError(
-            f"{'; '.join(map(str, lost))}. The query has not read them; pass fail_on_data_loss=False to go on with "
-            "what is left, and with a new topic at its beginning"
+            f"{'; '.join(map(str, lost))}. The query has not read them; pass fail_on_data_loss=False to continue "
+            "with the remaining messages, and with the beginning of a new topic"
         )
     available = [
         OffsetRange(*_names(queue), begin, end)

@@ -94,12 +94,13 @@ class StreamOffsets:
                 )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidArgumentError(
-                f"the checkpoint's offsets are not those of a raymq stream ({error!r}): {text[:200]}; give each query "
-                "a checkpoint location of its own"
+                f"the checkpoint does not contain the offsets of a raymq stream ({error!r}): {text[:200]}; use a "
+                "separate checkpoint location for each query"
             ) from None
         raise InvalidArgumentError(
-            f"the checkpoint's offsets have version {version!r} and this raymq reads version {FORMAT_VERSION}; run the "
-            "query with the raymq that wrote them, or a later one"
+            f"the checkpoint's offsets have version {version!r}, but this version of raymq reads version "
+            f"{FORMAT_VERSION}; run the query with the version of raymq that wrote the checkpoint, or with a "
+            "later version"
         )
 
 

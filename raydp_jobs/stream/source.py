@@ -124,7 +124,7 @@ class TopicSource:
             query.committed = start if self._cluster.commit(previous.offsets) else query.committed
         plan = self._plan(query, previous, unlimited=unlimited)
         for loss in plan.lost:
-            logger.warning("%s; reading on without them, as fail_on_data_loss=False says", loss)
+            logger.warning("%s; the query continues without these messages (fail_on_data_loss=False)", loss)
         if plan.offsets is None:
             return start
         query.batch_s = self._clock()
@@ -203,10 +203,10 @@ class TopicSource:
         anew = [queue for queue in sorted(end.offsets) if is_created_anew(queue, end.creations, now)]
         if not anew:
             return end
-        said = f"{', '.join(_topics_of(anew))}: deleted and created anew since this batch was planned"
+        said = f"topic {', '.join(_topics_of(anew))} was deleted and created again after this batch was planned"
         if self._limits.fail_on_data_loss:
-            raise DataLossError(f"{said}. Pass fail_on_data_loss=False to leave out what was deleted")
-        logger.warning("%s; the batch is read without it, as fail_on_data_loss=False says", said)
+            raise DataLossError(f"{said}. Pass fail_on_data_loss=False to skip the deleted messages")
+        logger.warning("%s; the batch skips the deleted messages (fail_on_data_loss=False)", said)
         return replace(end, offsets={queue: at for queue, at in end.offsets.items() if queue not in anew})
 
     def _without_deleted(self, previous: StreamOffsets, queues: Sequence[MessageQueue]) -> StreamOffsets:
@@ -217,10 +217,13 @@ class TopicSource:
         topics = ", ".join(sorted({queue.topic for queue in deleted}))
         if self._limits.fail_on_data_loss:
             raise DataLossError(
-                f"{topics}: deleted while a query reads it, or not among its topics any more; messages that the query "
-                "has not read may be lost. Pass fail_on_data_loss=False to go on without it"
+                f"topic {topics} was deleted while a query reads it, or is no longer a topic of the query; "
+                "messages that the query has not read may be lost. Pass fail_on_data_loss=False to continue "
+                "without the topic"
             )
-        logger.warning("%s: deleted, or not among the query's topics any more; reading on without it", topics)
+        logger.warning(
+            "topic %s was deleted, or is no longer a topic of the query; the query continues without the topic", topics
+        )
         return forget_queues(previous, deleted)
 
 

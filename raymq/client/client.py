@@ -192,15 +192,16 @@ def _connect(
     if not embedded:
         if config is not None or data_dir is not None or broker_groups is not None:
             raise ClientStateError(
-                "config, data_dir and broker_groups start a raymq: pass embedded=True, or leave them out"
+                "config, data_dir and broker_groups are for an embedded raymq: pass embedded=True, or leave "
+                "config, data_dir and broker_groups out"
             )
         return _checked(Client(_attach(address), names))
     if address is not None:
-        raise ClientStateError("embedded=True starts raymq on this machine; leave address out, or leave embedded out")
+        raise ClientStateError("embedded=True starts raymq on this machine; leave out address or embedded")
     settings: ClusterSettings = load_settings(config, data_dir=data_dir, broker_groups=broker_groups)
     if ray.is_initialized() and running_nameservers():
         raise ClientStateError(
-            "this Ray cluster runs a raymq already: use it with raymq.connect(), without embedded=True"
+            "this Ray cluster already runs raymq: connect with raymq.connect(), without embedded=True"
         )
     cluster = EmbeddedCluster(settings)
     report = _print_step if progress is None else progress
@@ -232,7 +233,7 @@ def _checked(client: Client) -> Client:
         client.close()
         raise
     except RaymqError as error:
-        logger.info("no NameServer says now if this process's user is known: %s", error)
+        logger.info("cannot check whether the user of this process exists, because no NameServer answers: %s", error)
     except BaseException:
         client.close()
         raise
@@ -259,7 +260,7 @@ def _attach(address: str | None) -> Callable[[], None]:
         if attached:
             ray.shutdown()
         raise ClusterNotFoundError(
-            "this Ray cluster runs no raymq: start it with `raymq up`, or use raymq.connect(embedded=True)"
+            "this Ray cluster does not run raymq: start it with `raymq up`, or use raymq.connect(embedded=True)"
         )
     return ray.shutdown if attached else lambda: None
 
@@ -599,7 +600,7 @@ class Client(Closing):
             raise failures[0]
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a raymq client cannot be pickled: call raymq.connect() where it is used")
+        raise TypeError("a raymq client cannot be pickled: call raymq.connect() in the process that uses the client")
 
     def _requests_of_all(self) -> ClientRequests:
         """Return the request service that all producers of this client share. The first call makes it."""
@@ -622,7 +623,7 @@ class Client(Closing):
                 self._open[id(item)] = item
                 return item
         item.close()
-        raise ClientStateError("this client was closed meanwhile; call raymq.connect() again")
+        raise ClientStateError("this client was closed during the call; call raymq.connect() again")
 
     def _forget(self, item: Any) -> None:
         self.heartbeats.remove(item)

@@ -153,8 +153,8 @@ def refuse_other_process(maker: int, what: str) -> None:
 
 def _foreign_error(what: str, maker: int) -> ClientStateError:
     return ClientStateError(
-        f"this {what} was made in process {maker}, and this is process {os.getpid()}, which was forked: make a new "
-        f"one here, over a connection that this process opens itself with raymq.connect()"
+        f"this {what} belongs to process {maker}, and process {os.getpid()} is a fork of that process: create a "
+        f"new {what} in the forked process, after raymq.connect() there"
     )
 
 

@@ -57,10 +57,14 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
     for word in text.split():
         match = _DURATION.fullmatch(word)
         if match is None or not int(match[1]):
-            raise InvalidArgumentError(f"{word!r} is not a delay: write a number and s, m, h or d, such as 30s")
+            raise InvalidArgumentError(
+                f"{word!r} is not a delay: write a number and a unit (s, m, h or d), such as 30s"
+            )
         levels.append(int(match[1]) * _UNIT_MS[match[2]])
     if not 1 <= len(levels) <= DELAY_LEVELS_MAX:
-        raise InvalidArgumentError(f"there may be 1 to {DELAY_LEVELS_MAX} delay levels, not {len(levels)}")
+        raise InvalidArgumentError(
+            f"the list of delay levels must have 1 to {DELAY_LEVELS_MAX} entries, not {len(levels)}"
+        )
     return tuple(levels)
 
 

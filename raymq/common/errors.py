@@ -87,6 +87,11 @@ class RaymqError(Exception):
     retry_after_s: float | None = None
 
 
+def _named(queue: str) -> str:
+    """Return the name of a queue with the word "queue" before it. A text with spaces already describes the queue."""
+    return queue if " " in str(queue) else f"queue {queue}"
+
+
 class InvalidArgumentError(RaymqError, ValueError):
     """An argument of a call breaks a rule of the API."""
 
@@ -116,8 +121,8 @@ class OffsetOutOfRangeError(InvalidArgumentError):
 
     def __str__(self) -> str:
         return (
-            f"offset {self.queue_offset} is outside {self.queue}, which holds offsets {self.min_offset} to "
-            f"{self.max_offset} (the next to be written); seek to an offset in that range"
+            f"offset {self.queue_offset} is outside {_named(self.queue)}, which has offsets {self.min_offset} to "
+            f"{self.max_offset} (the queue's end); seek to an offset in that range"
         )
 
 
@@ -133,7 +138,7 @@ class FilterExpressionError(InvalidArgumentError):
 
     def __str__(self) -> str:
         text = shortened(self.text, self.position - 1)
-        return f"the filter {text!r} does not compile: at character {self.position}, {self.reason}"
+        return f"the filter expression {text!r} does not compile: at character {self.position}, {self.reason}"
 
 
 class MessageIllegalError(RaymqError, ValueError):
@@ -151,7 +156,7 @@ class MessageRefusedError(MessageIllegalError):
         self.hook, self.topic, self.reason = hook, topic, reason
 
     def __str__(self) -> str:
-        return f"a message to topic {self.topic!r} is refused by the store's hook {self.hook}: {self.reason}"
+        return f"the store's hook {self.hook} refuses a message to topic {self.topic!r}: {self.reason}"
 
 
 class TopicNotExistError(RaymqError):
@@ -188,7 +193,7 @@ class TopicExistsError(RaymqError):
         self.topic, self.detail = topic, detail
 
     def __str__(self) -> str:
-        return f"topic {self.topic!r} exists already, {self.detail}; delete it first or use another name"
+        return f"topic {self.topic!r} exists already {self.detail}; delete the topic first, or use another name"
 
 
 class GroupNotExistError(RaymqError):
@@ -225,8 +230,8 @@ class AccessDeniedError(NoPermissionError):
 
     def __str__(self) -> str:
         return (
-            f"user {self.user!r} may not do this: it needs {self.need}, and {self.reason}; its policies are in the "
-            "file that access.users_file names"
+            f"user {self.user!r} may not do this: the call needs {self.need}, and {self.reason}; the file in "
+            "access.users_file has the user's policies"
         )
 
 
@@ -282,7 +287,7 @@ class PolicyNotExistError(RaymqError):
 
     def __str__(self) -> str:
         about = f"entry for {self.resource}" if self.resource else "policy"
-        return f"user {self.user!r} has no {about}: see the file that access.users_file names"
+        return f"user {self.user!r} has no {about}: see the file in access.users_file"
 
 
 class QuotaExceededError(RaymqError):
@@ -302,8 +307,8 @@ class QuotaExceededError(RaymqError):
 
     def __str__(self) -> str:
         return (
-            f"user {self.user!r} has used up its {self.what} per second: the same request fits in {self.retry_after_ms}"
-            " ms; its quota is in the file that access.users_file names"
+            f"user {self.user!r} has used up its quota of {self.what} per second: retry the request in "
+            f"{self.retry_after_ms} ms; the file in access.users_file has the user's quotas"
         )
 
 
@@ -335,8 +340,8 @@ class ReceiptExpiredError(RaymqError):
 
     def __str__(self) -> str:
         return (
-            f"the receipt {self.handle!r} of topic {self.topic!r} counts for nothing any more: its message was "
-            "acknowledged, or was handed out again; receive with a longer invisible_s"
+            f"the receipt {self.handle!r} of topic {self.topic!r} has expired: its message was acknowledged or "
+            "delivered again; to have more time for a message, receive with a longer invisible_s"
         )
 
 
@@ -355,7 +360,10 @@ class NotMasterError(ServiceNotAvailableError):
         self.broker_name, self.epoch = broker_name, epoch
 
     def __str__(self) -> str:
-        return f"{self.broker_name} is not master in epoch {self.epoch}; refresh the route and send again"
+        return (
+            f"the replica is not the master of broker group {self.broker_name!r} in epoch {self.epoch}; refresh "
+            "the route, then send again"
+        )
 
 
 class InSyncReplicasError(ServiceNotAvailableError):
@@ -369,8 +377,9 @@ class InSyncReplicasError(ServiceNotAvailableError):
 
     def __str__(self) -> str:
         return (
-            f"{self.broker_name} has {self.in_sync} replica(s) in sync, fewer than the {self.wanted} that "
-            "min_in_sync_replicas asks for: nothing was stored; see `raymq status` for who is missing"
+            f"broker group {self.broker_name!r} has {self.in_sync} replica(s) in sync, fewer than "
+            f"min_in_sync_replicas ({self.wanted}), so nothing was stored; `raymq status` shows the missing "
+            "replicas"
         )
 
 
@@ -385,7 +394,7 @@ class RequestTimeoutError(RaymqError, TimeoutError):
         self.what, self.timeout_s = what, timeout_s
 
     def __str__(self) -> str:
-        return f"{self.what} gave no answer within {self.timeout_s:g} s; see `raymq status`"
+        return f"{self.what} did not complete within {self.timeout_s:g} s; see `raymq status`"
 
 
 class RequesterGoneError(RaymqError):
@@ -397,8 +406,8 @@ class RequesterGoneError(RaymqError):
 
     def __str__(self) -> str:
         return (
-            f"client {self.client_id} is gone, which sent request {self.correlation_id}: the reply is stored, and "
-            "nobody waits for it"
+            f"the reply to request {self.correlation_id} is stored, but client {self.client_id}, which sent the "
+            "request, is no longer connected"
         )
 
 
@@ -432,7 +441,7 @@ class SendUnknownError(RaymqError):
         within = f" within {self.timeout_s:.3g} s" if self.timeout_s else ""
         advice = "see `raymq status`" + (", or raise send_timeout_s" if self.is_over else "")
         return (
-            f"{self.count} message(s) to {self.queue} were not acknowledged{within}, so it is unknown whether they are "
+            f"{self.count} message(s) to {_named(self.queue)} were not acknowledged{within} and may or may not be "
             f"stored (last failure: {self.last}); {advice}"
         )
 
@@ -479,9 +488,10 @@ class SubscriptionConflictError(ClientStateError):
 
     def __str__(self) -> str:
         return (
-            f"group {self.group!r} consumes topic {self.topic!r} by {self.other_expression!r} (member "
-            f"{self.other_member}), not by {self.expression!r}: all members of a group must have one expression for a "
-            "topic; subscribe by that one, stop the other members first, or use another group"
+            f"group {self.group!r} already subscribes to topic {self.topic!r} with {self.other_expression!r} "
+            f"(member {self.other_member}), not with {self.expression!r}: all members of a group must use the "
+            f"same expression for a topic. Subscribe with {self.other_expression!r}, stop the other members "
+            "first, or use another group"
         )
 
 
@@ -507,8 +517,9 @@ class PredicateFailedError(RaymqError):
 
     def __str__(self) -> str:
         return (
-            f"{self.predicate} failed on the message at offset {self.queue_offset} of {self.queue}: {self.reason}; "
-            'mend it and subscribe again, or give it on_error="skip" or "match", or seek past the message'
+            f"{self.predicate} failed on the message at offset {self.queue_offset} of {_named(self.queue)}: "
+            f'{self.reason}; correct the predicate and subscribe again, or set on_error="skip" or "match", or '
+            "seek past the message"
         )
 
 
@@ -535,7 +546,8 @@ class StoreLockedError(StoreError):
 
     def __str__(self) -> str:
         return (
-            f"store directory {self.path} is in use by {self.holder}; stop it (`raymq down`) or use another directory"
+            f"store directory {self.path} is in use by {self.holder}; stop raymq (`raymq down`), or use "
+            "another directory"
         )
 
 
@@ -572,12 +584,14 @@ class BodyUnreadableError(RaymqError):
     def __str__(self) -> str:
         what = "message" if self.record_damaged else "body of the message"
         at = (
-            f"offset {self.queue_offset} of {self.queue}"
+            f"offset {self.queue_offset} of {_named(self.queue)}"
             if self.queue_offset >= 0
-            else f"an unknown offset of {self.queue}"
+            else f"an unknown offset of {_named(self.queue)}"
         )
         place = f" (physical offset {self.physical_offset})" if self.physical_offset >= 0 else ""
-        return f"the {what} at {at}{place} cannot be read: {self.reason}; skip this message, the others are intact"
+        return (
+            f"the {what} at {at}{place} cannot be read: {self.reason}; skip this message: the other messages are intact"
+        )
 
     def __eq__(self, other: object) -> bool:
         return self.args == other.args if isinstance(other, BodyUnreadableError) else NotImplemented

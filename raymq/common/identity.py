@@ -63,11 +63,11 @@ def take(identity: Identity) -> None:
     with _holder.lock:
         known = _holder.identity
         if known is not None and not _same(known, identity):
-            other = f"acts as {identity.user!r}" if identity.user != known.user else "uses the other secret"
+            other = f"acts as {identity.user!r}" if identity.user != known.user else "uses another secret"
             has = "" if identity.user != known.user else " with another secret"
             raise ClientStateError(
-                f"this process acts as user {known.user!r}{has}: close its clients before it {other}, or use another "
-                "process"
+                f"this process acts as user {known.user!r}{has}: close all clients of this process before it "
+                f"{other}, or use another process"
             )
         _holder.identity = identity
         _holder.count += 1

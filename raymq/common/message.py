@@ -96,7 +96,7 @@ class _NoProperties(dict[str, str]):
     __slots__ = ()
 
     def _refuse(self, *args: Any, **more: Any) -> NoReturn:
-        raise TypeError("a message is immutable: create one with properties")
+        raise TypeError("a message is immutable: pass properties when you create the message")
 
     __setitem__ = __ior__ = update = setdefault = _refuse
 
@@ -260,7 +260,7 @@ class Message(Struct, frozen=True, gc=False):
             self._check_tag(self.tags)
         if self.keys.__class__ is not tuple:
             if not isinstance(self.keys, Iterable):
-                raise MessageIllegalError(f"keys must be a str or several, not {type(self.keys).__name__}")
+                raise MessageIllegalError(f"keys must be a str or a sequence of str, not {type(self.keys).__name__}")
             force_setattr(self, "keys", (self.keys,) if isinstance(self.keys, str) else tuple(self.keys))
         for key in self.keys:
             _check_text("a key", key)
@@ -287,10 +287,12 @@ class Message(Struct, frozen=True, gc=False):
     def _check_light_queues(self) -> None:
         names = self.light_queues
         if not isinstance(names, Iterable):
-            raise MessageIllegalError(f"light_queues must be a str or several, not {type(names).__name__}")
+            raise MessageIllegalError(f"light_queues must be a str or a sequence of str, not {type(names).__name__}")
         names = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
         if len(names) > LIGHT_QUEUES_MAX:
-            raise MessageIllegalError(f"a message may be in {LIGHT_QUEUES_MAX} light queues, not in {len(names)}")
+            raise MessageIllegalError(
+                f"a message may be in at most {LIGHT_QUEUES_MAX} light queues, not in {len(names)}"
+            )
         for name in names:
             light_queue(name)
         force_setattr(self, "light_queues", names)
@@ -302,7 +304,7 @@ class Message(Struct, frozen=True, gc=False):
         if deliver_at_ms is None:
             return
         if level:
-            raise MessageIllegalError("a message has a delay_level or a deliver_at_ms, not both")
+            raise MessageIllegalError("delay_level and deliver_at_ms exclude each other: pass only one of them")
         deliver_at_ms = _checked_time("deliver_at_ms", deliver_at_ms)
         force_setattr(self, "deliver_at_ms", deliver_at_ms)
         ahead_ms = deliver_at_ms - time.time_ns() // 1_000_000

@@ -113,7 +113,7 @@ def light_queue(name: str) -> str:
     if not isinstance(name, str) or not name.strip():
         raise _no_name("light queue", name)
     if name.startswith(LMQ_PREFIX):
-        raise IllegalNameError("light queue", name, f"{LMQ_PREFIX} is put before it")
+        raise IllegalNameError("light queue", name, f"raymq adds the prefix {LMQ_PREFIX} itself")
     return _check("light queue", LMQ_PREFIX + name, INTERNAL_TOPIC_NAME_MAX)
 
 
@@ -152,10 +152,12 @@ def check_user_topic(topic: str) -> str:
     """Return `topic` if it is a legal topic name and not a system topic, else raise IllegalNameError."""
     check_topic(topic)
     if is_system_topic(topic):
-        raise IllegalNameError("topic", topic, "it is a system topic")
+        raise IllegalNameError("topic", topic, "the name belongs to a system topic")
     if is_light_queue(topic):
         raise IllegalNameError(
-            "topic", topic, "it is a light queue: name it in the light_queues of messages to other topics"
+            "topic",
+            topic,
+            "a light queue gets messages only through other topics: pass its name in the light_queues of messages",
         )
     return topic
 
@@ -178,7 +180,7 @@ def _check(kind: str, name: str, longest: int) -> str:
 def _no_name(kind: str, name: object) -> IllegalNameError:
     """Return the error about a value that is blank or no text."""
     if isinstance(name, str):
-        return IllegalNameError(kind, name, "it is blank")
+        return IllegalNameError(kind, name, "the name is blank")
     return IllegalNameError(kind, str(name), f"it must be one text (str), not {type(name).__name__}")
 
 
@@ -206,7 +208,7 @@ class StorageName:
     def parse(cls, text: str) -> StorageName:
         match = re.fullmatch(r"storage-(.+)-(\d+)", text)
         if match is None:
-            raise IllegalNameError("storage actor", text, "expected storage-BROKER-REPLICA")
+            raise IllegalNameError("storage actor", text, "write storage-BROKER-REPLICA, such as storage-broker-a-0")
         return cls(match[1], int(match[2]))
 
 
@@ -281,5 +283,5 @@ class InstanceName:
         kind, _, rest = text.partition("-")
         group, _, instance = rest.rpartition("-")
         if kind != "pull" or not group or not instance.isdecimal():
-            raise InvalidArgumentError(f"{text!r} names no instance of a push consumer (pull-GROUP-0)")
+            raise InvalidArgumentError(f"{text!r} is not the name of a push consumer's instance, such as pull-GROUP-0")
         return cls(group, int(instance))

@@ -49,11 +49,13 @@ def check_namespace(namespace: str) -> str:
     If a namespace had the prefix of system topics or system groups, each name in it would look like a system name.
     """
     if not isinstance(namespace, str) or not namespace.strip():
-        raise IllegalNameError("namespace", str(namespace), "it is blank")
+        raise IllegalNameError("namespace", str(namespace), "the name is blank")
     if not _LEGAL_NAMESPACE.fullmatch(namespace):
         raise IllegalNameError("namespace", namespace, "use letters, digits and the characters | - _")
     if namespace.startswith((SYSTEM_PREFIX, SYSTEM_GROUP_PREFIX)):
-        raise IllegalNameError("namespace", namespace, "names of the system begin so: choose another beginning")
+        raise IllegalNameError(
+            "namespace", namespace, "names that begin like this are reserved for the system: choose another beginning"
+        )
     return namespace
 
 

@@ -116,7 +116,7 @@ def number_checks(function: Callable[..., Any]) -> dict[str, tuple[Callable[[obj
             check = _check_of(name, match["kind"], ranges.get(name), is_mapping=match["mapping"] is not None)
             checks[name] = check, match["optional"] is not None
     if unknown := ranges.keys() - checks.keys():
-        raise TypeError(f"{function.__qualname__} has no numbers called {', '.join(sorted(unknown))}")
+        raise TypeError(f"{function.__qualname__} has no number parameters named {', '.join(sorted(unknown))}")
     return checks
 
 
@@ -173,7 +173,7 @@ def shown(value: object, chars_max: int = _SHOWN_CHARS) -> str:
     try:
         text = repr(value)
     except ValueError:
-        return "a number of thousands of digits"
+        return "a number with thousands of digits"
     return text if len(text) <= chars_max else f"{text[:chars_max]}…"
 
 
@@ -187,7 +187,7 @@ def _check_of(name: str, kind: str, bounds: NumberRange | None, *, is_mapping: b
 
     def check_all(values: object) -> dict[Any, Any]:
         if not isinstance(values, Mapping):
-            raise InvalidArgumentError(f"{name} must map to numbers of {bounds}, not be {shown(values)}")
+            raise InvalidArgumentError(f"{name} must map names to numbers, {bounds}, not {shown(values)}")
         for key in values:
             _whole(f"{name} of {shown(key)}: queue_id", getattr(key, "queue_id", 0), NOT_NEGATIVE)
         return {key: number(f"{name} of {key}", value, bounds) for key, value in values.items()}

@@ -51,7 +51,7 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
     unknown = [name for name in columns if name not in _FIELDS]
     if unknown:
         raise InvalidArgumentError(
-            f"there is no column {', '.join(map(repr, unknown))}; a topic has {', '.join(_FIELDS)}"
+            f"unknown column {', '.join(map(repr, unknown))}; the columns of a topic are {', '.join(_FIELDS)}"
         )
     if len(set(columns)) < len(columns):
         raise InvalidArgumentError(f"columns={list(columns)!r} names a column twice")

@@ -77,8 +77,8 @@ class TopicDatasink(Datasink):
         self._group = check_group(producer_group)
         if len(producer_group.encode()) > GROUP_MAX_BYTES:
             raise InvalidArgumentError(
-                f"producer_group={producer_group!r} must have at most {GROUP_MAX_BYTES} bytes: it begins the producer "
-                "ids of the write's tasks"
+                f"producer_group={producer_group!r} must have at most {GROUP_MAX_BYTES} bytes, because the "
+                "producer ids of the write's tasks begin with it"
             )
         self._fields = MessageFields(
             body=body_field,

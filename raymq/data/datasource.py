@@ -232,7 +232,7 @@ def read_blocks(
     for batch in _batches(client, ranges, options, creations):
         if deadline_s is not None and time.monotonic() > deadline_s:
             assert options.timeout_s is not None
-            raise RequestTimeoutError(f"a read task of {len(ranges)} range(s)", options.timeout_s)
+            raise RequestTimeoutError(f"the read task of {len(ranges)} range(s)", options.timeout_s)
         waiting.append(batch)
         waiting_bytes += batch.nbytes
         if waiting_bytes >= block_bytes:

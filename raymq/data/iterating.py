@@ -143,7 +143,8 @@ class BatchProgress:
         if fenced := answer.fenced:
             raise ClientStateError(
                 f"group {self._group!r} has members that consume "
-                f"{', '.join(map(str, sorted(self._names.shown_queues(fenced))))}; iterate with a group of its own"
+                f"{', '.join(map(str, sorted(self._names.shown_queues(fenced))))}; iterate with a group that no "
+                "consumer uses"
             )
 
 

@@ -45,8 +45,8 @@ class MessageFields:
                 raise InvalidArgumentError(f"{option}={value!r} must be one of {', '.join(_SERIALIZERS)}")
         if self.body is None and self.value_serializer != "json":
             raise InvalidArgumentError(
-                f"value_serializer={self.value_serializer!r} is for a field: name it with body_field, or write whole "
-                "rows as 'json'"
+                f"value_serializer={self.value_serializer!r} applies to one field: pass body_field, or write "
+                "whole rows as 'json'"
             )
 
     def check(self, names: Sequence[str]) -> None:
@@ -54,7 +54,9 @@ class MessageFields:
         given = [(one.name, getattr(self, one.name)) for one in fields(self) if not one.name.endswith("_serializer")]
         missing = [f"{option}_field={name!r}" for option, name in given if name is not None and name not in names]
         if missing:
-            raise InvalidArgumentError(f"the rows have no {', '.join(missing)}; they have {', '.join(names) or 'none'}")
+            raise InvalidArgumentError(
+                f"the rows have no field {', '.join(missing)}; their fields are {', '.join(names) or 'none'}"
+            )
 
 
 def to_messages(rows: pa.Table, chosen: MessageFields) -> pa.Table:
@@ -87,8 +89,8 @@ def _bodies(rows: pa.Table, chosen: MessageFields) -> pa.Array | pa.ChunkedArray
     column = rows[chosen.body]
     if column.null_count:  # if a block has only nulls, its column's Arrow type is null in this block
         raise MessageIllegalError(
-            f"field {chosen.body!r} is null in {column.null_count} of {len(column)} rows, and a message has a body: "
-            "filter these rows out, or fill the field"
+            f"field {chosen.body!r} is null in {column.null_count} of {len(column)} rows, but a message needs a "
+            "body: filter these rows out, or fill the field"
         )
     if _is_text(column.type) or _is_binary(column.type):
         return column
@@ -101,7 +103,7 @@ def _json(values: Sequence[Any], what: str) -> pa.Array:
     try:
         return ByteColumn.of(list(map(_ENCODER.encode, values))).array().cast(pa.binary())
     except (TypeError, ValueError) as error:
-        raise MessageIllegalError(f"{what} cannot be written as JSON ({error}); name a body_field") from None
+        raise MessageIllegalError(f"{what} cannot be written as JSON ({error}); pass body_field") from None
 
 
 def _plain(value: Any) -> Any:
@@ -109,7 +111,7 @@ def _plain(value: Any) -> Any:
     not support the value."""
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
-    raise TypeError(f"a {type(value).__name__} is nothing that JSON has")
+    raise TypeError(f"JSON cannot represent a {type(value).__name__}")
 
 
 _ENCODER: Final = msgspec.json.Encoder(enc_hook=_plain)
@@ -173,7 +175,9 @@ def _times(name: str, column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
         return column
     if pa.types.is_integer(column.type):
         return column.cast(pa.int64()).cast(pa.timestamp("ms"))
-    raise InvalidArgumentError(f"deliver_at_field={name!r} is {column.type}; it must be a timestamp, or ms since 1970")
+    raise InvalidArgumentError(
+        f"deliver_at_field={name!r} has type {column.type}; it must be a timestamp, or an integer in ms since 1970"
+    )
 
 
 def _is_text(kind: pa.DataType) -> bool:

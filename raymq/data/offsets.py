@@ -60,9 +60,7 @@ def resolve_ranges(
     for queue in starts:
         _check_times(queue, starts[queue], ends[queue])
         if isinstance(starts[queue], int) and isinstance(ends[queue], int) and first[queue] > last[queue]:
-            raise InvalidArgumentError(
-                f"{queue}: start_offset {first[queue]} is beyond end_offset {last[queue]}, which is not read"
-            )
+            raise InvalidArgumentError(f"queue {queue}: start_offset {first[queue]} is after end_offset {last[queue]}")
         end = min(last[queue], bounds[queue].max_offset)
         ranges.append(bounded_range(queue, bounds[queue], first[queue], end, fail_on_data_loss=not lenient))
     return [found for found in ranges if found.size]
@@ -99,7 +97,7 @@ def _check(value: Offsets, option: str, *, word: str, other: str, topics: Sequen
         return
     for topic, offsets in value.items():
         if topic not in topics:
-            raise InvalidArgumentError(f"{option} names topic {topic!r}, which is not read")
+            raise InvalidArgumentError(f"{option} names topic {topic!r}, which this read does not include")
         if not isinstance(offsets, Mapping):
             raise _not_offsets(option, word, offsets)
         for offset in offsets.values():
@@ -108,7 +106,7 @@ def _check(value: Offsets, option: str, *, word: str, other: str, topics: Sequen
 
 def _check_one(value: Any, option: str, word: str, other: str) -> None:
     if value == other:
-        raise InvalidArgumentError(f"{option} of a bounded read cannot be {other!r}")
+        raise InvalidArgumentError(f"{option} cannot be {other!r} in a bounded read")
     is_offset = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
     if value != word and not is_offset:
         raise _not_offsets(option, word, value)
@@ -127,7 +125,7 @@ def _by_queue(option: str, value: Offsets, topic: str, queues: Sequence[MessageQ
     if isinstance(value, int) and len(groups) > 1:
         raise InvalidArgumentError(
             f"{option}={value}: offsets count in each queue, and topic {topic!r} has queues in the broker groups "
-            f'{", ".join(groups)}; name the queues, as in {{"{topic}": {{"{groups[0]}:0": {value}}}}}'
+            f'{", ".join(groups)}; pass offsets by queue, as in {{"{topic}": {{"{groups[0]}:0": {value}}}}}'
         )
     if not isinstance(value, Mapping):
         return dict.fromkeys(queues, None if isinstance(value, str) else value)

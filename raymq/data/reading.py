@@ -84,7 +84,8 @@ def read_topic(
     """
     if trigger != "once":
         raise InvalidArgumentError(
-            f"trigger={trigger!r}: a dataset is read once; raymq.data.iter_topic continues with later messages"
+            f"trigger={trigger!r} is not supported: a dataset is read once. For later messages use "
+            "raymq.data.iter_topic"
         )
     source = TopicDatasource(
         topics,

@@ -68,7 +68,8 @@ class SharedClient:
             if self._client is not None and self._whose != whose:
                 if self._users:
                     raise ClientStateError(
-                        "this worker runs a task of another user or namespace of raymq; try again after it"
+                        "this Ray worker is running a task of another raymq user or namespace; try again "
+                        "after that task has ended"
                     )
                 stale, self._client = self._client, None
                 stale.close()
@@ -105,7 +106,7 @@ class SharedClient:
             try:
                 client.close()
             except Exception:  # log the error, because nothing else reports an error in the timer's thread
-                logger.warning("the client of this worker could not be closed", exc_info=True)
+                logger.warning("cannot close the raymq client of this Ray worker", exc_info=True)
 
 
 @contextmanager

@@ -113,9 +113,9 @@ class PutBatch(HookedBatch):
         messages are stored: their producer resends them automatically, and the store calls this hook for them again.
         Raises InvalidArgumentError if `index` is out of range or `reason` is empty."""
         if not 0 <= index < len(self):
-            raise InvalidArgumentError(f"there is no message {index} in a batch of {len(self)}")
+            raise InvalidArgumentError(f"message {index} does not exist: the batch has {len(self)} messages")
         if not reason.strip():
-            raise InvalidArgumentError("a refusal needs a reason, which the producer is told")
+            raise InvalidArgumentError("a hook that refuses a message must pass a reason for the producer")
         self.refusals.setdefault(index, reason)
 
 

@@ -83,7 +83,8 @@ class ActorRef:
                     self._handle = ray.get_actor(self.name, namespace=NAMESPACE)
                 except ValueError:
                     raise ServiceNotAvailableError(
-                        f"actor {self.name!r} does not run in this Ray cluster; see `raymq status`, or `raymq up`"
+                        f"actor {self.name!r} does not run in this Ray cluster; see `raymq status`, or start "
+                        "raymq with `raymq up`"
                     ) from None
             return self._handle
 
@@ -126,7 +127,7 @@ class ActorRef:
                 try:
                     self.start(method, *args)
                 except RaymqError as error:
-                    logger.info("%s.%s was not called: %s", self.name, method, error)
+                    logger.info("the call %s.%s was not sent: %s", self.name, method, error)
 
         started = self.start(method, *args)
         if identity.present() is not None:
@@ -227,9 +228,13 @@ def resolve(reference: Any, what: str, timeout_s: float) -> Any:
         raise ServiceNotAvailableError(f"{what} failed in its actor: {cause!r}") from error
     # ActorUnschedulableError means that the actor's node no longer exists.
     except (ActorDiedError, ActorUnschedulableError) as error:
-        raise ActorGoneError(f"{what}: the actor is dead ({_reason(error)}); see `raymq status`") from error
+        raise ActorGoneError(
+            f"{what} failed, because its actor is dead ({_reason(error)}); see `raymq status`"
+        ) from error
     except (ActorUnavailableError, RayActorError) as error:
-        raise ServiceNotAvailableError(f"{what}: the actor is not reachable now ({_reason(error)})") from error
+        raise ServiceNotAvailableError(
+            f"{what} failed, because its actor is not reachable now ({_reason(error)})"
+        ) from error
 
 
 def _reason(error: Exception) -> str:

@@ -151,8 +151,8 @@ class Heartbeats:
                 if key in self._members and (question.member in ("", data.member))
             ]
         if not members:
-            wanted = f" called {question.member}" if question.member else ""
-            return MemberAnswer(f"this client has no member of group {question.group!r}{wanted} now")
+            wanted = f" {question.member!r}" if question.member else ""
+            return MemberAnswer(f"this client has no member{wanted} of group {question.group!r} now")
         if question.kind == "consume":
             return MemberAnswer(
                 consumed=members[0].consume_directly(self.client_id, question.record, question.broker_name)
@@ -177,7 +177,7 @@ class Heartbeats:
                 if isinstance(answer, ClientMetrics):
                     CLIENT_FIGURES.told(answer)
             except RaymqError as error:
-                logger.info("%s did not take %s: %s", broker.name, method, error)
+                logger.info("%s did not accept %s: %s", broker.name, method, error)
 
 
 @cache

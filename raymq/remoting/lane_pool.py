@@ -40,8 +40,8 @@ _LANE_LOST: Final = (EOFError, OSError)
 LANE_NOT_OPENED: Final = (*_LANE_LOST, LaneRefusedError)
 """The errors that are raised if a lane cannot be opened."""
 ADVICE: Final = (
-    "Let this node reach that address through firewalls, and run `raymq doctor`, which tests the lanes between all "
-    "nodes. A program outside of the cluster's network has to run as a Ray job."
+    "Open the firewalls between this node and that address, then run `raymq doctor`, which tests the lanes "
+    "between all nodes. Run a program outside of the cluster's network as a Ray job."
 )
 """The advice that ends the text of an error about a lane that cannot be opened."""
 
@@ -50,8 +50,8 @@ def lane_error(what: str, name: str, address: LaneAddress, reason: Exception) ->
     """Return the error for the operation `what`, which failed because no lane to the actor `name` could be opened.
     `reason`: the cause."""
     return ServiceNotAvailableError(
-        f"{what}: no lane to {name} at {address.place} can be opened, so nothing was sent ({reason or repr(reason)}). "
-        f"{ADVICE}"
+        f"{what}: cannot open a lane (connection for messages) to {name} at {address.place}, so nothing was sent "
+        f"({reason or repr(reason)}). {ADVICE}"
     )
 
 
@@ -189,7 +189,7 @@ class LanePool(Generic[D, L]):
                 pause_s = backoff.next()
                 if time.monotonic() + pause_s >= last_s:
                     raise lane_error(what, self._name, description.lane, error) from error
-                logger.info("no lane to %s can be opened for %s, which retries: %r", self._name, what, error)
+                logger.info("cannot open a lane to %s for the call %s, retrying: %r", self._name, what, error)
             time.sleep(pause_s)
 
     def _take_now(self, token: object, description: D, timeout_s: float) -> L:
@@ -197,7 +197,10 @@ class LanePool(Generic[D, L]):
         with self._lock:
             if token not in self._in_use:
                 if len(self._in_use) >= LANES_MAX:
-                    raise LaneRefusedError(f"{LANES_MAX} calls from this client to {self._name} are running")
+                    raise LaneRefusedError(
+                        f"this client already has {LANES_MAX} running calls to {self._name}, the maximum; wait "
+                        "until some of them end"
+                    )
                 self._in_use.add(token)
             if self._idle:
                 return self._idle.pop()
@@ -205,7 +208,7 @@ class LanePool(Generic[D, L]):
             return self._open_lane(description, min(timeout_s, OPEN_TIMEOUT_S))
         except LANE_NOT_OPENED as error:
             if isinstance(error, TlsRefusedError):
-                told_seldom.warn(("server", self._name, str(error)), f"no lane to {self._name}: {error}")
+                told_seldom.warn(("server", self._name, str(error)), f"cannot open a lane to {self._name}: {error}")
             self.drop()
             raise
 
@@ -229,4 +232,6 @@ class LanePool(Generic[D, L]):
         if isinstance(error, RaymqError):
             raise error  # RequestTimeoutError also reaches this line, because TimeoutError is a subclass of OSError.
         self.drop()
-        raise ServiceNotAvailableError(f"the lane to {self._name} broke during {what} ({error!r})") from error
+        raise ServiceNotAvailableError(
+            f"the connection (lane) to {self._name} broke during the call {what} ({error!r})"
+        ) from error

@@ -42,7 +42,7 @@ class MasterLocator:
             except RaymqError as error:
                 if not self._name:
                     raise ServiceNotAvailableError(
-                        f"the master of broker group {self._broker_name} is unknown ({error}); see `raymq status`"
+                        f"the master of broker group {self._broker_name!r} is unknown ({error}); see `raymq status`"
                     ) from error
             self._client = self._storage(self._name)
         return self._client

@@ -71,13 +71,13 @@ class QuestionListener:
                 names = sorted(self._brokers())
                 questions = self._take(names[self._turn % len(names)]) if names else []
             except RaymqError as error:
-                logger.info("no questions can be asked to this client now: %s", error)
+                logger.info("cannot receive administrators' queries now, retrying: %s", error)
                 self._turn += 1
                 self._stop.wait(backoff.next())
                 continue
             # A bug in the polling code. The thread must survive it, because otherwise no query would reach the client.
             except Exception:
-                logger.exception("questions cannot be taken, trying again")
+                logger.exception("cannot receive administrators' queries, retrying")
                 self._stop.wait(QUESTION_PAUSE_MAX_S)
                 continue
             backoff.reset()
@@ -92,7 +92,11 @@ class QuestionListener:
             if self._answering.acquire(blocking=False):
                 threading.Thread(target=self._reply, args=(broker_name, question), name="answer", daemon=True).start()
             else:
-                self._send(broker_name, question, MemberAnswer(f"{ANSWERING_MAX} questions are being answered there"))
+                self._send(
+                    broker_name,
+                    question,
+                    MemberAnswer(f"the client is already answering {ANSWERING_MAX} queries, the maximum"),
+                )
         return questions
 
     def _reply(self, broker_name: str, question: Question) -> None:
@@ -102,8 +106,8 @@ class QuestionListener:
             except RaymqError as error:
                 answer = MemberAnswer(str(error))
             except Exception as error:  # The answer failed because of a bug; report it to the administrator.
-                logger.exception("a question about group %s cannot be answered", question.group)
-                answer = MemberAnswer(f"it failed: {error!r}")
+                logger.exception("cannot answer a query about group %s", question.group)
+                answer = MemberAnswer(f"the query failed: {error!r}")
             self._send(broker_name, question, answer)
         finally:
             self._answering.release()
@@ -113,4 +117,4 @@ class QuestionListener:
             arguments = (self._client_id, question.ticket, encode_answer(answer))
             broker_client(broker_name).call("answer_question", *arguments, timeout_s=SEND_ANSWER_TIMEOUT_S)
         except RaymqError as error:
-            logger.info("%s did not take an answer: %s", broker_name, error)
+            logger.info("broker %s did not accept the answer to a query: %s", broker_name, error)

@@ -32,11 +32,17 @@ def check_recall(topic: str, text: str, now_ms: int) -> RecallHandle:
     """
     handle = RecallHandle.parse(text)
     if handle.topic != topic:
-        raise RecallError(f"the handle is of a message of topic {handle.topic!r}, not of {topic!r}")
+        raise RecallError(f"the recall handle names a message of topic {handle.topic!r}, not of topic {topic!r}")
     if handle.deliver_at_ms <= now_ms:
-        raise RecallError(f"message {handle.message_id} was due {now_ms - handle.deliver_at_ms} ms ago: it is too late")
+        raise RecallError(
+            f"message {handle.message_id} was due {now_ms - handle.deliver_at_ms} ms ago: it is too late to "
+            "recall the message"
+        )
     if handle.deliver_at_ms > now_ms + TIMER_DELAY_MAX_MS:
-        raise RecallError(f"no message can wait as long as the handle says, until {handle.deliver_at_ms} ms since 1970")
+        raise RecallError(
+            f"the recall handle names an impossible delivery time, {handle.deliver_at_ms} ms since 1970: no "
+            "message can be delayed for so long"
+        )
     return handle
 
 
@@ -90,6 +96,6 @@ def send_recall(
     stored_ms = persist_until(time.monotonic() + timeout_s, attempt)
     if stored_ms >= handle.deliver_at_ms:
         raise RecallError(
-            f"message {handle.message_id} was due {stored_ms - handle.deliver_at_ms} ms before its recall was stored: "
-            "it is too late"
+            f"message {handle.message_id} was due {stored_ms - handle.deliver_at_ms} ms before its recall was "
+            "stored: it is too late to recall the message"
         )

@@ -280,7 +280,7 @@ def _complete_route(server: ActorRef, topic: str, incomplete: list[TopicRoute], 
     route: TopicRoute = server.call("topic_route", topic, timeout_s=timeout_s)
     if not route.complete:
         incomplete.append(route)
-        raise ServiceNotAvailableError(f"{server.name} was restarted and has not heard of every broker yet")
+        raise ServiceNotAvailableError(f"{server.name} was restarted, and not every broker has registered again yet")
     return route
 
 

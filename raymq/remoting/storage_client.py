@@ -274,7 +274,9 @@ class StorageClient:
         try:
             self._fetch((), 0, 0.0, REPORT_READS_TIMEOUT_S)
         except RaymqError as error:
-            logger.info("%s does not count what was read in its files now: %s", self.name, error)
+            logger.info(
+                "cannot report the messages that were read from the files of storage actor %s: %s", self.name, error
+            )
 
     def _fetch(
         self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float

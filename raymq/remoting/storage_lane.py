@@ -162,7 +162,7 @@ class EndsWatch:
         call. Raises InvalidArgumentError for more than 65,535 queues.
         """
         if len(requests) > COUNT_MAX:
-            raise InvalidArgumentError(f"a watch holds {COUNT_MAX} queues; {len(requests)} were asked for")
+            raise InvalidArgumentError(f"one watch connection watches at most {COUNT_MAX} queues, not {len(requests)}")
         queues = [(one.topic, one.queue_id) for one in requests]
         if queues != self._queues:
             self._encoded = encode_queues(queues)
@@ -206,4 +206,4 @@ class EndsWatch:
         self._lane.close()
 
     def _broken(self, error: Exception) -> ServiceNotAvailableError:
-        return ServiceNotAvailableError(f"the watch of {self._name} broke: {error!r}")
+        return ServiceNotAvailableError(f"the connection that watches storage actor {self._name} broke: {error!r}")

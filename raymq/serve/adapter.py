@@ -80,7 +80,9 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
         name). Raises InvalidArgumentError if another handler is already registered under this name."""
         task_name = name or func.__name__
         if self._handlers.setdefault(task_name, func) != func:
-            raise InvalidArgumentError(f"another handler is registered for task {task_name!r}; names must differ")
+            raise InvalidArgumentError(
+                f"a handler is already registered for task {task_name!r}; register this handler under another name"
+            )
 
     # Methods that programs call to send tasks and to query them
 
@@ -140,13 +142,13 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
         not answer or the consumer has stopped. Never raises."""
         connection = self._connection
         if connection is None:
-            return [{self._settings.group: {"error": "initialize was not called"}}]
+            return [{self._settings.group: {"error": "initialize() was not called"}}]
         try:
             connection.summary()
         except RaymqError as error:
             return [{connection.name: {"error": str(error)}}]
         if self._worker is not None and not self._worker.running:
-            return [{connection.name: {"error": "the consumer does not take tasks any more"}}]
+            return [{connection.name: {"error": "the consumer no longer accepts tasks"}}]
         return [{connection.name: {"ok": "pong"}}]
 
     # Methods that a Ray Serve replica calls
@@ -233,13 +235,13 @@ def _destination(now_s: float, options: dict[str, Any]) -> tuple[int | None, str
     """Return the delivery time in ms since 1970 and the sharding key from the options of a task; each is None if the
     option is not given. Raises InvalidArgumentError for unknown or contradictory options."""
     if "priority" in options:
-        raise InvalidArgumentError("raymq has no priorities: use a queue of its own for tasks that must not wait")
+        raise InvalidArgumentError("raymq does not support priorities: use a separate queue for urgent tasks")
     if unknown := sorted(options.keys() - set(OPTIONS)):
-        raise InvalidArgumentError(f"a task has no option {', '.join(unknown)}; known are {', '.join(OPTIONS)}")
+        raise InvalidArgumentError(f"a task has no option {', '.join(unknown)}; its options are {', '.join(OPTIONS)}")
     delay_s, deliver_at_ms = options.get("delay_s"), options.get("deliver_at_ms")
     if delay_s is not None:
         if deliver_at_ms is not None:
-            raise InvalidArgumentError("a task has a delay_s or a deliver_at_ms, not both")
+            raise InvalidArgumentError("delay_s and deliver_at_ms exclude each other: pass only one of them")
         deliver_at_ms = round((now_s + seconds("delay_s", delay_s)) * 1000)
     return deliver_at_ms, options.get("sharding_key")
 
@@ -295,4 +297,4 @@ def _close(connection: TaskConnection) -> None:
     try:
         connection.close()
     except RaymqError as error:
-        logger.warning("%s: its connection ended with an error: %s", connection.name, error)
+        logger.warning("%s: closing the connection failed: %s", connection.name, error)

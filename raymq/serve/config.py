@@ -75,7 +75,7 @@ class TaskSettings:
         options = _options(config.adapter_config)
         retries = config.max_retries
         if retries is not None and retries < 0:
-            raise ConfigError(f"max_retries must be 0 or more, or None to try for ever, not {retries}")
+            raise ConfigError(f"max_retries must be 0 or more, or None to retry for ever, not {retries}")
         settings = cls(
             check_user_topic(config.queue_name),
             check_group(options.group or TASK_GROUP_PREFIX + config.queue_name),
@@ -91,8 +91,8 @@ class TaskSettings:
             settings.queue == settings.results
         ):
             raise ConfigError(
-                f"the tasks {settings.queue!r}, their results {settings.results!r} and their dead queues need topics "
-                "of their own"
+                f"the topics of the tasks ({settings.queue!r}), of their results ({settings.results!r}) and of "
+                "their dead queues must differ"
             )
         return settings
 

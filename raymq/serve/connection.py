@@ -96,7 +96,7 @@ class TaskConnection(OfProcess):
         own = select_queue_by_hash(route.require_all_queues(), Message(topic, b"-"), task_id).broker_name
         if own not in route.brokers:
             raise ServiceNotAvailableError(
-                f"{own}, which has the states of task {task_id}, is away; see `raymq status`"
+                f"broker group {own!r}, which has the states of task {task_id!r}, is not available; see `raymq status`"
             )
         states = self._states(task_id, own)
         if not any(state.state is TaskState.PENDING for state in states):

@@ -76,7 +76,7 @@ class TaskRules:
         try:
             task = decode_task(body)
         except TaskError as error:
-            return self._unprocessable(None, f"this message is no task: {error}")
+            return self._unprocessable(None, f"the message is not a task: {error}")
         if task.name not in handlers:
             reason = f"no handler is registered for task {task.name!r}"
             return self._unprocessable(self._state(task, TaskState.FAILURE, attempt, now_s, reason), reason)
@@ -89,7 +89,10 @@ class TaskRules:
         if known in (TaskState.SUCCESS, TaskState.REVOKED):
             return End()
         if history.begun >= self.settings.options.replica_deaths_max:
-            error = f"{history.begun} replicas began this attempt and none ended it: they died, or lost the task"
+            error = (
+                f"{history.begun} replicas began this attempt, and none of them finished the task: the replicas "
+                "died, or lost the task"
+            )
             return self._failed(task, attempt, now_s, error)
         return Run(task, self._state(task, TaskState.STARTED, attempt, now_s))
 

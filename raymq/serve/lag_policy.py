@@ -75,7 +75,7 @@ class RaymqLagPolicy:
         except GroupNotExistError:
             self._lag = 0  # The consumer group does not exist: no replica has started, and no task was sent.
         except RaymqError as error:
-            logger.warning("The lag of group %s is not known now, the last one counts: %s", self._group, error)
+            logger.warning("cannot read the lag of group %s, using its last known lag: %s", self._group, error)
 
     def _connect(self) -> Any:
         from raymq.client.client import connect

@@ -34,7 +34,7 @@ class Task:
         if args is not None and not isinstance(args, (list, tuple)):
             raise InvalidArgumentError(f"args must be a list or a tuple, not {args!r}; write args=[{args!r}]")
         if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)):
-            raise InvalidArgumentError(f"kwargs must map names to values, not be {kwargs!r}")
+            raise InvalidArgumentError(f"kwargs must map names to values, not {kwargs!r}")
         return cls(task_id, name, tuple(args or ()), dict(kwargs or {}), now_s)
 
     def encode(self) -> bytes:
@@ -59,19 +59,22 @@ def decode_task(body: bytes) -> Task:
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise TaskError(f"it is not JSON: {error}") from None
+        raise TaskError(f"the body is not JSON: {error}") from None
     if not isinstance(fields, dict):
-        raise TaskError("it is not a JSON object")
+        raise TaskError("the body is not a JSON object")
     task_id, name, created_at_s = fields.get("id"), fields.get("task"), fields.get("created_at", 0.0)
     args, kwargs = fields.get("args", []), fields.get("kwargs", {})
     if not is_task_id(task_id):
-        raise TaskError(f"its id is {str(task_id)[:100]!r}, not a text of up to {ID_CHARACTERS_MAX} without spaces")
+        raise TaskError(
+            f"the task's id is {str(task_id)[:100]!r}, not a text of up to {ID_CHARACTERS_MAX} characters without "
+            "spaces"
+        )
     if not isinstance(name, str):
-        raise TaskError(f"its task is {name!r}, not the name of a handler")
+        raise TaskError(f"the field task is {name!r}, not the name of a handler")
     if not isinstance(args, list) or not isinstance(kwargs, dict):
-        raise TaskError("its args must be a list, and its kwargs an object")
+        raise TaskError("the field args must be a list, and the field kwargs an object")
     if isinstance(created_at_s, bool) or not isinstance(created_at_s, (int, float)) or not 0 <= created_at_s < 2**53:
-        raise TaskError("its created_at is not a time in s since 1970")
+        raise TaskError("the field created_at is not a time in s since 1970")
     return Task(task_id, name, tuple(args), kwargs, float(created_at_s))
 
 
@@ -95,7 +98,7 @@ def encode_json(fields: Mapping[str, Any], what: str) -> bytes:
         raise InvalidArgumentError(f"{what} cannot be written as JSON: {error}") from None
     if len(body) > MAX_MESSAGE_SIZE_BYTES:
         raise InvalidArgumentError(
-            f"{what} take {len(body)} bytes as JSON, and a message at most {MAX_MESSAGE_SIZE_BYTES}: pass a "
-            "reference to the data"
+            f"{what} take {len(body)} bytes as JSON, but a message may have at most {MAX_MESSAGE_SIZE_BYTES}: "
+            "pass a reference to the data"
         )
     return body

@@ -144,7 +144,9 @@ class TaskWorker:
 
     def _close(self, *, ended: bool) -> None:
         if not ended:
-            logger.warning("%s: handlers still run; their tasks go to other replicas", self._rules.worker)
+            logger.warning(
+                "worker %s stops while handlers are running; other replicas get the handlers' tasks", self._rules.worker
+            )
         self._closed = True
         closing = threading.Thread(target=self._leave, name=f"leave-{self._rules.settings.queue}", daemon=True)
         try:
@@ -164,7 +166,9 @@ class TaskWorker:
             self._source.close()
         # Leaving the group also fails at the interpreter's exit, when thread pools no longer work.
         except Exception as error:
-            logger.warning("%s: its last tasks are delivered again: %s", self._rules.worker, error)
+            logger.warning(
+                "worker %s could not leave its group; its last tasks are delivered again: %s", self._rules.worker, error
+            )
 
     # Methods of the thread that polls for tasks
 
@@ -178,7 +182,9 @@ class TaskWorker:
                 return
             except Exception as error:  # A store is unavailable or a record is damaged: retry after a pause.
                 unexpected = not isinstance(error, RaymqError)
-                logger.warning("%s takes no tasks now: %s", self._rules.worker, error, exc_info=unexpected)
+                logger.warning(
+                    "worker %s cannot receive tasks now, retrying: %s", self._rules.worker, error, exc_info=unexpected
+                )
                 self._pause(backoff.next())
                 continue
             with self._changed:
@@ -206,7 +212,7 @@ class TaskWorker:
             try:
                 self._handle(message)
             except Exception:  # a bug in raymq: the task is delivered again after this process has ended
-                logger.exception("%s failed with a task", self._rules.worker)
+                logger.exception("worker %s failed to handle a task", self._rules.worker)
             finally:
                 with self._changed:
                     self._in_hand -= 1
@@ -216,7 +222,7 @@ class TaskWorker:
         rules, attempt = self._rules, message.reconsume_times
         task = rules.receive(message.body, self._handlers, attempt, self._clock())
         if isinstance(task, End):
-            logger.warning("%s: %s", self._rules.worker, task.error)
+            logger.warning("worker %s rejects a message: %s", self._rules.worker, task.error)
             self._end(message, task)
             return
         history = self._repeat(lambda: self._store.history(task.id), "its history")
@@ -238,7 +244,7 @@ class TaskWorker:
         try:
             self._store.tell(state, state.encode())
         except RaymqError as error:
-            logger.info("%s cannot tell that task %s runs: %s", self._rules.worker, state.task_id, error)
+            logger.info("worker %s cannot report that task %s runs: %s", self._rules.worker, state.task_id, error)
 
     def _run(self, task: Task) -> HandlerResult:
         handler = self._handlers[task.name]
@@ -247,7 +253,9 @@ class TaskWorker:
             if inspect.iscoroutine(result):
                 result = self._wait_for(result)
         except (Exception, SystemExit, CancelledError) as error:  # an error in the user's handler: the task is retried
-            logger.warning("%s: task %s (%s) raised", self._rules.worker, task.id, task.name, exc_info=True)
+            logger.warning(
+                "worker %s: task %s (%s) raised an exception", self._rules.worker, task.id, task.name, exc_info=True
+            )
             return HandlerResult(error=_in_words(error))
         return HandlerResult(result)
 
@@ -275,7 +283,7 @@ class TaskWorker:
             try:
                 self._source.acknowledge([message])
             except ClientStateError:
-                logger.info("%s ended a task too late: it is delivered again", self._rules.worker)
+                logger.info("worker %s finished a task too late; the task is delivered again", self._rules.worker)
 
     def _steps(self, message: MessageExt, end: End) -> Iterator[Callable[[], object]]:
         """Yield the steps of a decision that ends the handling of a task, in their order. Each step may be
@@ -300,7 +308,7 @@ class TaskWorker:
             try:
                 return call()
             except RaymqError as error:
-                logger.warning("%s cannot do %s now, trying again: %s", self._rules.worker, what, error)
+                logger.warning("worker %s cannot store or read %s now, retrying: %s", self._rules.worker, what, error)
             if self._pause(backoff.next()):
                 return None
 

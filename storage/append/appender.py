@@ -178,8 +178,8 @@ class Appender:
             total = sum([len(batch.records) for batch in batches])
             if total > self._append_max_bytes:
                 raise MessageIllegalError(
-                    f"one append of {total} bytes exceeds max_append_bytes, which is {self._append_max_bytes}; "
-                    "send the messages in several"
+                    f"one append of {total} bytes exceeds max_append_bytes ({self._append_max_bytes}); send the "
+                    "messages in several batches"
                 )
         return [self._check(batch) for batch in batches]
 
@@ -217,7 +217,7 @@ class Appender:
             raise refused.error
         if facts.sys_flags & SYS_FLAG_STORE_HOST_IPV6 != self._host_flag:
             raise MessageIllegalError(
-                f"the records have a store host of another address family than this store's "
+                "the records have a store host of another address family than this store, whose host is "
                 f"{decode_host(self.store_host)}"
             )
         return facts
@@ -297,7 +297,8 @@ class Appender:
         recall in memory."""
         if next_offset - self._deliveries.get((TIMER_TOPIC, TIMER_RECALL_QUEUE)).next_offset >= RECALLS_MAX:
             raise SystemBusyError(
-                f"{RECALLS_MAX} recalls of messages are in force, the most that the store keeps; recall again later"
+                f"the store already keeps {RECALLS_MAX} recalls of messages, the maximum; recall the message "
+                "again later"
             )
 
     def _queue_of(self, checked: CheckedBatch) -> AnyQueue:
@@ -460,7 +461,9 @@ class Appender:
             if batch.producer is not None
         ]
         if len(set(keys)) < len(keys):
-            raise MessageIllegalError("one append holds two batches of the same producer for the same queue")
+            raise MessageIllegalError(
+                "one append contains two batches of the same producer for the same queue; send them one after another"
+            )
 
     def _stored_prefix(self, checked: CheckedBatch) -> list[int]:
         """Return the queue offsets of the leading messages of a batch that an earlier send has stored.
@@ -474,8 +477,8 @@ class Appender:
         stored = self._dedup.stored_prefix(batch.producer, batch.topic, batch.queue_id, count)
         if checked.inner and 0 < len(stored) < count:
             raise MessageIllegalError(
-                f"{len(stored)} of the {count} messages of an inner batch are stored: its producer has used their "
-                "sequences for others"
+                f"{len(stored)} of the {count} messages of an inner batch are already stored: the producer has "
+                "used their sequence numbers for other messages"
             )
         return stored
 

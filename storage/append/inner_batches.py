@@ -51,8 +51,8 @@ class InnerBatchWriter:
         queue = self._queues.get_or_create_batch(topic, queue_id)
         if queue is None:
             raise MessageIllegalError(
-                f"queue {queue_id} of topic {topic!r} holds single messages and takes no inner batch: the topic was "
-                "created with another queue type; send its messages singly"
+                f"queue {queue_id} of topic {topic!r} stores single messages and does not accept inner batches: "
+                "the topic has another queue type; send the messages one by one"
             )
         return queue
 

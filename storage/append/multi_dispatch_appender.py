@@ -156,7 +156,7 @@ class MultiAppend:
                 if must:
                     raise
                 logger.error(
-                    "a message goes to queue %s:%d only, not to the other queues it names: %s",
+                    "a message is stored in queue %s:%d only, not in the other queues that it names: %s",
                     batch.topic,
                     batch.queue_id,
                     error,
@@ -176,8 +176,8 @@ class MultiAppend:
         for batch in self._batches:
             if len(batch) and (batch.topic, batch.queue_id) in self._rows:
                 raise MessageIllegalError(
-                    f"one append sends messages to {batch.topic!r} and dispatches others there; "
-                    "send them in separate appends"
+                    f"one append sends messages to topic {batch.topic!r} and also dispatches messages of other "
+                    "topics to it; send them in separate appends"
                 )
         return [(self._queue(key), len(rows)) for key, rows in self._rows.items()]
 
@@ -223,7 +223,7 @@ class MultiAppend:
                 continue
             if batch.topic in names:
                 raise MessageIllegalError(
-                    f"a message of {batch.topic!r} names its own topic in {PROPERTY_INNER_MULTI_DISPATCH}; "
+                    f"a message of topic {batch.topic!r} names its own topic in {PROPERTY_INNER_MULTI_DISPATCH}; "
                     "nothing was stored"
                 )
             offsets = {name: self._offset_in((name, LMQ_QUEUE_ID), rows) for name in names}
@@ -250,8 +250,8 @@ class MultiAppend:
         name = key[0]
         if not name.startswith(LMQ_PREFIX) or not can_be_queue(name) or self._queues.holds_batches(*key):
             raise MessageIllegalError(
-                f"{PROPERTY_INNER_MULTI_DISPATCH} names {name!r}, which cannot be such a queue: "
-                f"their names begin with {LMQ_PREFIX}"
+                f"{PROPERTY_INNER_MULTI_DISPATCH} names {name!r}, which is not a light queue: the names of light "
+                f"queues begin with {LMQ_PREFIX}"
             )
         queue = self._queues.get_plain(*key)
         if queue is not None and queue.exists:
@@ -260,8 +260,8 @@ class MultiAppend:
         if self._queues.count_topics(LMQ_PREFIX) + new >= self._max_queues:
             raise refusal(
                 PutMessageStatus.LMQ_CONSUME_QUEUE_NUM_EXCEEDED,
-                f"no more than {self._max_queues} {LMQ_PREFIX} queues are allowed "
-                f"(max_lmq_consume_queue_num); {name!r} would be a new one",
+                f"the store already has {self._max_queues} {LMQ_PREFIX} queues, the maximum "
+                f"(max_lmq_consume_queue_num), so it cannot create {name!r}",
             ).error
         return self._queues.first_light_offset(self._log.min_offset, self._log.end_offset)
 
@@ -271,9 +271,9 @@ class MultiAppend:
         size = len(head) + len(properties)
         if len(properties) > MAX_PROPERTIES_BYTES or size > self._record_max_bytes:
             raise MessageIllegalError(
-                f"with its offsets in other queues a record takes {size} bytes, "
-                f"its properties {len(properties)} bytes; "
-                f"{self._record_max_bytes} and {MAX_PROPERTIES_BYTES} are allowed"
+                f"including its offsets in other queues a record has {size} bytes and its properties have "
+                f"{len(properties)} bytes; at most {self._record_max_bytes} and {MAX_PROPERTIES_BYTES} bytes are "
+                "allowed"
             )
         return size.to_bytes(4) + head[4:-2] + len(properties).to_bytes(2) + properties
 

@@ -153,8 +153,8 @@ def refuse_store(state: StoreState) -> Refusal | None:
     if state.busy_timeout_ms < state.append_ms < BUSY_MAX_MS:
         return refusal(
             PutMessageStatus.OS_PAGE_CACHE_BUSY,
-            f"an append has been writing for {state.append_ms} ms (os_page_cache_busy_timeout_ms is "
-            f"{state.busy_timeout_ms}): the disk is busy; nothing was stored, send again later",
+            f"the disk is busy: an append has been writing for {state.append_ms} ms "
+            f"(os_page_cache_busy_timeout_ms is {state.busy_timeout_ms}); nothing was stored, send again later",
         )
     return None
 
@@ -174,7 +174,7 @@ def refuse_batch(facts: BatchFacts, *, max_message_size_bytes: int, record_max_b
     if longest_properties > MAX_PROPERTIES_BYTES:
         return refusal(
             PutMessageStatus.PROPERTIES_SIZE_EXCEEDED,
-            f"properties of {longest_properties} bytes exceed the limit of {MAX_PROPERTIES_BYTES} bytes",
+            f"message properties of {longest_properties} bytes exceed the limit of {MAX_PROPERTIES_BYTES} bytes",
         )
     if longest_record > record_max_bytes:
         return refusal(
@@ -205,23 +205,30 @@ def _refuse_special(messages: int, sys_flags: int, first_properties: bytes) -> R
     """Run the checks for transaction records, inner batches, and records with offsets in further queues. Return the
     refusal of the batch; None if it passes. Helper of `refuse_batch`."""
     if sys_flags & SYS_FLAG_INNER_BATCH and (messages > 1 or sys_flags & SYS_FLAG_TRANSACTION_MASK):
-        return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "an inner batch is sent alone, and in no transaction")
+        return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "an inner batch must be sent alone, and not in a transaction")
     if sys_flags & SYS_FLAG_INNER_BATCH and not count_messages(first_properties):
         return refusal(
             PutMessageStatus.MESSAGE_ILLEGAL,
-            f"an inner batch says by {PROPERTY_INNER_NUM} how many messages it holds, 1 to {INNER_MESSAGES_MAX}, and "
-            f"ends in an {PROPERTY_INNER_BASE} of zeros, in place of which the store puts an offset",
+            f"an inner batch must have the property {PROPERTY_INNER_NUM} with its number of messages, 1 to "
+            f"{INNER_MESSAGES_MAX}, and must end in a property {PROPERTY_INNER_BASE} of zeros, which the store "
+            "replaces by an offset",
         )
     if _INNER_NUM in first_properties and not sys_flags & SYS_FLAG_INNER_BATCH:
-        return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "a record that is no inner batch says how many it holds")
+        return refusal(
+            PutMessageStatus.MESSAGE_ILLEGAL,
+            f"a record that is not an inner batch has the property {PROPERTY_INNER_NUM}",
+        )
     if _MULTI_OFFSETS in first_properties:
-        return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "a message's offsets in other queues are the store's to set")
+        return refusal(
+            PutMessageStatus.MESSAGE_ILLEGAL,
+            "a message already has offsets in other queues, which only the store may set",
+        )
     if messages > 1 and sys_flags & SYS_FLAG_TRANSACTION_MASK:
         return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "messages of a transaction cannot be sent in a batch")
     if sys_flags & SYS_FLAG_TRANSACTION_MASK:
         return refusal(
             PutMessageStatus.MESSAGE_ILLEGAL,
-            "the transaction bits of a record are the store's to set: send with a transaction producer",
+            "a record has transaction bits, which only the store may set: send the message with a transaction producer",
         )
     return None
 
@@ -251,8 +258,8 @@ def refuse_bodies(records: Buffer, starts: Sequence[int], *, inner: int, max_mes
         except RecordError as error:
             return refusal(
                 PutMessageStatus.MESSAGE_ILLEGAL,
-                f"the body of message {number + 1} of {len(starts)} cannot be read: {error} (check_compressed_body is "
-                "on); nothing was stored, compress the body again",
+                f"the body of message {number + 1} of {len(starts)} cannot be decompressed: {error} "
+                "(check_compressed_body is on); nothing was stored, compress the body again",
             )
     return None
 
@@ -262,7 +269,7 @@ def _check_items(body: bytes, messages: int) -> None:
     messages."""
     found = count_items(body)
     if found != messages:
-        raise RecordError(f"an inner batch of {messages} messages holds {found}")
+        raise RecordError(f"an inner batch declares {messages} messages but contains {found}")
 
 
 class HalfFacts(NamedTuple):
@@ -279,15 +286,15 @@ def refuse_transactional(topic: str, halves: Sequence[HalfFacts], *, waiting: in
     are neither committed nor rolled back. Raises SystemBusyError if this number is too large.
     """
     if topic != HALF_TOPIC:
-        raise MessageIllegalError(f"only the store itself writes to {topic}; nothing was stored")
+        raise MessageIllegalError(f"only the store itself may write to topic {topic!r}; nothing was stored")
     if settings.reject_transaction_message:
         raise NoPermissionError(
-            "this store takes no half messages (reject_transaction_message is on); nothing was stored"
+            "this store does not accept half messages (reject_transaction_message is on); nothing was stored"
         )
     if waiting + len(halves) > settings.transaction_open_max:
         raise SystemBusyError(
-            f"{waiting} transactions wait for their end (transaction_open_max is {settings.transaction_open_max}); "
-            "nothing was stored, see `raymq transactions list`"
+            f"{waiting} transactions are open, neither committed nor rolled back (transaction_open_max is "
+            f"{settings.transaction_open_max}); nothing was stored, see `raymq transactions list`"
         )
     for half in halves:
         _check_half(*half)
@@ -300,10 +307,10 @@ def _check_half(properties: Mapping[str, str], queue_id: int) -> None:
     real_queue_id = properties.get(PROPERTY_REAL_QUEUE_ID, "")
     complete = properties.get(PROPERTY_TRANSACTION_PREPARED) == "true" and group and topic
     if not complete or not real_queue_id.isdecimal() or queue_id != HALF_QUEUE_ID:
-        raise MessageIllegalError("this is no half message: send with a transaction producer")
+        raise MessageIllegalError("the message is not a half message: send it with a transaction producer")
     check_group(str(group))
     if is_internal_topic(check_topic(str(topic))):
-        raise MessageIllegalError(f"a transaction cannot send to {topic}, which belongs to the server")
+        raise MessageIllegalError(f"a transaction cannot send to topic {topic!r}, which is a system topic")
     if PROPERTY_DELAY in properties or PROPERTY_TIMER_DELIVER_MS in properties:
         raise MessageIllegalError("a message of a transaction cannot be delayed")
 
@@ -322,8 +329,8 @@ def space_checks(settings: StoreSettings, log: CommitLog) -> list[SpaceCheck]:
         if size and not log.has_buffer_for(size):
             raise refusal(
                 PutMessageStatus.CREATE_MAPPED_FILE_FAILED,
-                "every buffer of the transient store pool holds bytes that are not on the disk yet; nothing "
-                "was stored, send again later",
+                "all buffers of the transient store pool are full of bytes that are not on disk yet; nothing was "
+                "stored, send again later",
                 SystemBusyError,
             ).error
 

@@ -151,8 +151,8 @@ class WriteGate:
         wait_s = max(min(self.timeout_s if timeout_s is None else timeout_s, queue_wait_ms / 1000), 0)
         if not self._append_lock.acquire(timeout=wait_s):
             raise SystemBusyError(
-                f"other appends held the append lock for {wait_s:g} s (wait_time_in_send_queue_ms is {queue_wait_ms}); "
-                "nothing was stored, send again later"
+                f"the store is busy: other appends held the append lock for {wait_s:g} s "
+                f"(wait_time_in_send_queue_ms is {queue_wait_ms}); nothing was stored, send again later"
             )
 
     def is_durable(self, end_offset: int, *, late: bool) -> bool:
@@ -180,7 +180,7 @@ class WriteGate:
             return
         reason = self._flags.reason_against(against)
         if self.failure:
-            reason = f"{self.failure}; the store takes no more appends until it is opened again"
+            reason = f"{self.failure}; the store refuses appends until it is opened again"
         entered_s = self._entered_s
         append_ms = int((time.monotonic() - entered_s) * 1000) if entered_s else 0
         # If one writer holds the append lock for longer than this limit, other writers are refused.
@@ -199,7 +199,7 @@ class WriteGate:
         store."""
         self.require_open()
         if not self._flags.readable:
-            raise ServiceNotAvailableError(f"the store {self._root} must not be read now")
+            raise ServiceNotAvailableError(f"the store {self._root} cannot be read now")
 
     def wait_flushed(self, end_offset: int) -> bool:
         """Wait until the log is on disk up to `end_offset`. Returns False if the disk takes too long or fails."""
@@ -212,7 +212,7 @@ class WriteGate:
         """
         end_offset = self._log.end_offset
         if not self.wait_flushed(end_offset):
-            raise ServiceNotAvailableError(f"the disk of {self._root} is too slow, or has failed: nothing was changed")
+            raise ServiceNotAvailableError(f"the disk of {self._root} is too slow, or has failed; nothing was changed")
         return end_offset
 
     def call_on_failure(self, callback: Callable[[], None]) -> None:
@@ -234,7 +234,7 @@ class WriteGate:
         """Close the write gate as `fail` does, but do not notify `progress`: the flush thread does that."""
         if not self.failure:
             self.failure = f"the disk of {self._root} failed: {error}"
-            logger.error("%s; the store refuses appends until it is reopened", self.failure)
+            logger.error("%s; the store refuses appends until it is opened again", self.failure)
             if self.on_failure is not None:
                 self.on_failure()
 
@@ -246,7 +246,7 @@ class WriteGate:
         self._flush.close()
 
     def _outcome_unknown(self) -> StoreFailedError:
-        return StoreFailedError(f"{self.failure}; it is unknown whether this append is stored")
+        return StoreFailedError(f"{self.failure}; this append may or may not be stored")
 
     def _on_flushed(self, end_offset: int) -> None:
         if self.is_sync:

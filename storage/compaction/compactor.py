@@ -151,7 +151,9 @@ class Compactor:
         """Return the compacted log without the messages from queue offset `end_offset` on. The queue of a replica has
         lost these messages."""
         logger.warning(
-            "compacted log %s now ends at %d: its queue has lost the later messages", log.directory, end_offset
+            "compacted log %s now ends at offset %d, because its queue has lost the later messages",
+            log.directory,
+            end_offset,
         )
         rows = np.flatnonzero(log.units["queue_offset"] < end_offset)
         writer = NewGeneration(log.directory, log.generation + 1)
@@ -218,8 +220,8 @@ class Compactor:
             found[["size", "flags"]] = 0, KEYLESS | DAMAGED
             if not is_known:
                 logger.error(
-                    "the record of %s:%d at offset %d, %d in the log, is damaged: it is not compacted, and its log "
-                    "file is kept",
+                    "the record of queue %s:%d at offset %d (physical offset %d) is damaged: compaction skips "
+                    "the record and keeps its log file",
                     *(queue.topic, queue.queue_id, offset, unit["physical_offset"]),
                 )
         else:

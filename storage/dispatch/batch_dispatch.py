@@ -45,21 +45,32 @@ def put_batch(queues: QueueTable, view: DispatchView, physical_offset: int, *, m
     name = f"{view.topic}:{view.queue_id}"
     try:
         if not view.sys_flag & SYS_FLAG_INNER_BATCH:
-            raise RecordError(f"the record at {physical_offset} is no inner batch, as others of queue {name} are")
+            raise RecordError(
+                f"the record at physical offset {physical_offset} is a single message, but queue {name} stores "
+                "inner batches"
+            )
         base_offset, messages = inner_batch(view)
         queue = queues.get_or_create_batch(view.topic, view.queue_id)
         if queue is None:
-            raise RecordError(f"the record at {physical_offset} is an inner batch, as others of queue {name} are not")
+            raise RecordError(
+                f"the record at physical offset {physical_offset} is an inner batch, but queue {name} stores "
+                "single messages"
+            )
     except RecordError as error:
-        logger.error("%s; it is in no queue", error)
+        logger.error("%s; the record is not put into a queue", error)
         return False
     if physical_offset + view.size <= queue.max_physical_offset or base_offset < queue.next_offset:
         return False
     if base_offset > queue.next_offset:
         if not may_fill_gaps:
-            raise QueueGapError(f"queue {name} ends at offset {queue.next_offset}, but the log has {base_offset}")
+            raise QueueGapError(
+                f"queue {name} ends at offset {queue.next_offset}, but the next record in the log has offset "
+                f"{base_offset}"
+            )
         if queue.next_offset:
-            logger.error("the records of %s from offset %d to %d are lost", name, queue.next_offset, base_offset - 1)
+            logger.error(
+                "the records of queue %s from offset %d to %d are lost", name, queue.next_offset, base_offset - 1
+            )
     queue.append_unit(
         BatchUnit(physical_offset, view.size, view.tags_code, view.store_timestamp_ms, base_offset, messages)
     )

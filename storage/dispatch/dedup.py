@@ -93,9 +93,9 @@ class DedupTable:
                 following += length
         if following < min(end, producer.ranges[-1].next_sequence):
             raise MessageIllegalError(
-                f"sequence {following} of producer {sequence.producer_id!r} in {topic}:{queue_id} is older than what "
-                f"the store remembers (the last is {producer.ranges[-1].next_sequence - 1}); "
-                "the batch is not stored now"
+                f"the batch with sequence {following} of producer {sequence.producer_id!r} for queue "
+                f"{topic}:{queue_id} is too old to check for repeats (the newest sequence is "
+                f"{producer.ranges[-1].next_sequence - 1}); the batch was not stored"
             )
         return offsets
 
@@ -181,6 +181,6 @@ class DedupTable:
 
 def _fenced(producer_id: str, epoch: int, newest: int, topic: str, queue_id: int) -> ClientStateError:
     return ClientStateError(
-        f"producer {producer_id!r} with epoch {epoch} was fenced: an instance with epoch {newest} has written to "
-        f"{topic}:{queue_id}; close this producer"
+        f"producer {producer_id!r} with epoch {epoch} is fenced, because an instance with epoch {newest} has "
+        f"written to queue {topic}:{queue_id}; close this producer"
     )

@@ -166,8 +166,8 @@ def _numbers(name: str, values: object, count: int) -> list[int]:
 
 def _damaged(name: str) -> StoreCorruptError:
     return StoreCorruptError(
-        f"config/{name} is not a table of offsets; restore it, or delete it: the log tells what was delivered lately, "
-        "and what was delivered long ago may then be delivered again"
+        f"file config/{name} is not a table of offsets; restore or delete the file. After a deletion the log "
+        "shows recent deliveries, but messages that were delivered long ago may be delivered again"
     )
 
 

@@ -77,7 +77,12 @@ def light_queue_units(view: DispatchView, physical_offset: int) -> list[QueueUni
         return []
     if len(names) != len(offsets):
         if offsets:
-            logger.error("the record at %d names %d queues and %d offsets", physical_offset, len(names), len(offsets))
+            logger.error(
+                "the record at physical offset %d names %d queues but %d offsets",
+                physical_offset,
+                len(names),
+                len(offsets),
+            )
         return []
     found: dict[QueueKey, QueueUnit] = {}
     for name, text in zip(names, offsets, strict=True):
@@ -87,7 +92,12 @@ def light_queue_units(view: DispatchView, physical_offset: int) -> list[QueueUni
             if 0 <= queue_offset <= physical_offset // MIN_RECORD_SIZE:
                 found.setdefault(key, QueueUnit(key, queue_offset))
             else:
-                logger.error("the record at %d cannot be at offset %r of queue %s", physical_offset, text, name)
+                logger.error(
+                    "the record at physical offset %d names an impossible offset %r of queue %s",
+                    physical_offset,
+                    text,
+                    name,
+                )
     return list(found.values())
 
 

@@ -29,7 +29,10 @@ def misplaced_file(queue: ConsumeQueue, reader: LogReader) -> str:
     damaged.
     """
     if queue.out_of_order:
-        return f"the file of {queue.topic}:{queue.queue_id} from offset {queue.next_offset} on is out of order"
+        return (
+            f"the file of queue {queue.topic}:{queue.queue_id} that begins at offset {queue.next_offset} is out "
+            "of order"
+        )
     before = -1
     for first, count in queue.file_ranges():
         last = first + count - 1
@@ -37,10 +40,13 @@ def misplaced_file(queue: ConsumeQueue, reader: LogReader) -> str:
         if unit["size"] == PRE_BLANK_SIZE:
             continue
         if unit["size"] <= 0 or unit["physical_offset"] <= before:
-            return f"the file of {queue.topic}:{queue.queue_id} from offset {first} on is out of order"
+            return f"the file of queue {queue.topic}:{queue.queue_id} that begins at offset {first} is out of order"
         before = int(unit["physical_offset"])
         if not any(_may_lead_to_own(queue, offset, reader) for offset in (last, first + count // 2, first)):
-            return f"the file of {queue.topic}:{queue.queue_id} from offset {first} on is another queue's"
+            return (
+                f"the file of queue {queue.topic}:{queue.queue_id} that begins at offset {first} belongs to "
+                "another queue"
+            )
     return ""
 
 

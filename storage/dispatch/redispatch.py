@@ -185,7 +185,7 @@ class Redispatch:
             missing = self.ends.missing_in(topic, queue_id)
         gap = queue_offset - missing.next_offset
         if queue_offset < missing.queue.first_offset and not may_fill_gaps:
-            raise QueueGapError(f"queue {topic}:{queue_id} has lost its offset {queue_offset}")
+            raise QueueGapError(f"queue {topic}:{queue_id} has lost the entry of offset {queue_offset}")
         if gap >= 0:
             if gap > 0 and not self._lead_to_holes(missing, gap, physical_offset, may_fill_gaps=may_fill_gaps):
                 self._skip_lost_units(missing, unit, may_fill_gaps=may_fill_gaps)
@@ -321,7 +321,7 @@ class Redispatch:
                 missing.add(begin, size, 0)
             if len(places) == 1:
                 self._unplaced.remove(hole)
-        logger.error("%d offsets of queue %s:%d lead to damaged records", count, *missing.queue.key)
+        logger.error("%d offsets of queue %s:%d point to damaged records", count, *missing.queue.key)
         self.queued += count
         return True
 
@@ -330,10 +330,12 @@ class Redispatch:
         `may_fill_gaps`."""
         queue, end = "{}:{}".format(*unit.key), missing.next_offset
         if not may_fill_gaps:
-            raise QueueGapError(f"queue {queue} ends at offset {end}, but the log has its offset {unit.queue_offset}")
+            raise QueueGapError(
+                f"queue {queue} ends at offset {end}, but the next record in the log has offset {unit.queue_offset}"
+            )
         missing.write()
         if end:
-            logger.error("the records of %s from offset %d to %d are lost", queue, end, unit.queue_offset - 1)
+            logger.error("the records of queue %s from offset %d to %d are lost", queue, end, unit.queue_offset - 1)
         missing.queue.start_at(unit.queue_offset)
 
     def _remember_rows(self, block: Block, counted: NDArray[np.bool_], physical_offset: int) -> bool:

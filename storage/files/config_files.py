@@ -62,16 +62,16 @@ def unseal(data: bytes) -> Unsealed:
     if len(data) < _SEAL_BYTES or wrong > 1:
         return Unsealed(data, "")
     if _agrees(crc32(text), tail):
-        return Unsealed(text, "a bit of its checksum was wrong" if wrong else "")
+        return Unsealed(text, "a bit of the file's checksum was wrong" if wrong else "")
     if not wrong and len(text) <= REPAIRED_MAX_BYTES:
         changed = bytearray(text)
         for at in range(len(changed)):
             for bit in range(8):
                 changed[at] ^= 1 << bit
                 if _agrees(crc32(changed), tail):
-                    return Unsealed(bytes(changed), f"a bit of byte {at} was wrong, and is corrected")
+                    return Unsealed(bytes(changed), f"a bit of byte {at} was wrong and has been corrected")
                 changed[at] ^= 1 << bit
-    return Unsealed(None, "it does not match its checksum")
+    return Unsealed(None, "the text does not match the file's checksum")
 
 
 def _agrees(crc: int, tail: bytes) -> bool:
@@ -126,7 +126,7 @@ class ConfigFiles:
         if text is not None:
             return text
         if path.exists():
-            self._damage.note(f"{path} is empty or damaged; the text before it is used, if there is one")
+            self._damage.note(f"file {path} is empty or damaged; its previous text is used if a backup exists")
             disk.unlink(path)
         backup = Path(f"{path}.bak")
         if not backup.exists():
@@ -134,7 +134,8 @@ class ConfigFiles:
         text = self._usable_text(backup)
         if text is None:
             raise StoreCorruptError(
-                f"{path} is missing or damaged, and so is {backup}; restore one of them, or delete both"
+                f"file {path} is missing or damaged, and its backup {backup} is damaged; restore one of the "
+                "two files, or delete both"
             )
         return text
 
@@ -167,7 +168,7 @@ class ConfigFiles:
             return None
         if damage:
             disk.replace_file(path, seal(data))
-            self._damage.note(f"{path} was damaged: {damage}")
+            self._damage.note(f"file {path} was damaged: {damage}")
         return text or None
 
     def _path(self, name: str) -> Path:

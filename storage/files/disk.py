@@ -89,7 +89,7 @@ def map_for_writing(descriptor: int, size: int) -> mmap.mmap | None:
             # ahead: megabytes.
             mapped.madvise(mmap.MADV_RANDOM)
             return mapped
-    logger.info("/proc/self/fd/%d is written with pwrite, not through a map: %s", descriptor, reason)
+    logger.info("the file of descriptor %d is written with pwrite, not through a memory map: %s", descriptor, reason)
     return None
 
 

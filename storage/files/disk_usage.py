@@ -48,8 +48,8 @@ def no_space_text(root: Path, log_file_bytes: int, error: OSError) -> str:
     file."""
     free_mib = max(disk_free_bytes(root), 0) >> 20
     return (
-        f"the disk of {root} has no room for another file ({error.strerror}): {free_mib:,} MiB are free, and a log "
-        f"file takes {log_file_bytes >> 20:,} MiB; nothing was stored. Free some space, or use another data_dir, "
+        f"the disk of {root} has no space for another file ({error.strerror}): {free_mib:,} MiB are free, and a "
+        f"log file takes {log_file_bytes >> 20:,} MiB; nothing was stored. Free some space, use another data_dir, "
         "or lower mapped_file_size_commit_log_bytes of a new store"
     )
 

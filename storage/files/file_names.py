@@ -42,18 +42,18 @@ def list_files(directories: Sequence[Path], size: int, *, remedy: str, repair: b
     for path in paths:
         start = int(path.name) if path.name.isdecimal() else -1
         if start < 0 or start % size or path.name != file_name(start):
-            raise StoreCorruptError(f"{path} does not belong in a directory of files of {size} bytes; {remedy}")
+            raise StoreCorruptError(f"file {path} does not belong in a directory of files of {size} bytes; {remedy}")
         misfit = ""
         if path.stat().st_size != size:
-            misfit = f"{path} has {path.stat().st_size} bytes where files have {size}"
+            misfit = f"file {path} has {path.stat().st_size} bytes instead of {size}"
         elif start in files:
-            misfit = f"{path} is also in {files[start].parent}"
+            misfit = f"file {path} also exists in {files[start].parent}"
         elif files and start != expected:
-            misfit = f"{' or '.join(str(directory / file_name(expected)) for directory in directories)} is missing"
+            misfit = f"file {' or '.join(str(directory / file_name(expected)) for directory in directories)} is missing"
         if misfit and not repair:
             raise StoreCorruptError(f"{misfit}; {remedy}")
         if misfit:
-            logger.warning("%s; deleting %s and the later files, to rebuild them", misfit, path)
+            logger.warning("%s; file %s and the later files are deleted and rebuilt", misfit, path)
             _delete(paths[len(files) :])
             break
         files[start] = path

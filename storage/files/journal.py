@@ -42,7 +42,7 @@ class Journal:
             self._read()
             self._rewrite()
         except OSError as error:
-            raise StoreError(f"cannot use the journal {path}: {error}") from error
+            raise StoreError(f"cannot open the journal file {path}: {error}") from error
 
     def put(self, key: str, value: Any) -> None:
         """Set the value of `key`. The value is on disk on return. After a StoreError it is unknown whether the value is
@@ -52,7 +52,7 @@ class Journal:
             self._append(line)
         except OSError as error:
             raise StoreError(
-                f"cannot write the journal {self._path}: {error}; it is unknown whether the value is on disk"
+                f"cannot write the journal file {self._path}: {error}; the new value may or may not be on disk"
             ) from error
         self.values[key] = value
         self._lines += 1
@@ -79,8 +79,8 @@ class Journal:
                 self.values[entry["key"]] = entry["value"]
             elif number < len(lines) - 1:
                 raise StoreCorruptError(
-                    f"line {number + 1} of the journal {self._path} is damaged; move the file away; its values "
-                    "are rebuilt from the replicas, once all of them answer"
+                    f"line {number + 1} of the journal file {self._path} is damaged; move the file away: its "
+                    "values are rebuilt when all replicas answer"
                 )
 
     def _rewrite(self) -> None:

@@ -70,7 +70,7 @@ class DirectoryLock:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StoreLockedError(str(directory), "another store, for its log") from None
+            raise StoreLockedError(str(directory), "another store that keeps its log there") from None
 
     def release(self) -> None:
         """Unlock the store's directories. Idempotent."""

@@ -83,7 +83,7 @@ class MappedFile:
         """
         disk.flush(self._descriptor)
         if not os.fstat(self._descriptor).st_nlink:
-            raise OSError(errno.ENOENT, "the file was deleted while the store had it open", str(self.path))
+            raise OSError(errno.ENOENT, "the file was deleted while the store had the file open", str(self.path))
 
     def used_end(self, position: int) -> int:
         """Return the offset after the file's last byte that is not zero. Only bytes from `position` on count; return
@@ -106,7 +106,9 @@ class MappedFile:
         while at < stop:
             read = os.preadv(self._descriptor, [memoryview(buffer)[: stop - at]], at)
             if not read:
-                raise OSError(errno.EIO, f"{self.path} ends at byte {at}, before its size of {self.size}")
+                raise OSError(
+                    errno.EIO, f"file {self.path} ends at byte {at}, before its full size of {self.size} bytes"
+                )
             data = buffer if read == len(buffer) else buffer[:read]
             if data != _ZEROS[:read]:
                 end = at + len(data.rstrip(b"\0"))

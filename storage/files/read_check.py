@@ -56,7 +56,7 @@ def _read(path: Path, end_s: float, clock_s: Callable[[], float]) -> None:
         return
     except OSError as error:
         raise StoreError(
-            f"{path} cannot be read from byte {position} on: {error}. The previous process ended by a bus error "
-            "(SIGBUS) for such a read. The store stays closed, and another replica leads. Replace the disk: drain "
-            "the node (raymq drain), or move the store's directory away"
+            f"file {path} cannot be read from byte {position} on: {error}. The previous process was killed by a "
+            "bus error (SIGBUS) at such a read. The store stays closed, and another replica leads. Replace the "
+            "disk: drain the node (raymq drain), or move the store's directory away"
         ) from error

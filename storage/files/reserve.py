@@ -59,11 +59,16 @@ class SpaceReserve:
                 if not is_want_of_space(error):
                     raise
                 if not self._is_reported:
-                    logger.error("%s has no room for a reserve of %d bytes: %s", self._path.parent, self._size, error)
+                    logger.error(
+                        "the disk of %s has no space for a reserve of %d bytes: %s",
+                        self._path.parent,
+                        self._size,
+                        error,
+                    )
                     self._is_reported = True
                 return
             if self._is_reported:
-                logger.warning("%s has a reserve of %d bytes again", self._path.parent, self._size)
+                logger.warning("the disk of %s has a reserve of %d bytes again", self._path.parent, self._size)
             self._is_reported = False
 
     def release(self) -> bool:
@@ -73,7 +78,7 @@ class SpaceReserve:
             if not self._path.exists():
                 return False
             disk.unlink(self._path)
-            logger.error("%s is full: its reserve of %d bytes was released", self._path.parent, self._size)
+            logger.error("the disk of %s is full: its reserve of %d bytes is now used", self._path.parent, self._size)
             self._is_reported = True
             return True
 

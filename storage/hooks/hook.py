@@ -43,25 +43,31 @@ def find_hook(path: str, setting: str) -> HookFunction:
         found: Any = import_module(module_name)
     except Exception as error:  # The operator's module may raise any exception.
         raise ConfigError(
-            f"{where} {module_name!r} cannot be imported in the store's process ({type(error).__name__}: {error}); "
-            "install it on the nodes with stores, or set PYTHONPATH before `ray start` there"
+            f"{where} module {module_name!r} cannot be imported in the store's process ({type(error).__name__}: "
+            f"{error}); install it on the nodes with stores, or set PYTHONPATH before `ray start` there"
         ) from error
     for part in name.split("."):
         try:
             found = getattr(found, part)
         except AttributeError:
-            raise ConfigError(f"{where} module {module_name!r} has no {name!r}; name a function of it") from None
+            raise ConfigError(
+                f"{where} module {module_name!r} has no {name!r}; name a function of the module"
+            ) from None
     try:
         hook: Any = found() if isinstance(found, type) else found
     except Exception as error:
-        raise ConfigError(f"{where} making it failed ({type(error).__name__}: {error})") from error
+        raise ConfigError(
+            f"{where} creating an instance of this class failed ({type(error).__name__}: {error})"
+        ) from error
     if not callable(hook):
         raise ConfigError(
-            f"{where} it is of type {type(hook).__name__!r}, which cannot be called; name a function of a batch"
+            f"{where} this object has type {type(hook).__name__!r}, which cannot be called; name a function "
+            "with one parameter, a batch"
         )
     if kind := deferred_kind(hook):
         raise ConfigError(
-            f"{where} it is {kind}, which returns without running its code; name a plain function of a batch"
+            f"{where} this function is {kind}, so calling it does not run its code; name a plain function "
+            "with one parameter, a batch"
         )
     function: HookFunction = hook
     return function
@@ -106,7 +112,7 @@ class Hook:
             return False
         try:
             if self._late is not None and not self._late.ended.is_set():
-                self._fail("is still in a call that took too long", skipped=True)
+                self._fail("is still running a call that took too long", skipped=True)
                 return False
             call = _Call(batches)
             self._calls.put(call)

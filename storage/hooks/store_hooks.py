@@ -88,8 +88,8 @@ class HookedWrite:
             succeeded = hook.call(shown)
             if not succeeded and self._must_succeed:
                 raise SystemBusyError(
-                    f"the store's hook {hook.path} failed, and put_hooks_must_succeed is on: nothing was stored, send "
-                    "again later; see the store's log and `raymq status --json`"
+                    f"the store's hook {hook.path} failed, and put_hooks_must_succeed is on, so nothing was "
+                    "stored; send again later, and see the store's log and `raymq status --json`"
                 )
             # Ignore refusals of a hook that failed, because its call may still be running and may add more refusals.
             refused = [(batch, dict(batch.refusals)) for batch in shown if batch.refusals] if succeeded else []

@@ -74,7 +74,7 @@ def _with_inner(
         try:
             topic, keys = dispatch_view(record).topic, inner_keys(record)
         except RecordError as error:
-            logger.error("the index holds only an inner batch's own keys, not its messages': %s", error)
+            logger.error("an inner batch is indexed only by its own keys, not by the keys of its messages: %s", error)
             continue
         added = np.array([index_key_hash(topic, key) for key in keys], np.int32)
         added = np.setdiff1d(added, hashes[rows == row])

@@ -215,14 +215,14 @@ class IndexService:
         files: list[Path] = []
         for path in sorted(self.directory.iterdir()):
             if not path.name.isdecimal():
-                logger.warning("%s is not an index file and is ignored", path)
+                logger.warning("file %s is not an index file and is ignored", path)
                 continue
             reason = self._reason_to_drop(path, checkpoint_ms if after_crash else None)
             if reason:
                 if after_crash:
-                    logger.info("%s %s; it is rebuilt", path, reason)
+                    logger.info("index file %s %s; the file is rebuilt", path, reason)
                 else:
-                    self._damage.note(f"{path} {reason}; it is made again from the log")
+                    self._damage.note(f"index file {path} {reason}; the file is rebuilt from the log")
                 disk.unlink(path)
             else:
                 files.append(path)
@@ -231,14 +231,14 @@ class IndexService:
     def _reason_to_drop(self, path: Path, checkpoint_ms: int | None) -> str:
         size = path.stat().st_size
         if size != self._shape.file_size:
-            return f"has {size} bytes where this store's index files have {self._shape.file_size}"
+            return f"has {size} bytes, but index files of this store have {self._shape.file_size}"
         header = self._header(path)
         if checkpoint_ms is not None and header.end_timestamp > checkpoint_ms:
             return "may not have been on disk at the crash"
         if header.end_physical_offset >= self._log.end_offset:
-            return "goes beyond the log's end"
+            return "contains records after the log's end"
         if not (1 < header.next_entry <= self._shape.entries and 0 <= header.slots_used <= self._shape.slots):
-            return "has no entries, or a header that cannot be"
+            return "has no entries, or an impossible header"
         return ""
 
     def _header(self, path: Path) -> IndexHeader:
@@ -282,7 +282,10 @@ class IndexService:
         """Record the error after which the index waits and retries (is stuck), and log it once."""
         if self._stuck is None:
             logger.error(
-                "the index in %s is stuck at physical offset %d and retries: %s", self.directory, self.position, error
+                "the index in %s cannot continue at physical offset %d, retrying: %s",
+                self.directory,
+                self.position,
+                error,
             )
         if isinstance(error, OSError):
             self._on_writable(error)
@@ -309,7 +312,10 @@ class IndexService:
             first = self._first_with_key(position, header.begin_physical_offset)
             if first is not None:
                 logger.warning(
-                    "%s begins after a record with a key at %d that no file has; rebuilding the file", path, first
+                    "index file %s is rebuilt, because the record with a key at physical offset %d is not in "
+                    "any index file",
+                    path,
+                    first,
                 )
                 for doomed in self._remove_from(path):
                     disk.unlink(doomed)
@@ -455,7 +461,7 @@ class IndexService:
             except OSError as error:
                 if not tries_left:
                     raise
-                logger.warning("cannot make the index file %s, retrying: %s", path, error)
+                logger.warning("cannot create the index file %s, retrying: %s", path, error)
                 with self._changed:
                     self._changed.wait_for(lambda: self._stopping, INDEX_RETRY_S)
         assert self._current is not None
@@ -476,7 +482,9 @@ class IndexService:
             try:
                 data = self._reader.maps.get(str(path), at_random=True).data
             except FileNotFoundError:
-                logger.warning("the index file %s was deleted while the store had it open; it is rebuilt", path)
+                logger.warning(
+                    "the index file %s was deleted while the store had the file open; the file is rebuilt", path
+                )
             else:
                 self._sums.write_down(path, header, data, self._files)
             self.flushed_timestamp_ms = header.end_timestamp

@@ -35,12 +35,14 @@ class IndexSums:
         try:
             crc, _, text = self._path.read_bytes().partition(b"\n")
             if crc != b"%08x" % crc32(text):
-                raise ValueError("its checksum does not match")
+                raise ValueError("the file does not match its checksum")
             self._sums = {str(name): (int(entries), int(found)) for name, (entries, found) in json.loads(text).items()}
         except FileNotFoundError:
             pass
         except (AttributeError, TypeError, ValueError) as error:
-            damage.note(f"{self._path} is damaged ({error}): the index files are not compared with it")
+            damage.note(
+                f"file {self._path} is damaged ({error}): the index files are not compared with their checksums"
+            )
 
     def write_down(self, path: Path, header: IndexHeader, data: memoryview, files: list[Path]) -> None:
         """Store the checksum of a flushed index file, and drop the checksums of files that are not in `files`. Raises
@@ -61,7 +63,10 @@ class IndexSums:
             return False
         if header.next_entry == entries and self._crc(entries, data) == crc:
             return False
-        self._damage.note(f"{path} does not match its checksum: it is made again from the log, and those behind it")
+        self._damage.note(
+            f"index file {path} does not match its checksum: this file and the later index files are rebuilt from "
+            "the log"
+        )
         return True
 
     def used_bytes(self, header: IndexHeader) -> int:

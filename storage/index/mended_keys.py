@@ -53,20 +53,22 @@ class MendedKeys:
         try:
             crc, _, text = self._path.read_bytes().partition(b"\n")
             if crc != b"%08x" % crc32(text):
-                raise ValueError("its checksum does not match")
+                raise ValueError("the file does not match its checksum")
             keys = [MendedKey(*map(int, row)) for row in json.loads(text)]
             self._keys = tuple(key for key in keys if min_offset <= key.physical_offset < end_offset)
         except FileNotFoundError:
             pass
         except (TypeError, ValueError) as error:
-            damage.note(f"{self._path} is damaged ({error}): some mended records are not found by their keys")
+            damage.note(f"file {self._path} is damaged ({error}): queries by key do not find some repaired records")
 
     def add(self, keys: list[MendedKey]) -> None:
         """Add keys of repaired records. On return the keys are on disk. After an OSError the table is
         unchanged."""
         merged = sorted({*self._keys, *keys}, key=lambda key: key.physical_offset, reverse=True)
         if len(merged) > MENDED_KEYS_MAX:
-            logger.error("%s is full: %d keys are dropped", self._path, len(merged) - MENDED_KEYS_MAX)
+            logger.error(
+                "file %s is full: %d keys of repaired records are dropped", self._path, len(merged) - MENDED_KEYS_MAX
+            )
             del merged[MENDED_KEYS_MAX:]
         text = json.dumps(merged).encode()
         disk.replace_file(self._path, b"%08x\n" % crc32(text) + text)

@@ -83,7 +83,7 @@ class Allocator:
             except OSError as error:
                 # The file that cannot be deleted contains only zeros, as after a crash. The next open of the log uses
                 # or deletes it.
-                logger.warning("cannot delete %s: %s", ready.path, error)
+                logger.warning("cannot delete the prepared log file %s: %s", ready.path, error)
 
     def _run(self) -> None:
         while True:
@@ -100,7 +100,7 @@ class Allocator:
                 except OSError as error:
                     # This error is not fatal yet: the append that needs the log file tries again to create it, and
                     # reports an error if that fails.
-                    logger.warning("cannot prepare %s: %s", self._paths.path(start), error)
+                    logger.warning("cannot prepare the next log file %s: %s", self._paths.path(start), error)
 
     def _create(self, start: int) -> MappedFile:
         path, scratch = self._paths.choose_path(start)

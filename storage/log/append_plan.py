@@ -72,7 +72,8 @@ def _spans_in_next_files(ends: NDArray[np.int64], total: int, cursor: int, file_
             # into one file.
             if space + BLANK_LENGTH == file_size:
                 raise MessageIllegalError(
-                    f"a record of {int(ends[first]) - before} bytes does not fit in a commit-log file of {file_size}"
+                    f"a record of {int(ends[first]) - before} bytes does not fit in a commit-log file of "
+                    f"{file_size} bytes; raise mapped_file_size_commit_log_bytes, or send smaller messages"
                 )
             cursor += space + BLANK_LENGTH
             continue

@@ -186,8 +186,8 @@ class CommitLog:
         if no log file may begin at this offset."""
         if self.starts or physical_offset % self.file_size:
             raise InvalidArgumentError(
-                f"the log in {self.paths} cannot begin at {physical_offset}: it has files, or files of "
-                f"{self.file_size} bytes do not begin there"
+                f"the log in {self.paths} cannot begin at physical offset {physical_offset}: the log already has "
+                f"files, or no file of {self.file_size} bytes begins at this offset"
             )
         self._begin(physical_offset)
 
@@ -376,7 +376,9 @@ class CommitLog:
         try:
             self.drop_staged()
         except OSError as error:
-            logger.warning("%s: bytes after the log's end stay until the next start: %s", self.paths, error)
+            logger.warning(
+                "%s: cannot clear the bytes after the log's end; the next start tries again: %s", self.paths, error
+            )
         self._writer.close()
         if self._allocator is not None:
             self._allocator.close()

@@ -47,12 +47,15 @@ class HoleTable:
         try:
             crc, _, text = self._path.read_bytes().partition(b"\n")
             if crc != b"%08x" % crc32(text):
-                raise ValueError("its checksum does not match")
+                raise ValueError("the file does not match its checksum")
             self.holes = tuple(Hole(int(offset), int(size), str(reason)) for offset, size, reason in json.loads(text))
         except FileNotFoundError:
             pass
         except (TypeError, ValueError) as error:
-            damage.note(f"{self._path} is damaged ({error}): the holes that it named are found when they are read")
+            damage.note(
+                f"file {self._path} is damaged ({error}): damaged ranges of the log that the file listed are found "
+                "again when they are read"
+            )
 
     def replace(self, holes: Iterable[Hole], file_size: int) -> None:
         """Replace all holes (damaged ranges) in the table by `holes`. Holes that touch within one log file of

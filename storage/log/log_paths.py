@@ -28,9 +28,9 @@ from storage.files.file_names import list_files
 
 _NEW_DIR: Final = ".new"
 
-_REMEDY: Final = "restore it from a copy, or empty the store directory and let a replica fill it"
+_REMEDY: Final = "restore the file from a copy, or empty the store directory and let another replica fill it"
 
-_REMEDY_OF_SEVERAL: Final = f"see that the disks of store_path_commit_log are all mounted; else {_REMEDY}"
+_REMEDY_OF_SEVERAL: Final = f"check that all disks of store_path_commit_log are mounted; otherwise {_REMEDY}"
 
 
 class LogPaths:

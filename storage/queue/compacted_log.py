@@ -72,14 +72,16 @@ class CompactedLog:
         head = _mapped(_units_path(directory, generation))
         self._data = _mapped(_log_path(directory, generation))
         if len(head) < _HEADER.size or (len(head) - _HEADER.size) % COMPACTED_UNIT.itemsize:
-            raise StoreCorruptError(f"{_units_path(directory, generation)} has {len(head)} bytes: it is damaged")
+            raise StoreCorruptError(f"file {_units_path(directory, generation)} is damaged: it has {len(head)} bytes")
         [self.end_offset] = _HEADER.unpack_from(head)
         self.units: NDArray[np.void] = np.frombuffer(head, COMPACTED_UNIT, offset=_HEADER.size)
         self._offsets = np.ascontiguousarray(self.units["queue_offset"])
         self._has_record = self.units["flags"] & DAMAGED == 0
         last = self.units[-1] if len(self.units) else None
         if last is not None and int(last["position"]) + int(last["size"]) > len(self._data):
-            raise StoreCorruptError(f"{_log_path(directory, generation)} ends before its last record: it is damaged")
+            raise StoreCorruptError(
+                f"file {_log_path(directory, generation)} is damaged: it ends before its last record"
+            )
 
     def fetch(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
         """Fetch messages of the compacted log, from an offset before `end_offset` (as LogReader.fetch does). Skips
@@ -229,4 +231,6 @@ def _mapped(path: Path) -> memoryview:
             size = path.stat().st_size
             return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)) if size else memoryview(b"")
     except FileNotFoundError:
-        raise StoreCorruptError(f"{path} is missing: restore it, or delete {path.parent}") from None
+        raise StoreCorruptError(
+            f"file {path} is missing: restore the file, or delete the directory {path.parent}"
+        ) from None

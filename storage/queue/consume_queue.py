@@ -461,7 +461,9 @@ class ConsumeQueue(BaseConsumeQueue):
             queue_offset, unit = self._next_pointing(middle, high)
             if not len(unit):
                 if queue_offset < high:
-                    raise StoreCorruptError(f"{self.directory} lacks the unit of queue offset {queue_offset}")
+                    raise StoreCorruptError(
+                        f"the consume queue in {self.directory} has no entry for offset {queue_offset}"
+                    )
                 high = middle
             elif unit[0]["physical_offset"] < physical_offset:
                 low = queue_offset + 1

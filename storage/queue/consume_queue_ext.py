@@ -147,13 +147,16 @@ class ConsumeQueueExt:
         writes = settings.enable_consume_queue_ext and not is_waiting_topic(topic)
         if not writes and not directory.is_dir():
             return None
-        remedy = f"set its size in mapped_file_size_consume_queue_ext_bytes, or delete the directory {directory}"
+        remedy = (
+            "set mapped_file_size_consume_queue_ext_bytes to the size of the files, or delete the directory "
+            f"{directory}"
+        )
         try:
             files = QueueFiles(root, directory, file_size, handles, repair=repair and writes, remedy=remedy)
         except StoreCorruptError as error:
             if writes:
                 raise
-            logger.warning("%s; the queue's extension is left unchanged, and is not read", error)
+            logger.warning("%s; the extension of the consume queue is left unchanged and is not read", error)
             return None
         return cls(topic, queue_id, files, file_size, reader=reader, handles=handles, writes=writes)
 
@@ -175,7 +178,9 @@ class ConsumeQueueExt:
                 self.end_behind(None)
             return addresses_of(self._append(units))
         except OSError as error:
-            logger.warning("%s: %s; the queue's units hold tag codes from here on", self.files.directory, error)
+            logger.warning(
+                "%s: %s; from now on the entries of the consume queue contain tag codes", self.files.directory, error
+            )
             self.writes = False
             return tags_codes
 

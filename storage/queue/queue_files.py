@@ -43,7 +43,7 @@ class QueueFiles:
         self._file_size = file_size
         self._scratch = root / "consumequeue.new"
         self._handles, self._sparse = handles, sparse
-        remedy = remedy or f"delete the directory {directory} and the queue is made again from the commit log"
+        remedy = remedy or f"delete the directory {directory}: the queue is then rebuilt from the commit log"
         self.starts = list_starts(directory, file_size, remedy=remedy, repair=repair)
         """Byte position of the first byte of each queue file, ascending. Positions are counted from the queue's offset
         0."""

@@ -130,8 +130,8 @@ class QueueTable:
             return queue
         if queue is not None:
             raise MessageIllegalError(
-                f"queue {queue_id} of topic {topic!r} holds inner batches (its queue type is batch), not single "
-                "messages: send to it with a producer, and without a delay"
+                f"queue {queue_id} of topic {topic!r} stores inner batches (its queue type is batch), not single "
+                "messages: send messages with a producer, and without a delay"
             )
         plain = self._queues[topic, queue_id] = self._make_plain(topic, queue_id)
         return plain

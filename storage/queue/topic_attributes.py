@@ -46,7 +46,9 @@ def parse_attributes(topics_json: str | None) -> dict[str, TopicAttributes]:
         table = _mapping(_mapping(parse_fastjson(topics_json or "{}")).get("topicConfigTable"))
     except ValueError as error:
         logger.warning(
-            "cannot parse the topics' attributes; no topic has any until the broker rewrites %s: %s", TOPICS_FILE, error
+            "cannot parse the attributes of topics; topics have no attributes until the broker rewrites file %s: %s",
+            TOPICS_FILE,
+            error,
         )
         return {}
     found: dict[str, TopicAttributes] = {}

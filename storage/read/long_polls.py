@@ -45,8 +45,8 @@ class LongPolls:
         with self._lock:
             if len(self._all) >= self.max_waiters:
                 raise SystemBusyError(
-                    f"{len(self._all)} fetches are waiting already (fetch_waiters_max); "
-                    "fetch again later, or without a wait"
+                    f"{len(self._all)} fetches already wait for messages (fetch_waiters_max); fetch again later, "
+                    "or without a wait"
                 )
             self._all.add(waiter)
             for key in waiter.keys:

@@ -44,8 +44,8 @@ UNIQUE_ID_MAX_NUM: Final = 32
 """Maximum number of messages that a query by unique id returns (spec/storage.md §3)."""
 _DAMAGED_MAX: Final = 1000
 """Maximum number of consecutive damaged records that a query by time skips."""
-_DAMAGED: Final = "its length fields or its header are damaged"
-_MISPLACED: Final = "its queue has another record at the offset that it claims"
+_DAMAGED: Final = "the length fields or the header of the record are damaged"
+_MISPLACED: Final = "the record's queue has another record at this offset"
 
 
 class StoreQueries:
@@ -97,10 +97,11 @@ class StoreQueries:
         """
         end = self._visible()
         if physical_offset < 0 or physical_offset > end - MIN_RECORD_SIZE:
-            raise InvalidArgumentError(f"no message is at physical offset {physical_offset}; the log ends at {end}")
+            raise InvalidArgumentError(f"physical offset {physical_offset} has no message: the log ends at {end}")
         if physical_offset < self._log.min_offset:
             raise DataLossError(
-                f"the log at physical offset {physical_offset} was deleted; the log starts at {self._log.min_offset}"
+                f"the message at physical offset {physical_offset} was deleted; the log starts at "
+                f"{self._log.min_offset}"
             )
         view = self._record_at(physical_offset, end)
         if view is not None and not self._has_its_place(view):
@@ -164,11 +165,11 @@ class StoreQueries:
         check_topic(topic)
         if not key.strip() or max_num < 1 or begin_ms > end_ms:
             raise InvalidArgumentError(
-                f"a query needs a key, at least one message and a time range that is not empty; got {key!r}, "
+                f"a query needs a key, max_num of at least 1, and begin_ms not after end_ms; got {key!r}, "
                 f"{max_num} and {begin_ms} to {end_ms} ms"
             )
         if self._index is None:
-            raise InvalidArgumentError("this store keeps no index (message_index_enable is off): query by offset")
+            raise InvalidArgumentError("this store has no index (message_index_enable is off): query by offset")
         visible = self._visible()
         complete = self._index.wait_for(visible, self._wait_s)
         found: dict[int, list[bytes]] = {}

@@ -73,7 +73,8 @@ def _mend_units(parts: StoreParts, queue: ConsumeQueue, from_offset: int, end_of
         if view is not None and queue.put_unit_at(offset, view.physical_offset, view.size, view.tags_code):
             mended += 1
             logger.error(
-                "the unit of %s:%d at offset %d was damaged and is rewritten: its record is at %d in the log",
+                "the consume-queue entry of queue %s:%d at offset %d was damaged and has been rewritten: the "
+                "record is at physical offset %d",
                 *(queue.topic, queue.queue_id, offset, view.physical_offset),
             )
     return mended

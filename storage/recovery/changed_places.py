@@ -108,8 +108,8 @@ class ChangedPlaces:
         self._fruitless = 0 if new else self._fruitless + 1
         if self._fruitless == FRUITLESS_MAX:
             logger.warning(
-                "%s: records that do not fit their queues are in many parts of the log, and no changed one is among "
-                "them; those behind physical offset %d are believed",
+                "%s: many parts of the log have records that do not fit their queues, and none of these records "
+                "shows a changed bit; the records after physical offset %d are accepted",
                 *(self._reader.root, physical_offset),
             )
             self.believe_the_rest()

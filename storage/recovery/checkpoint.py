@@ -55,12 +55,14 @@ def read_checkpoint(path: Path, damage: DamageNotes) -> Checkpoint:
     except FileNotFoundError:
         return Checkpoint()
     if len(data) < _LONGS.size:
-        damage.note(f"{path} has {len(data)} bytes instead of {FILE_BYTES} and is ignored: more of the log is read")
+        damage.note(
+            f"file {path} has {len(data)} bytes instead of {FILE_BYTES} and is ignored: recovery reads more of the log"
+        )
         return Checkpoint()
     if len(data) >= _SEAL_AT + _SEAL.size:
         name, crc = _SEAL.unpack_from(data, _SEAL_AT)
         if name == _SEAL_NAME and crc != crc32(data[: _LONGS.size]):
-            damage.note(f"{path} does not match its checksum and is ignored: more of the log is read")
+            damage.note(f"file {path} does not match its checksum and is ignored: recovery reads more of the log")
             return Checkpoint()
     return Checkpoint(*_LONGS.unpack_from(data))
 

@@ -40,7 +40,9 @@ def keep_cut_bytes(root: Path, log: CommitLog, end_offset: int) -> None:
                     _write(root / CUT_DIR, start + position, file.read(size))
                 left_bytes -= size
     except OSError as error:
-        logger.warning("%s: the bytes that are cut behind %d are not kept: %s", root, end_offset, error)
+        logger.warning(
+            "%s: cannot keep a copy of the bytes that are cut after physical offset %d: %s", root, end_offset, error
+        )
 
 
 def _write(directory: Path, physical_offset: int, data: bytes) -> None:

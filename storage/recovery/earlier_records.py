@@ -66,7 +66,7 @@ class EarlierRecords:
             if found < next_offset and not is_deleted((topic, queue_id)):
                 self._redispatch.ends.queues_were_lost = True
                 raise QueueGapError(
-                    f"queue {topic}:{queue_id} ends at offset {found}, but it had reached {next_offset}"
+                    f"queue {topic}:{queue_id} ends at offset {found}, but had reached offset {next_offset} before"
                 )
         for row in snapshot.producers:
             if not is_deleted((row.topic, row.queue_id)):

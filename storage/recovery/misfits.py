@@ -363,7 +363,7 @@ class Misfits:
         self._stale.add(place.key)
         self._places[index] = place
         named, true = (f"offset {one.queue_offset} of {one.key[0]}:{one.key[1]}" for one in (claim.place, place))
-        self._found[index] = Change(place, f"{PLACE_REASON}: it says {named}, and belongs at {true}")
+        self._found[index] = Change(place, f"{PLACE_REASON}: the record names {named}, but belongs at {true}")
 
     def _give_up(self, index: int, place: QueueUnit | None = None) -> None:
         """Treat the record of a claim as damaged. `place`: a place (queue and queue offset) that the record may have
@@ -375,5 +375,5 @@ class Misfits:
         # computed again.
         self._stale.update(self._breaks_of)
         named = f"offset {claim.place.queue_offset} of {claim.place.key[0]}:{claim.place.key[1]}"
-        reason = f"{PLACE_REASON}: it says {named}, which its neighbours contradict"
+        reason = f"{PLACE_REASON}: the record names {named}, which contradicts the neighbouring records"
         self._found[index] = Change(place, reason, is_sure=False)

@@ -108,7 +108,7 @@ class Recovery:
         try:
             end_offset = self._walk_newest()
         except QueueGapError as gap:
-            logger.warning("%s; walking the whole log to make its queues again", gap)
+            logger.warning("%s; scanning the whole log to rebuild the queues", gap)
             end_offset = self._walk_whole()
             if self._snapshot is not None:
                 self._earlier.let_queues_reach(self._snapshot, end_offset)
@@ -134,8 +134,8 @@ class Recovery:
         logger.log(logging.WARNING if cut_bytes or units_cut else logging.INFO, "%s: %s", self._root, text)
         for hole in self._hole_table.holes:
             logger.error(
-                "%s: %d bytes at physical offset %d of the log are damaged: %s; the bytes are kept, and what is behind "
-                "them is not affected",
+                "%s: %d bytes at physical offset %d of the log are damaged: %s; the bytes are kept, and the "
+                "later records are not affected",
                 *(self._root, hole.size, hole.offset, hole.reason),
             )
         holes = self._hole_table.holes
@@ -179,15 +179,15 @@ class Recovery:
         if self._redispatch.queued:
             text += f", {self._redispatch.queued} put into their queues again"
         if self._redispatch.mended:
-            text += f", {self._redispatch.mended} damaged queue units made again"
+            text += f", {self._redispatch.mended} damaged consume-queue entries rebuilt"
         if self._walk.blanks:
-            text += f", {self._walk.blanks} damaged ends of files written again"
+            text += f", {self._walk.blanks} damaged file ends written again"
         if self._hole_table.holes:
             text += f", {len(self._hole_table.holes)} damaged ranges kept"
         if units_cut:
-            text += f", {units_cut} queue units behind the log's end removed"
+            text += f", {units_cut} consume-queue entries after the log's end removed"
         if cut_bytes:
-            text += f", {cut_bytes} bytes cut behind physical offset {end_offset}, the end of the last good record"
+            text += f", {cut_bytes} bytes cut after physical offset {end_offset}, the end of the last good record"
         return text
 
     def _walk_newest(self) -> int:

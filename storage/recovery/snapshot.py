@@ -87,12 +87,12 @@ def read_snapshot(path: Path, damage: DamageNotes) -> Snapshot | None:
     except FileNotFoundError:
         return None
     if crc != b"%08x" % crc32(text):
-        damage.note(f"{path} is damaged and is ignored: what it held is read from the log")
+        damage.note(f"file {path} is damaged and is ignored: recovery reads its content from the log")
         return None
     try:
         return _parse(text)
     except (AttributeError, KeyError, TypeError, ValueError):
-        damage.note(f"{path} is of another kind and is ignored: what it held is read from the log")
+        damage.note(f"file {path} has another format and is ignored: recovery reads its content from the log")
         return None
 
 

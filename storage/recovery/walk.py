@@ -82,7 +82,9 @@ class LogWalk:
             else:
                 learn_again()
         logger.error(
-            "%s: %d walks found records that name wrong places; the others are believed", self._root, WALKS_MAX
+            "%s: %d scans found records with wrong queue positions; the remaining records are accepted",
+            self._root,
+            WALKS_MAX,
         )
         self._changed.believe_the_rest()
         return self._walk_once(physical_offset, may_fill_gaps=may_fill_gaps)
@@ -136,7 +138,11 @@ class LogWalk:
         disk fails."""
         path = self._log.path(physical_offset - physical_offset % self._log.file_size)
         disk.overwrite(path, physical_offset % self._log.file_size, blank)
-        logger.error("%s: the BLANK at %d was damaged, and is written again", path, physical_offset)
+        logger.error(
+            "log file %s: the end-of-file marker at physical offset %d was damaged and has been rewritten",
+            path,
+            physical_offset,
+        )
         self.blanks += 1
 
     def _pass_hole(self, hole: Hole) -> None:

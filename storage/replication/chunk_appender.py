@@ -56,10 +56,14 @@ def parse_chunk(
     Raises InvalidArgumentError if the chunk is not complete and intact.
     """
     if len(data) > file_size - physical_offset % file_size:
-        raise InvalidArgumentError(f"a chunk of {len(data)} bytes at {physical_offset} crosses the end of its log file")
+        raise InvalidArgumentError(
+            f"a chunk of {len(data)} bytes at physical offset {physical_offset} crosses the end of its log file"
+        )
     views, end = leading_records(data, physical_offset, file_size, delay_levels_ms, len(data))
     if end < len(data):
-        raise InvalidArgumentError(f"the chunk for {physical_offset} has no intact record at its byte {end}")
+        raise InvalidArgumentError(
+            f"the chunk for physical offset {physical_offset} has no intact record at byte {end}"
+        )
     return views
 
 
@@ -128,7 +132,7 @@ class ChunkAppender:
         """
         if physical_offset != self._log.end_offset:
             raise InvalidArgumentError(
-                f"the log ends at {self._log.end_offset}, but the chunk is for {physical_offset}"
+                f"the log ends at physical offset {self._log.end_offset}, but the chunk begins at {physical_offset}"
             )
         self._puts = []
         chunk = memoryview(data)

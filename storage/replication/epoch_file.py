@@ -56,11 +56,11 @@ def decode_epochs(text: bytes) -> list[EpochEntry]:
     count, crc, *lines = text.decode().splitlines()
     entries = [EpochEntry(*map(int, line.split("-"))) for line in lines]
     if len(entries) != int(count):
-        raise ValueError(f"{len(entries)} epochs where {count} are announced")
+        raise ValueError(f"the file has {len(entries)} epochs, but its first line says {count}")
     if int(crc) not in (0, body_crc("".join(f"{line}\n" for line in lines).encode())):
-        raise ValueError(f"the CRC is not {crc}")
+        raise ValueError(f"the file does not match its CRC {crc}")
     if any(other.epoch <= one.epoch or other.start_offset <= one.start_offset for one, other in pairwise(entries)):
-        raise ValueError("the epochs do not ascend")
+        raise ValueError("the epochs are not in ascending order")
     return entries
 
 
@@ -97,7 +97,9 @@ class EpochFile:
         entry = EpochEntry(epoch, start_offset)
         last = self.entries[-1] if self.entries else EpochEntry(-1, -1)
         if epoch <= last.epoch or start_offset <= last.start_offset:
-            raise InvalidArgumentError(f"epoch {epoch} from {start_offset} does not follow {last.epoch} from {last[1]}")
+            raise InvalidArgumentError(
+                f"epoch {epoch} at physical offset {start_offset} cannot follow epoch {last.epoch} at {last[1]}"
+            )
         self._write((*self.entries, entry))
 
     def truncate_from(self, physical_offset: int) -> None:
@@ -118,7 +120,7 @@ class EpochFile:
             except FileNotFoundError:
                 continue
             except (ValueError, TypeError) as error:
-                damage = f"{path} is damaged: {error}"
+                damage = f"file {path} is damaged: {error}"
                 logger.warning("%s", damage)
         if damage:
             raise StoreCorruptError(f"{damage}; empty the store directory and let another replica fill it")
@@ -181,8 +183,8 @@ class ConfirmFile:
             return number, ConfirmFloor(epoch, offset)
         if data.strip(b"\0"):
             logger.error(
-                "%s is damaged: the highest confirm offset of this replica is unknown, so a log that has lost its end "
-                "is not recognised until the replica has followed or led again",
+                "file %s is damaged, so the highest confirm offset of this replica is unknown: until the replica "
+                "follows or leads again, it cannot detect that its log has lost its end",
                 self._path,
             )
         return 0, ConfirmFloor(0, 0)

@@ -71,12 +71,14 @@ class HoleAppender:
         if self._begin != begin or log.staged_end == begin:
             self._begin, self._units = begin, {}
         if not begin <= physical_offset <= log.staged_end:
-            raise InvalidArgumentError(f"the log ends at {begin}, but the part of a hole is for {physical_offset}")
+            raise InvalidArgumentError(
+                f"the log ends at physical offset {begin}, but the part of a damaged range begins at {physical_offset}"
+            )
         file_end = begin - begin % log.file_size + log.file_size
         if not part or hole.left < 0 or end_offset + hole.left > file_end:
             raise InvalidArgumentError(
-                f"a hole from {begin} to {end_offset + hole.left} crosses the end of a log file: "
-                f"the part for {physical_offset} has {len(part)} bytes"
+                f"a damaged range from physical offset {begin} to {end_offset + hole.left} crosses the end of a "
+                f"log file: the part at {physical_offset} has {len(part)} bytes"
             )
         if physical_offset < log.staged_end:
             if hole.left and end_offset <= log.staged_end and log.staged_bytes(physical_offset, end_offset) == part:
@@ -85,7 +87,8 @@ class HoleAppender:
             self._units.clear()
             if physical_offset != begin:
                 raise InvalidArgumentError(
-                    f"the hole at {begin} changed on the master during the copy: copy it again from {begin}"
+                    f"the damaged range at physical offset {begin} changed on the master during the copy: "
+                    f"copy it again from {begin}"
                 )
         if physical_offset == begin:
             self._chunks.make_room(lambda: log.reserve(end_offset + hole.left))
@@ -127,7 +130,12 @@ class HoleAppender:
                 # The table of half messages ignores damaged records of the half topic and the op topic, because only
                 # their bodies count.
                 self._halves.note(view, b"")
-        logger.error("%d damaged bytes at %d were copied from the master: %s", noted.size, noted.offset, noted.reason)
+        logger.error(
+            "%d damaged bytes at physical offset %d were copied from the master: %s",
+            noted.size,
+            noted.offset,
+            noted.reason,
+        )
 
     def _begins_anew(self, key: tuple[str, int], unit: PlacedUnit) -> bool:
         """True if a unit restarts a queue at offset 0, because the topic was deleted and created again on the
@@ -176,7 +184,10 @@ class HoleAppender:
         for unit in units:
             key = unit.topic, unit.queue_id
             if not physical_offset <= unit.physical_offset < end_offset or unit.queue_offset <= last.get(key, -1):
-                raise InvalidArgumentError(f"the units of {key[0]}:{key[1]} do not lead into {physical_offset}")
+                raise InvalidArgumentError(
+                    f"the consume-queue entries of queue {key[0]}:{key[1]} do not point into the damaged range at "
+                    f"physical offset {physical_offset}"
+                )
             last[key] = unit.queue_offset
         for unit in units:
             self._units.setdefault((unit.topic, unit.queue_id), []).append(PlacedUnit(*unit[2:]))

@@ -70,8 +70,8 @@ class LogChunks:
         hole = self.hole_at(physical_offset)
         if hole is not None:
             raise StoreCorruptError(
-                f"the {hole.size} bytes at {hole.offset} in the log below {self._parts.reader.root} are damaged: "
-                f"{hole.reason}; they cannot be copied as records"
+                f"the {hole.size} bytes at physical offset {hole.offset} in the log of {self._parts.reader.root} "
+                f"are damaged: {hole.reason}; damaged bytes cannot be copied as records"
             )
         limit = min([limit, *(one.offset for one in self._parts.holes.holes if one.offset > physical_offset)])
         return read_chunk(self._parts.reader, self._parts.log.min_offset, physical_offset, limit, max_bytes)
@@ -92,7 +92,7 @@ class LogChunks:
         self._gate.require_readable()
         hole = self.hole_at(physical_offset)
         if hole is None:
-            raise InvalidArgumentError(f"the log has no hole at physical offset {physical_offset}")
+            raise InvalidArgumentError(f"the log has no damaged range at physical offset {physical_offset}")
         hole_end = min(hole.end_offset, limit)
         end = min(hole_end, physical_offset + min(max(max_bytes, 1), CHUNK_MAX_BYTES))
         units: list[HoleUnit] = []
@@ -142,7 +142,7 @@ class LogChunks:
             if length:
                 return position, bytes(data[:length])
             found = resume_behind(self._parts.reader.log_bytes(file_start, limit), file_start, position - file_start)
-            logger.error("%s: the log has new damage at %d", self._parts.reader.root, position)
+            logger.error("%s: the log has new damage at physical offset %d", self._parts.reader.root, position)
             position = limit if found is None else file_start + found
         return None
 
@@ -225,9 +225,11 @@ def read_chunk(reader: LogReader, min_offset: int, physical_offset: int, limit: 
     damaged at the offset.
     """
     if physical_offset > limit:
-        raise InvalidArgumentError(f"the log ends at {limit}, before {physical_offset}")
+        raise InvalidArgumentError(f"the log ends at physical offset {limit}, before {physical_offset}")
     if physical_offset < min_offset:
-        raise DataLossError(f"the log starts at {min_offset}; the part at {physical_offset} was deleted")
+        raise DataLossError(
+            f"the log starts at physical offset {min_offset}; the part at {physical_offset} was deleted"
+        )
     if physical_offset == limit:
         return b""
     file_end = physical_offset - physical_offset % reader.commit_log_file_size + reader.commit_log_file_size
@@ -239,8 +241,8 @@ def read_chunk(reader: LogReader, min_offset: int, physical_offset: int, limit: 
         data = data[: _records_end(data, max_bytes)]
         if not data:
             raise StoreCorruptError(
-                f"no record is at {physical_offset} in the log below {reader.root}: its disk has damaged the log; let "
-                "another replica lead, and have this replica filled again"
+                f"the log of {reader.root} has no record at physical offset {physical_offset}: the disk has "
+                "damaged the log; let another replica lead, and have this replica filled again"
             )
     return bytes(data)
 
@@ -304,11 +306,13 @@ def _require_boundary(log: CommitLog, physical_offset: int, holes: Sequence[Hole
             continue
         position += size
     if position != physical_offset or physical_offset < log.min_offset:
-        raise InvalidArgumentError(f"no record of the log in {log.paths} starts or ends at {physical_offset}")
+        raise InvalidArgumentError(
+            f"no record of the log in {log.paths} starts or ends at physical offset {physical_offset}"
+        )
 
 
 def _bytes_of(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise StoreCorruptError(f"{path} is missing") from None
+        raise StoreCorruptError(f"log file {path} is missing") from None

@@ -59,7 +59,9 @@ class HoleMender:
                 self._mend_part(offset, data)
             except OSError as error:
                 self._gate.fail(error)
-                raise StoreNotWritableError(f"{self._gate.failure}; the hole at {offset} was not mended") from error
+                raise StoreNotWritableError(
+                    f"{self._gate.failure}; the damaged range at physical offset {offset} was not repaired"
+                ) from error
         self._forget_snapshot()
 
     def _mend_part(self, offset: int, data: bytes) -> None:
@@ -69,7 +71,7 @@ class HoleMender:
         end = offset + len(data)
         hole = next((one for one in parts.holes.holes if one.offset <= offset < end <= one.end_offset), None)
         if hole is None:
-            raise InvalidArgumentError(f"the log has no hole from physical offset {offset} to {end}")
+            raise InvalidArgumentError(f"the log has no damaged range from physical offset {offset} to {end}")
         file_size = parts.log.file_size
         views = parse_chunk(memoryview(data), offset, file_size, parts.settings.delay_levels_ms)
         disk.overwrite(parts.log.path(offset - offset % file_size), offset % file_size, data)
@@ -96,5 +98,8 @@ class HoleMender:
         parts.holes.mended_bytes += len(data)
         parts.holes.mended_holes += not left
         logger.warning(
-            "%s: %d damaged bytes at %d were replaced", parts.settings.store_path_root_dir, len(data), offset
+            "%s: %d damaged bytes at physical offset %d were replaced by intact bytes",
+            parts.settings.store_path_root_dir,
+            len(data),
+            offset,
         )

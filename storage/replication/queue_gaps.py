@@ -73,7 +73,9 @@ class QueueGaps:
         for key, rows in by_queue.items():
             queue = None if key in anew else self._queues.get(*key)
             if not (queue is None or isinstance(queue, ConsumeQueue)):
-                raise InvalidArgumentError(f"queue {key[0]}:{key[1]} has inner batches; single messages came for it")
+                raise InvalidArgumentError(
+                    f"queue {key[0]}:{key[1]} stores inner batches, but the master sent single messages"
+                )
             found = self._units_in(key, queue if queue is not None and queue.exists else None, rows)
             if len(found.sizes):
                 units.append(found)
@@ -87,7 +89,12 @@ class QueueGaps:
         pieces: list[Ints] = []
         for row in rows:
             if row.queue_offset < following:
-                logger.error("queue %s:%d has offset %d already: %s gets no unit", *key, row.queue_offset, row)
+                logger.error(
+                    "queue %s:%d already has offset %d, so the record %s gets no consume-queue entry",
+                    *key,
+                    row.queue_offset,
+                    row,
+                )
                 continue
             if row.queue_offset > following:
                 pieces += [_columns(placed), self._fill(key, row.queue_offset - following, reach, row.physical_offset)]
@@ -102,7 +109,7 @@ class QueueGaps:
         physical offsets `reach` and `physical_offset`."""
         shared = share_among_holes(self._unplaced(reach, physical_offset), count)
         logger.error(
-            "%d offsets of queue %s:%d have no intact record before physical offset %d: they lead to %s",
+            "%d offsets of queue %s:%d have no intact record before physical offset %d: their entries point to %s",
             *(count, *key, physical_offset, "damaged records" if shared else "nothing"),
         )
         if shared:

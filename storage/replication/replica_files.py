@@ -57,8 +57,8 @@ class ReplicaFiles:
             return SyncStateSet(int(fields["epoch"]), int(fields["version"]), stores)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise StoreCorruptError(
-                f"{self._config.directory / SET_FILE} is no sync-state set: {text[:200]}; empty the store directory "
-                "and let another replica fill it"
+                f"file {self._config.directory / SET_FILE} does not contain a sync-state set: {text[:200]}; empty "
+                "the store directory and let another replica fill it"
             ) from None
 
 

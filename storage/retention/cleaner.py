@@ -232,7 +232,7 @@ class Cleaner:
                 else:
                     self.look_at_disk()
             except OSError as error:
-                logger.error("deleting old files failed; the cleaner stops: %s", error)
+                logger.error("deleting old files failed; retention stops: %s", error)
                 self._on_failed(error)
                 return
 
@@ -267,11 +267,11 @@ class Cleaner:
             self._flags.clear_flag(RunningFlag.DISK_CRITICAL)
         if full:
             if self._flags.set_flag(RunningFlag.DISK_FULL, reason):
-                logger.error("%s; no appends are taken", reason)
+                logger.error("%s; appends are refused", reason)
             return
         self._parts.space.make()
         if self._flags.clear_flag(RunningFlag.DISK_FULL):
-            logger.info("the disk of %s has space again; appends are taken", self._log.paths)
+            logger.info("the disk of %s has space again; appends are accepted", self._log.paths)
 
     def _delete_log_files(self, limit: int, reason: str, young_from: int | None = None) -> int:
         """Delete the log files that end at or before `limit`, and the queue and index files that point only into them.

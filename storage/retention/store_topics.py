@@ -98,9 +98,7 @@ class StoreTopics:
             queues = self._queues.delete_topic(topic, end_offset=end_offset, min_offset=min_offset)
         except OSError as error:
             self._gate.fail(error)
-            raise StoreNotWritableError(
-                f"{self._gate.failure}; it is unknown whether topic {topic!r} is deleted"
-            ) from error
+            raise StoreNotWritableError(f"{self._gate.failure}; topic {topic!r} may or may not be deleted") from error
         self._parts.dedup.forget_topic(topic)
         self._stats.forget_topic(topic)
         for queue in queues:

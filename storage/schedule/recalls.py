@@ -63,7 +63,9 @@ class RecallTable:
                 recall = read_recall(view)
                 if recall is None:
                     logger.error(
-                        "%s:%d: the recall at offset %d cannot be read, so its message is delivered", *RECALLS, offset
+                        "queue %s:%d: the recall at offset %d cannot be read, so the recalled message is delivered",
+                        *RECALLS,
+                        offset,
                     )
                 elif recall.key not in self._due_ms:
                     self._due_ms[recall.key] = recall.deliver_at_ms

@@ -123,6 +123,6 @@ class DeliveryThread:
             try:
                 pause_s = self.scheduler.round()
             except Exception:  # an internal error must not end delivery permanently
-                logger.exception("the scheduler of delayed messages failed, and pauses for %g s", FAULT_PAUSE_S)
+                logger.exception("the scheduler of delayed messages failed and retries in %g s", FAULT_PAUSE_S)
                 pause_s = FAULT_PAUSE_S
             self._stop.wait(pause_s)

@@ -188,7 +188,7 @@ class Scheduler:
             self._log_given_up(source, done[0], error)
             deliveries = []
         except RaymqError as error:
-            logger.warning("%s:%d: delivery of delayed messages was refused, and is retried: %s", *source, error)
+            logger.warning("queue %s:%d: the delivery of delayed messages was refused, retrying: %s", *source, error)
             return False
         last = done[-1]
         self._reader.advance(source, last.epoch, last.queue_offset)
@@ -232,7 +232,7 @@ class Scheduler:
             if deliveries:
                 self._store(RECALLS, deliveries)
         except RaymqError as error:
-            logger.warning("%s:%d: storing recalls again was refused, and is retried: %s", *RECALLS, error)
+            logger.warning("queue %s:%d: storing recalls again was refused, retrying: %s", *RECALLS, error)
             return
         self._reader.advance(RECALLS, 0, dues[-1].queue_offset)
         queue.done(dues)
@@ -249,7 +249,9 @@ class Scheduler:
         """
         if view is None:
             logger.warning(
-                "%s:%d: the delayed message at offset %d is missing, and is not delivered", *source, due.queue_offset
+                "queue %s:%d: the delayed message at offset %d is missing and cannot be delivered",
+                *source,
+                due.queue_offset,
             )
             return None
         producer = ProducerSequence(delivery_producer_id(*source), due.epoch, due.queue_offset)
@@ -259,7 +261,9 @@ class Scheduler:
             if recalled:
                 topic, queue_id, code = RECALLED_TOPIC, 0, tags_code(record.tags)
             if topic == HALF_TOPIC:
-                raise RecordError("its target is the half topic, to which only the store writes")
+                raise RecordError(
+                    "the message's target is the topic of half messages, to which only the store may write"
+                )
             data = move_record(record, topic, queue_id, producer=producer, store_host_ipv6=self._reader.store_host_ipv6)
         except _UNREADABLE as error:
             self._log_given_up(source, due, error)
@@ -267,7 +271,9 @@ class Scheduler:
         return Delivery(topic, queue_id, data, code, due.epoch, due.queue_offset)
 
     def _log_given_up(self, source: Source, due: Due, error: Exception) -> None:
-        logger.error("%s:%d: the message at offset %d cannot be delivered: %s", *source, due.queue_offset, error)
+        logger.error(
+            "queue %s:%d: the delayed message at offset %d cannot be delivered: %s", *source, due.queue_offset, error
+        )
 
 
 def _next_queue(source: Source, record: WaitingRecord, now_ms: int) -> tuple[str, int, int]:

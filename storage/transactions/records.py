@@ -33,9 +33,9 @@ class HalfRecord:
         self._parts: RecordParts = split_record(record)
         self._properties = decode_properties(self._parts.properties)
         if not {PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID} <= self._properties.keys():
-            raise RecordError("the record does not name its real queue")
+            raise RecordError("the half message does not name its target queue")
         if not self._properties[PROPERTY_REAL_QUEUE_ID].isdecimal():
-            raise RecordError("the record's real queue id is no number")
+            raise RecordError("the target queue id of the half message is not a number")
         self._store_host_ipv6 = store_host_ipv6
 
     @property

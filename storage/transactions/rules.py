@@ -62,7 +62,7 @@ def wanted_outcome(commit_or_rollback: int) -> Outcome:
     outcome = _WANTED.get(commit_or_rollback)
     if outcome is None:
         raise InvalidArgumentError(
-            f"a transaction ends with COMMIT_MESSAGE (8) or ROLLBACK_MESSAGE (12), not {commit_or_rollback}"
+            f"a transaction must end with COMMIT_MESSAGE (8) or ROLLBACK_MESSAGE (12), not {commit_or_rollback}"
         )
     return outcome
 
@@ -72,13 +72,13 @@ def check_end(end: EndTransactionRequest, named: NamedHalf | None, now_ms: int, 
     Raises TransactionTooLateError if the producer can end the transaction only in answer to a check. Raises
     TransactionError if the request does not match a half message."""
     if named is None:
-        raise TransactionError(f"no half message of a transaction is at physical offset {end.physical_offset}")
+        raise TransactionError(f"physical offset {end.physical_offset} has no half message of a transaction")
     if not end.from_transaction_check and named.immunity is not None:
         limit_ms = max((parse_number(named.immunity) or 0) * 1000, rules.time_out_ms)
         if now_ms - named.born_ms > limit_ms:
             raise TransactionTooLateError(
-                f"transaction {end.transaction_id} is {now_ms - named.born_ms} ms old, and only {limit_ms} ms are its "
-                "producer's; only a check can end it now"
+                f"transaction {end.transaction_id} is {now_ms - named.born_ms} ms old, and its producer could end "
+                f"it for {limit_ms} ms only; now only a check can end the transaction"
             )
     for what, said, found in (
         ("producer group", end.producer_group, named.producer_group),
@@ -86,19 +86,19 @@ def check_end(end: EndTransactionRequest, named: NamedHalf | None, now_ms: int, 
         ("physical offset", end.physical_offset, named.physical_offset),
     ):
         if said != found:
-            raise TransactionError(f"transaction {end.transaction_id} has {what} {found}, not {said}")
+            raise TransactionError(
+                f"transaction {end.transaction_id} has {what} {found!r}, but the request names {said!r}"
+            )
 
 
 def check_repeat(transaction_id: str, wanted: Outcome, ended: EndedTransaction | None) -> EndedTransaction:
     """Return `ended`, the outcome of a transaction that has already ended, if it equals `wanted`. Raises
     TransactionError if the outcome differs, or is no longer stored."""
     if ended is None:
-        raise TransactionError(
-            f"transaction {transaction_id} ended so long ago that its outcome is not stored any more"
-        )
+        raise TransactionError(f"transaction {transaction_id} ended so long ago that its outcome is no longer stored")
     if ended.outcome is not wanted:
         raise TransactionError(
-            f"transaction {transaction_id} cannot be {_DONE[wanted]}: it is {_DONE[ended.outcome]} already"
+            f"transaction {transaction_id} cannot be {_DONE[wanted]}: it is already {_DONE[ended.outcome]}"
         )
     return ended
 

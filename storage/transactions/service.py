@@ -296,7 +296,7 @@ class TransactionService:
                 if decision is CheckDecision.GIVE_UP:
                     # Give up the damaged half message: an open half message would keep the log's files forever, and its
                     # content cannot be read anyway.
-                    logger.error("transaction %s counts as rolled back from now on", half.transaction_id)
+                    logger.error("transaction %s is unreadable and now counts as rolled back", half.transaction_id)
                     given_up.append(self._op(list(half.queue_offsets)))
                 continue
             if decision is CheckDecision.ASK and not record.is_intact:

@@ -41,7 +41,7 @@ def test_the_store_returns_the_next_sequence_of_each_queue(filled):
 
 def test_a_newer_epoch_has_stored_nothing_and_an_older_one_is_fenced(filled):
     assert filled.queues.next_sequences("p", 4, QUEUES) == [0, 0, 0, 0]
-    with pytest.raises(ClientStateError, match="was fenced: an instance with epoch 3"):
+    with pytest.raises(ClientStateError, match="is fenced, because an instance with epoch 3"):
         filled.queues.next_sequences("p", 2, QUEUES)
 
 

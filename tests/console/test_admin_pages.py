@@ -140,7 +140,7 @@ def test_offsets_are_reset_after_a_preview(browser: Browser, served_console: Ser
         page.get_by_text("Nothing is changed yet.").wait_for()
         assert [name for name, _ in served_console.cluster.calls if name == "reset_offsets"] == []
         page.get_by_role("button", name="Reset offsets now").click()
-        page.get_by_role("status").filter(has_text="goes on in topic orders to earliest").wait_for()
+        page.get_by_role("status").filter(has_text="continues in topic orders to earliest").wait_for()
         assert [name for name, _ in served_console.cluster.calls if name == "reset_offsets"] == ["reset_offsets"]
 
 

@@ -149,7 +149,7 @@ def test_a_tail_with_too_many_viewers_is_refused_with_a_message(browser: Browser
         first.goto("/topics/orders/tail")
         first.get_by_text("Live, 0 shown").wait_for()
         second.goto("/topics/payments/tail")
-        expect(second.get_by_role("alert")).to_contain_text("max_viewers is 1")
+        expect(second.get_by_role("alert")).to_contain_text("max_viewers (1) allows")
 
 
 def test_chosen_dead_letters_are_replayed_with_progress(browser: Browser, served: ServedConsole) -> None:

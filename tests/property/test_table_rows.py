@@ -71,9 +71,9 @@ def one_by_one(table: pa.Table) -> tuple[list[Message], str]:
         pairs = values.get("properties") or []
         try:
             if values["body"] is None:
-                raise MessageIllegalError("the body is null")
+                raise MessageIllegalError("the message body is null")
             if len(dict(pairs)) < len(pairs):
-                raise MessageIllegalError("a property exists twice")
+                raise MessageIllegalError("a property name occurs twice")
             message = Message("t", values["body"], values.get("tags"), values.get("keys") or (), dict(pairs))
             check_record_size(message)
         except MessageIllegalError as error:

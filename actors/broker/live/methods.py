@@ -106,7 +106,7 @@ class SettingsMethods(ABC):
         with self._settings_lock:
             now, self._refused = apply_changes(self._start, changed)
             for name, reason in self._refused.items():
-                logger.warning("the live setting %s is ignored: %s", name, reason)
+                logger.warning("the changed setting %s is ignored: %s", name, reason)
             started = self._started_with
             metrics = replace(started.metrics, options=now.metrics)
             self._take_settings(
@@ -128,7 +128,7 @@ class SettingsMethods(ABC):
                 try:
                     self._storage_of(name).control("change_settings", wanted, timeout_s=TELL_TIMEOUT_S)
                 except RaymqError as error:
-                    logger.info("cannot send live settings to %s; a later round retries: %s", name, error)
+                    logger.info("cannot send changed settings to %s, retrying later: %s", name, error)
                 else:
                     self._told[name] = wanted
 

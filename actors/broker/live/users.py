@@ -53,8 +53,8 @@ class UserMethods(ABC):
         server = _server()
         if changed_user(change) == server.access.owner:
             raise InvalidArgumentError(
-                f"{server.access.owner} is the super user of raymq.yaml: change access.super_user or "
-                "access.super_secret_file there, and start raymq again"
+                f"user {server.access.owner!r} is the super user in raymq.yaml: change access.super_user or "
+                "access.super_secret_file in this file, and start raymq again"
             )
         now_ms = time.time_ns() // 1_000_000
         self._change(lambda state: state.decide_access(server.access.state, change, now_ms))

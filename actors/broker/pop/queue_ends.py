@@ -97,7 +97,7 @@ class QueueEndsWatch:
         if not readable:
             if time.monotonic() < self._deadline_s:
                 return False
-            self._fail(TimeoutError("no answer in time"))
+            self._fail(TimeoutError("the storage actor did not answer in time"))
             return False
         try:
             ends = self._watch.receive()
@@ -124,7 +124,7 @@ class QueueEndsWatch:
             self.known[queue] = QueueEnds(result.min_offset, result.max_offset)
 
     def _fail(self, error: Exception) -> None:
-        logger.info("asking the store for the ends of queues failed, and is retried: %s", error)
+        logger.info("cannot read the ends of queues from the store, retrying: %s", error)
         self.close()
         self._not_before_s = time.monotonic() + AGAIN_AFTER_S
 

@@ -97,7 +97,9 @@ class Receives:
         receive = WaitingReceive(request, time.monotonic() + request.wait_s, answer, fail)
         count = self._available(request, self._check)
         if count is None:
-            raise ServiceNotAvailableError("the broker is starting, or its store has a new master; try again")
+            raise ServiceNotAvailableError(
+                "the broker is starting, or its broker group has a new master; try again later"
+            )
         if count >= request.max_messages:
             self._decide(receive, self._decided_at_once)
         else:
@@ -189,7 +191,7 @@ class Receives:
                 self._turn()
             # a programming error must not end the receive thread: no receive would be answered any more
             except Exception:
-                logger.exception("serving the waiting receives failed, and is retried")
+                logger.exception("serving the waiting receives failed, retrying")
                 time.sleep(NOT_READY_PAUSE_S)
         for receive in self._waiting.all():
             receive.answer(ReceiveAnswer((), 0))
@@ -245,7 +247,7 @@ class Receives:
                 receive.answer(ReceiveAnswer((), 0))
             elif receive.deadline_s + LOOK_TIMEOUT_S <= now_s:
                 self._waiting.take(receive)
-                receive.fail(ServiceNotAvailableError("the broker's store does not answer; try again"))
+                receive.fail(ServiceNotAvailableError("the broker's store does not answer; try again later"))
 
     def _ask(self) -> None:
         """Start a long poll for the end offsets of all queues that receives wait for, unless the current long poll
@@ -300,11 +302,12 @@ def _answer(receive: WaitingReceive, decision: _Decision, error: Exception | Non
     messages."""
     handout = decision.handout
     if error is not None or handout is None:
-        receive.fail(error or ServiceNotAvailableError("a receive was not decided"))
+        receive.fail(error or ServiceNotAvailableError("the broker could not serve a receive; try again later"))
         return True
     if handout.gone:
         logger.warning(
-            "group %s did not settle %d messages before they were deleted; raise the retention time, or consume faster",
+            "group %s neither acknowledged nor returned %d messages before they were deleted; raise the "
+            "retention time, or consume faster",
             *(receive.request.group, handout.gone),
         )
     if not handout.ranges:

@@ -131,7 +131,7 @@ class Authorizer:
     def _user(self, state: AuthState, name: str, method: str) -> User:
         user = state.users.get(name)
         if user is None:  # the user was deleted while its lane (direct socket connection) was still open
-            raise AccessDeniedError(name, str(self._all_of(method)), "no such user is known any more")
+            raise AccessDeniedError(name, str(self._all_of(method)), "the user no longer exists")
         return user
 
     def _all_of(self, method: str) -> Need:

@@ -136,7 +136,9 @@ def _split(records: bytes) -> list[bytes]:
         if not all(check_record(part, check_crc=False).ok for part in parts):
             raise RecordError("a record is damaged")
     except RecordError as error:
-        raise InvalidArgumentError(f"cannot take back bytes that are not whole records as consumed: {error}") from None
+        raise InvalidArgumentError(
+            f"cannot send back messages: the bytes are not whole, unchanged records: {error}"
+        ) from None
     return parts
 
 

@@ -160,7 +160,9 @@ def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]
         try:
             TopicAttributes.parse(state.topics[str(name)].attributes)
         except InvalidArgumentError as error:
-            logger.warning("the attributes of topic %s in %s are invalid and ignored: %s", name, TOPICS_FILE, error)
+            logger.warning(
+                "the attributes of topic %s in file %s are invalid and are ignored: %s", name, TOPICS_FILE, error
+            )
             state.topics[str(name)] = replace(state.topics[str(name)], attributes={})
     version = table(TOPICS_FILE, "dataVersion")
     state.topics_version = DataVersion(

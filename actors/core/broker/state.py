@@ -147,7 +147,7 @@ class BrokerState:
                 raise TopicExistsError(topic, f"with {known.write_queue_nums} queues on this broker group")
             for name, text in attributes.items():
                 if known.attributes.get(name, "") != text:
-                    raise TopicExistsError(topic, f"with {name} {known.attributes.get(name) or 'as by default'}")
+                    raise TopicExistsError(topic, f"with {name} {known.attributes.get(name) or 'its default value'}")
             return _layout_change(known, layout)
         return _creation(
             TopicConfig(topic, read_queue_nums, write_queue_nums, layout=merge_layouts(layout), attributes=wanted)
@@ -183,8 +183,8 @@ class BrokerState:
             whole_number("queues per broker group", queue_nums, 1, QUEUE_NUMS_MAX)
             if queue_nums < max(known.read_queue_nums, known.write_queue_nums):
                 raise InvalidArgumentError(
-                    f"topic {topic!r} has {known.read_queue_nums} queues on this broker group and cannot have "
-                    f"{queue_nums}: messages may be in each of them"
+                    f"topic {topic!r} has {known.read_queue_nums} queues on this broker group and cannot shrink "
+                    f"to {queue_nums}, because each queue may contain messages"
                 )
             config = replace(config, read_queue_nums=queue_nums, write_queue_nums=queue_nums)
         config = replace(config, layout=merge_layouts(known.layout, layout))
@@ -391,7 +391,8 @@ class BrokerState:
         for queue_id in queue_ids:
             if not 0 <= queue_id < config.read_queue_nums:
                 raise InvalidArgumentError(
-                    f"topic {topic!r} has no queue {queue_id} here; it has {config.read_queue_nums}"
+                    f"topic {topic!r} has no queue {queue_id} in this broker group; it has "
+                    f"{config.read_queue_nums} queues"
                 )
 
     def committed(self, group: str, topic: str, queue_id: int) -> int:
@@ -424,10 +425,11 @@ class BrokerState:
         """Return the reason why a group must stop reading a topic; empty if the group may continue."""
         config = self.groups.get(group)
         if config is not None and not config.consume_enable:
-            return f"group {group!r} may not consume: its consume_enable is off; see admin.update_group"
+            return f"group {group!r} may not consume: its setting consume_enable is off; see admin.update_group"
         if not self.may_read(group, topic):
             return (
-                f"group {group!r} is forbidden to read topic {topic!r}; `raymq group allow {group} {topic}` allows it"
+                f"group {group!r} is forbidden to read topic {topic!r}; to allow it: `raymq group allow "
+                f"{group} {topic}`"
             )
         return ""
 
@@ -441,7 +443,7 @@ class BrokerState:
         config = self.require_topic(topic)
         if not config.perm & PERM_READ:
             raise NoPermissionError(
-                f"topic {topic!r} may not be read (its permission has no R); see admin.update_topic"
+                f"topic {topic!r} is not readable (its permission has no R); see admin.update_topic"
             )
         if reason := self.stop_reason(group, topic):
             raise NoPermissionError(reason)
@@ -454,8 +456,8 @@ class BrokerState:
         off = [name for name in ("consume_enable", "consume_broadcast_enable") if config and not getattr(config, name)]
         if off:
             raise NoPermissionError(
-                f"group {group!r} may not consume in BROADCASTING: its {' and its '.join(off)} is off; see "
-                "admin.update_group"
+                f"group {group!r} may not consume with BROADCASTING: its setting {' and its '.join(off)} is off; "
+                "see admin.update_group"
             )
         for topic in topics:
             if not self.may_read(group, topic):
@@ -467,8 +469,8 @@ class BrokerState:
         handler = _APPLY.get(str(change.get("kind")))
         if handler is None:
             raise InvalidArgumentError(
-                f"state record of unknown kind {change.get('kind')!r}; a newer raymq wrote this store: "
-                "start that version"
+                f"the broker's state has a record of unknown kind {change.get('kind')!r}; a newer version of "
+                "raymq wrote this store: start that version"
             )
         handler(self, change, now_ms)
 
@@ -588,7 +590,7 @@ def decode_change(body: bytes) -> Change:
     """Decode the change in the body of a record. Raises InvalidArgumentError if the body is not a JSON object."""
     change = json.loads(body)
     if not isinstance(change, dict):
-        raise InvalidArgumentError(f"state record {body[:80]!r} is not a JSON object")
+        raise InvalidArgumentError(f"a record of the broker's state, {body[:80]!r}, is not a JSON object")
     return change
 
 

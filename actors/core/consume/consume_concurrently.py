@@ -37,7 +37,7 @@ SUSPECT_DEATHS: Final = 2
 WAYS_MAX: Final = 16
 """Maximum number of parts in which the failed messages of one task are sent back to the broker. Each part has its own
 reason and its own durable append."""
-MANY_REASONS: Final = "many messages failed together, with different errors: the listener's log has them"
+MANY_REASONS: Final = "many messages failed together with different errors; the listener's log has the errors"
 TRIALS_MAX: Final = 2
 """If the listener's process dies this many times with the same single suspect message, the message is sent
 back."""
@@ -132,7 +132,7 @@ class ConsumeConcurrently(ConsumeService):
         task.trials += was_suspect
         if task.trials >= TRIALS_MAX:
             process_queue.trouble = (
-                f"the listener's process died {task.deaths} times over the message at offset "
+                f"the listener's process died {task.deaths} times while it consumed the message at offset "
                 + ", ".join(str(task.messages.offsets[index]) for index in left)
             )
             if not self.clustering:
@@ -143,7 +143,7 @@ class ConsumeConcurrently(ConsumeService):
                 failed=len(left),
                 send_backs=[self._send_back(task, set(left), DEAD_LETTER if came_before else 0, process_queue.trouble)],
             )
-        process_queue.trouble = "the listener's process died; what it had is delivered again"
+        process_queue.trouble = "the listener's process died; its unfinished messages are delivered again"
         if task.deaths < SUSPECT_DEATHS:
             self._deliver_again(process_queue, task, left, now_s)
         else:

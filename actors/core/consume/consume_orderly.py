@@ -85,8 +85,8 @@ class ConsumeOrderly(ConsumeService):
             rest = ConsumeTask(process_queue, task.messages.pick(left), deaths=deaths, ready_at_s=now_s + pause_s)
             self._put_back(process_queue, [rest])
             process_queue.trouble = (
-                f"the listener's process died {deaths} time(s) at or behind offset {rest.messages.offsets[0]}; it is "
-                "delivered again"
+                f"the listener's process died {deaths} time(s) at or after offset {rest.messages.offsets[0]}; the "
+                "messages from this offset on are delivered again"
             )
         return Reaction()
 

@@ -115,7 +115,7 @@ class ConsumeService(ABC):
         process_queue.skipped += len(indices)
         if indices:
             process_queue.last_skipped = failure.error
-            logger.error("%d message(s) of %s are skipped: %s", len(indices), task.queue, failure.error)
+            logger.error("%d message(s) of queue %s are skipped: %s", len(indices), task.queue, failure.error)
 
     def next_time_s(self, process_queue: ProcessQueue) -> float | None:
         """Return the time at which the earliest pause of a delivery of this queue ends; None if no delivery is

@@ -54,7 +54,7 @@ class QuestionBoard:
         if client is None or now_s - client.asked_s >= LISTENS_S:
             return False
         if len(client.waiting) >= QUESTIONS_WAITING_MAX:
-            raise SystemBusyError(f"{len(client.waiting)} questions wait for client {client_id} already; ask later")
+            raise SystemBusyError(f"{len(client.waiting)} queries already wait for client {client_id}; try again later")
         client.waiting.append(question)
         self._open[question.ticket] = client_id
         return True

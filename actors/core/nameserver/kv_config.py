@@ -35,9 +35,13 @@ class KvConfig:
         the namespace, key or value cannot be stored in the table."""
         for what, text in (("namespace", namespace), ("key", key), ("value", "-" if value is None else value)):
             if not isinstance(text, str) or not text.strip() or len(text) > VALUE_MAX_CHARACTERS:
-                raise InvalidArgumentError(f"a {what} is text of 1 to {VALUE_MAX_CHARACTERS} characters, not {text!r}")
+                raise InvalidArgumentError(
+                    f"a {what} must be a text of 1 to {VALUE_MAX_CHARACTERS} characters, not {text!r}"
+                )
         if namespace == ORDER_TOPIC_CONFIG:
-            raise InvalidArgumentError(f"{ORDER_TOPIC_CONFIG} is kept by the brokers: use admin.set_order_config")
+            raise InvalidArgumentError(
+                f"namespace {ORDER_TOPIC_CONFIG} is stored by the brokers: use admin.set_order_config"
+            )
         copy = KvConfig(self._table)
         if value is None:
             copy._table.get(namespace, {}).pop(key, None)
@@ -58,5 +62,5 @@ class KvConfig:
             if not all(isinstance(value, str) for values in table.values() for value in values.values()):
                 raise TypeError("a value is not text")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise StoreCorruptError(f"this is not a NameServer's KV configuration: {error}") from None
+            raise StoreCorruptError(f"the file does not contain a NameServer's KV configuration: {error}") from None
         return cls(table)

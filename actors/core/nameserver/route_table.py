@@ -157,8 +157,8 @@ class RouteTable:
             away = sorted(name for name, topics in self._silent.items() if topic in topics)
             if away:
                 raise ServiceNotAvailableError(
-                    f"topic {topic!r} is on {', '.join(away)}, which sent no heartbeat for {self._expiry_s:.0f} s; "
-                    "see `raymq status`"
+                    f"topic {topic!r} is not available: its broker group {', '.join(away)} has sent no heartbeat "
+                    f"for {self._expiry_s:.0f} s; see `raymq status`"
                 )
             raise TopicNotExistError(topic)
         return TopicRoute(

@@ -53,15 +53,15 @@ def check_receive(request: ReceiveRequest) -> None:
     """Raise InvalidArgumentError if a number in the request is out of its bounds."""
     if not 1 <= request.max_messages <= RECEIVE_MAX_MESSAGES:
         raise InvalidArgumentError(
-            f"a receive is for 1 to {RECEIVE_MAX_MESSAGES} messages, not {request.max_messages!r}"
+            f"max_messages of a receive must be 1 to {RECEIVE_MAX_MESSAGES}, not {request.max_messages!r}"
         )
     if not INVISIBLE_MIN_MS <= request.invisible_ms <= INVISIBLE_MAX_MS:
         raise InvalidArgumentError(
-            f"received messages are invisible for {INVISIBLE_MIN_MS / 1000:g} to {INVISIBLE_MAX_MS // 1000} s, "
-            f"not {request.invisible_ms / 1000:g}"
+            f"invisible_s of a receive must be {INVISIBLE_MIN_MS / 1000:g} to {INVISIBLE_MAX_MS // 1000} s, not "
+            f"{request.invisible_ms / 1000:g}"
         )
     if not 0 <= request.wait_s <= RECEIVE_MAX_WAIT_S:
-        raise InvalidArgumentError(f"a receive waits 0 to {RECEIVE_MAX_WAIT_S:g} s, not {request.wait_s!r}")
+        raise InvalidArgumentError(f"wait_s of a receive must be 0 to {RECEIVE_MAX_WAIT_S:g} s, not {request.wait_s!r}")
 
 
 def decide_receive(

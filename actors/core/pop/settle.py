@@ -74,7 +74,7 @@ def decide_invisible(
     """
     if not 0 <= invisible_ms <= INVISIBLE_MAX_MS:
         raise InvalidArgumentError(
-            f"a message can be invisible for 0 to {INVISIBLE_MAX_MS // 1000} s more, not {invisible_ms / 1000:g}"
+            f"invisible_s must be 0 to {INVISIBLE_MAX_MS // 1000} s, not {invisible_ms / 1000:g}"
         )
     edits = _Edits(table, committed, group)
     settled = SettleDecision()
@@ -86,8 +86,8 @@ def decide_invisible(
         edit.put(lease._replace(settled=lease.settled | offsets))
         if len(edit.queue.leases) >= SPLIT_LEASES_MAX:
             raise SystemBusyError(
-                f"group {group!r} has {SPLIT_LEASES_MAX} leases in {part.topic}:{part.queue_id}; change the times of "
-                "several messages together"
+                f"group {group!r} has {SPLIT_LEASES_MAX} leases in queue {part.topic}:{part.queue_id}, the "
+                "maximum; change the invisible time of several messages in one call"
             )
         new = _moved(lease, offsets, invisible_ms, now_ms, lease.attempts - (not counted))
         edit.put(new)
@@ -130,8 +130,8 @@ class _Edits:
         offsets = lease.all if part.offsets == ALL_OFFSETS else _read_offsets(part.offsets)
         if offsets > lease.all:
             raise InvalidArgumentError(
-                f"the lease at {part.start} of {part.topic}:{part.queue_id} has {lease.size} messages; the receipt "
-                "names another one"
+                f"the lease at offset {part.start} of queue {part.topic}:{part.queue_id} has {lease.size} "
+                "messages, and the receipt names a message outside of the lease"
             )
         return edit, lease, offsets & ~lease.settled
 
@@ -145,5 +145,5 @@ def _read_offsets(text: str) -> int:
     except ValueError:
         offsets = -1
     if offsets < 0:
-        raise InvalidArgumentError(f"{text[:80]!r} is no set of offsets")
+        raise InvalidArgumentError(f"{text[:80]!r} is not a set of offsets")
     return offsets

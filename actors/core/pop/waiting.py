@@ -59,8 +59,8 @@ class WaitingReceives:
         waiting = self._by_key.setdefault(receive.key, deque())
         if self._count >= WAITING_MAX or len(waiting) >= WAITING_OF_KEY_MAX:
             raise SystemBusyError(
-                f"{len(waiting)} receives of group {receive.request.group!r} wait here already, {self._count} of all "
-                "groups; receive more messages at once, with fewer consumers",
+                f"{len(waiting)} receives of group {receive.request.group!r} already wait at this broker, "
+                f"{self._count} of all groups; use fewer consumers, and receive more messages per call",
                 FULL_PAUSE_S,
             )
         waiting.append(receive)

@@ -76,11 +76,11 @@ def check_shareable(
     is blank (golden fact 10)."""
     queues, members = tuple(sorted(queues)), tuple(sorted(members))
     if not members:
-        raise InvalidArgumentError("queues cannot be shared among no members: the list of members is empty")
+        raise InvalidArgumentError("cannot share queues, because the list of members is empty")
     if not all(member.strip() for member in members):
-        raise InvalidArgumentError(f"a member's name is blank: {list(members)}")
+        raise InvalidArgumentError(f"the name of a member is blank: {list(members)}")
     if not queues:
-        raise InvalidArgumentError("there is nothing to share: the list of queues is empty")
+        raise InvalidArgumentError("cannot share queues, because the list of queues is empty")
     return queues, members
 
 
@@ -177,5 +177,7 @@ def allocate_nearby(
 def _room_of(kind: str, name: str, rooms: Mapping[str, str]) -> str:
     room = rooms.get(name, "")
     if not room.strip():
-        raise InvalidArgumentError(f"{kind} {name} has no room: MACHINE_ROOM_NEARBY needs the Ray node of each {kind}")
+        raise InvalidArgumentError(
+            f"{kind} {name} has no machine room: MACHINE_ROOM_NEARBY needs the Ray node of each {kind}"
+        )
     return room

@@ -159,13 +159,13 @@ def disagreements(view: GroupMembership) -> list[str]:
         other = request.allocation
         if other.strategy is not allocation.strategy:
             said.append(
-                f"{member} asks for {other.strategy.value}; the group uses {allocation.strategy.value}, "
-                f"as {first} joined first"
+                f"member {member} requests {other.strategy.value}; the group uses {allocation.strategy.value}, "
+                f"because member {first} joined first"
             )
         elif other.machine_rooms != allocation.machine_rooms:
             said.append(
-                f"{member} asks for machine rooms {sorted(other.machine_rooms)}; the group uses "
-                f"{sorted(allocation.machine_rooms)}, as {first} joined first"
+                f"member {member} requests machine rooms {sorted(other.machine_rooms)}; the group uses "
+                f"{sorted(allocation.machine_rooms)}, because member {first} joined first"
             )
     if allocation.strategy is AllocateStrategy.CONFIG:
         said += _config_disagreements(view)
@@ -180,7 +180,10 @@ def _config_disagreements(view: GroupMembership) -> list[str]:
     said = []
     for queue, members in sorted(askers.items()):
         if len(members) > 1:
-            said.append(f"{queue} is configured for {', '.join(members)}; {view.target.get(queue, 'nobody')} gets it")
+            said.append(
+                f"queue {queue} is configured for several members ({', '.join(members)}); the queue goes to "
+                f"{view.target.get(queue, 'no member')}"
+            )
         elif view.target.get(queue) != members[0]:
-            said.append(f"{queue} is configured for {members[0]}, which does not subscribe to such a queue")
+            said.append(f"queue {queue} is configured for member {members[0]}, which does not subscribe to its topic")
     return said

@@ -36,8 +36,8 @@ class AppendLimit:
         with self._lock:
             if self._under_way >= self.capacity:
                 raise SystemBusyError(
-                    f"{self._under_way} appends run at this store already, as many as send_queue_capacity allows; "
-                    "nothing was stored, send again later"
+                    f"{self._under_way} appends are already running at this store, as many as send_queue_capacity "
+                    "allows; nothing was stored, send again later"
                 )
             self._under_way += 1
 

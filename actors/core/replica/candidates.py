@@ -99,9 +99,9 @@ class Electorate:
 
     def _nobody_answers(self) -> str:
         return (
-            f"none of the replicas that have every acknowledged message answers ({names(self.stores)}); "
-            f"{names(self.accounts) or 'nobody'} answers: bring one of the former back, or allow losing messages with "
-            "enable_elect_unclean_master"
+            f"no replica that has every acknowledged message answers (replica {names(self.stores)}); the "
+            f"answering replicas are: {names(self.accounts) or 'none'}. Bring back replica {names(self.stores)}, "
+            "or allow losing messages with enable_elect_unclean_master"
         )
 
 
@@ -125,8 +125,8 @@ def describe_lack(state: ReplicaState) -> str:
     known to lack any."""
     if state.end_offset < state.confirm_floor:
         return (
-            f"replica {state.replica} lacks acknowledged messages: its log ends at {state.end_offset}, and "
-            f"everything before {state.confirm_floor} was confirmed"
+            f"replica {state.replica} lacks acknowledged messages: its log ends at physical offset "
+            f"{state.end_offset}, but all messages before {state.confirm_floor} were confirmed"
         )
     if state.hole_bytes:
         return f"replica {state.replica} has {state.hole_bytes} damaged bytes in its log"
@@ -141,8 +141,8 @@ def names(replicas: Iterable[int]) -> str:
 def _waiting(absent: Collection[int], members: Iterable[ReplicaState]) -> str:
     answering = [state.replica for state in members]
     return (
-        f"replica {names(absent)} does not answer yet and may have messages that {_or_nobody(answering)} lacks: it is "
-        "waited for a few seconds before a master is elected"
+        f"replica {names(absent)} does not answer yet and may have messages that {_or_nobody(answering)} lacks: "
+        "the election waits for a few seconds"
     )
 
 
@@ -153,6 +153,7 @@ def _or_nobody(replicas: Collection[int]) -> str:
 def _undecided(members: Iterable[ReplicaState], unknown: Collection[int]) -> str:
     lacks = "".join(f"{lack}; " for lack in map(describe_lack, members) if lack)
     return (
-        f"{lacks}replica {names(unknown)} may have all messages and does not answer with its directory: nobody is "
-        "elected until it does. Bring it back, or allow losing messages with enable_elect_unclean_master"
+        f"{lacks}replica {names(unknown)} may have all messages, but does not answer with its directory: no "
+        "master is elected until it answers. Bring this replica back, or allow losing messages with "
+        "enable_elect_unclean_master"
     )

@@ -48,5 +48,5 @@ class HoleReports:
         if unknown:
             return f"replica {', '.join(map(str, sorted(unknown)))} may have the intact bytes"
         if now_s < self._until_s:
-            return f"another replica may bring the intact bytes in the next {self._until_s - now_s:.0f} s"
+            return f"another replica may still send the intact bytes in the next {self._until_s - now_s:.0f} s"
         return ""

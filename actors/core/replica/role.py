@@ -105,7 +105,7 @@ class ReplicaRoleState:
         NotMasterError if `epoch` is older than the newest known epoch, or if this replica leads in it."""
         after = self._role_after(RoleOrder.FOLLOW, epoch)
         if master == self.replica:
-            raise InvalidArgumentError(f"replica {master} of {self._broker_name} cannot follow itself")
+            raise InvalidArgumentError(f"replica {master} of broker group {self._broker_name!r} cannot follow itself")
         new = (self.epoch, self.role, self.master) != (epoch, after, master)
         self.epoch, self.role, self.master = epoch, after, master
         self._lease_until_s, self.draining = 0.0, False

@@ -246,7 +246,7 @@ def read_cursor(topic: str, cursor: str) -> tuple[list[Span], bool]:
             for name, queue_id, begin, end in table
         ]
     except (binascii.Error, ValueError, TypeError) as error:
-        raise InvalidArgumentError(f"this is no cursor of a page of messages: {error}") from None
+        raise InvalidArgumentError(f"the cursor does not name a page of messages: {error}") from None
     return spans, bool(newest_first)
 
 
@@ -316,7 +316,9 @@ class BrowseAdmin(MessageAdmin):
         """Return the offset range of each queue that a query covers. Raises InvalidArgumentError if the topic lacks
         `queue`."""
         if begin_offset is not None and queue is None:
-            raise InvalidArgumentError("begin_offset is the offset of one queue: name the queue, too")
+            raise InvalidArgumentError(
+                "begin_offset needs a queue, because offsets count in each queue: pass queue=, too"
+            )
         route = self._routes.wait(topic, BROWSE_TIMEOUT_S)
         queues = list(route.subscribe_queues) if queue is None else [checked_queue("queue", queue)]
         if queue is not None and queues[0] not in route.subscribe_queues:

@@ -178,7 +178,7 @@ class DeadLetters(OfProcess):
         try:
             letter = self._marked(queue, found.letter)
             if letter.replayed:
-                return Replayed(letter, "it was brought back before")
+                return Replayed(letter, "it was replayed before")
             # Do not retry a failed replay call: the broker may have carried it out, and a retry would send the message
             # twice.
             broker.call("replay", self._group, found.record, timeout_s=DEAD_LETTER_TIMEOUT_S)

@@ -219,7 +219,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         OffsetOutOfRangeError if the queue does not hold `offset`; InvalidArgumentError if the arguments are invalid.
         """
         if sum(wanted is not None for wanted in (to, timestamp_ms, offset)) != 1 or to not in (None, *_ENDS):
-            raise InvalidArgumentError('say one of to="earliest", to="latest", timestamp_ms=… and offset=…')
+            raise InvalidArgumentError('pass exactly one of to="earliest", to="latest", timestamp_ms=… and offset=…')
         route = self._routes.wait(check_topic(topic), ADMIN_TIMEOUT_S)
         queues = route.subscribe_queues if queue is None else (checked_queue("queue", queue),)
         if unknown := [str(one) for one in queues if one not in route.subscribe_queues]:
@@ -260,8 +260,9 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         ]
         if readers:
             raise InvalidArgumentError(
-                f"{len(readers)} consumers of group {group!r} subscribe to topic {topic!r}, the first in {readers[0]}: "
-                f"end them first (see `raymq group connections {group}`), or reset their offsets"
+                f"{len(readers)} consumers of group {group!r} subscribe to topic {topic!r}, the first in "
+                f"{readers[0]}: stop these consumers first (see `raymq group connections {group}`), or reset "
+                "their offsets"
             )
         self._call_brokers_that_know(group, "group_config", group)
         offsets: dict[MessageQueue, int] = {}

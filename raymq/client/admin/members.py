@@ -91,8 +91,9 @@ class MemberAdmin(GroupAdmin):
         found = [one for one in self._connections_of(group, member) if one.consumer.consume_type == "PUSH"]
         if not found:
             raise InvalidArgumentError(
-                f"group {group!r} has no live push consumer{'' if member is None else f' called {member}'}, and only a "
-                "push consumer has a listener; see `raymq group connections`"
+                f"group {group!r} has no connected push "
+                f"consumer{('' if member is None else f' called {member!r}')}, and only a push consumer has a "
+                "listener; see `raymq group connections`"
             )
         chosen = min(found, key=lambda one: (one.consumer.member, one.client_id))
         question = Question(
@@ -100,7 +101,10 @@ class MemberAdmin(GroupAdmin):
         )
         outcome = self._ask(chosen, question, timeout_s).consumed
         if outcome is None:
-            raise ServiceNotAvailableError(f"{chosen.consumer.member} has not said what came of it")
+            raise ServiceNotAvailableError(
+                f"member {chosen.consumer.member} did not report whether it consumed the message; see `raymq "
+                f"group connections {group}`"
+            )
         return outcome
 
     def _connections_of(self, group: str, member: str | None) -> list[ConsumerConnection]:
@@ -110,7 +114,7 @@ class MemberAdmin(GroupAdmin):
         found = [one for one in known if member is None or member in (one.client_id, one.consumer.member)]
         if member is not None and not found:
             raise InvalidArgumentError(
-                f"group {group!r} has no live member {member!r}; see `raymq group connections {group}`"
+                f"group {group!r} has no connected member {member!r}; see `raymq group connections {group}`"
             )
         return found
 
@@ -134,7 +138,9 @@ class MemberAdmin(GroupAdmin):
         for one in parts:
             if decode_record(one, broker_name=message.broker_name).queue_offset == message.queue_offset:
                 return bytes(one)
-        raise InvalidArgumentError(f"no message of the batch at {message.physical_offset} is {message.message_id}")
+        raise InvalidArgumentError(
+            f"the batch at physical offset {message.physical_offset} does not contain message {message.message_id!r}"
+        )
 
     def _ask(self, connection: ConsumerConnection, question: Question, timeout_s: float) -> MemberAnswer:
         """Send a query to a client, through the broker that the client polls. The query is not repeated after it has
@@ -155,7 +161,8 @@ class MemberAdmin(GroupAdmin):
                     return _read(connection, answer)
             if time.monotonic() >= give_up_s:
                 raise failure or ServiceNotAvailableError(
-                    f"client {connection.client_id} takes no questions: it has ended, or does not run on this version"
+                    f"client {connection.client_id} does not accept queries: it has stopped, or runs another "
+                    "version of raymq"
                 )
             time.sleep(backoff.next())
 
@@ -164,9 +171,11 @@ def _read(connection: ConsumerConnection, encoded: bytes) -> MemberAnswer:
     try:
         answer = decode_answer(encoded)
     except msgspec.DecodeError as error:
-        raise ServiceNotAvailableError(f"the answer of {connection.client_id} cannot be read: {error}") from None
+        raise ServiceNotAvailableError(
+            f"the answer of client {connection.client_id} cannot be decoded: {error}"
+        ) from None
     if answer.error:
-        raise ClientStateError(f"{connection.client_id} answered: {answer.error}")
+        raise ClientStateError(f"client {connection.client_id} answered with an error: {answer.error}")
     return answer
 
 

@@ -54,7 +54,7 @@ class MessageAdmin(AdminBase):
         route = self._routes.wait(check_topic(queue.topic), ADMIN_TIMEOUT_S)
         data = next((data for data in route.queues if data.broker_name == queue.broker_name), None)
         if data is None:
-            raise InvalidArgumentError(f"topic {queue.topic!r} has no queue in {queue.broker_name!r}")
+            raise InvalidArgumentError(f"topic {queue.topic!r} has no queue in broker group {queue.broker_name!r}")
         nums, subscription = data.read_queue_nums, Subscription.parse(queue.topic, tags)
         return call_master(
             self._routes,
@@ -118,7 +118,7 @@ class MessageAdmin(AdminBase):
         the messages found, each with the time in ms since 1970 at which it was stored."""
         route = self._routes.wait(check_topic(topic), ADMIN_TIMEOUT_S)
         if broker_name is not None and broker_name not in route.brokers:
-            raise InvalidArgumentError(f"topic {topic!r} has no queue in {broker_name!r}")
+            raise InvalidArgumentError(f"topic {topic!r} has no queue in broker group {broker_name!r}")
         messages: list[tuple[int, MessageExt]] = []
         for name in route.brokers if broker_name is None else (broker_name,):
             storage = self._storages.get(route.master_storage(name))

@@ -73,7 +73,7 @@ class ReplayChoice:
         check_topic(self.topic)
         by_time = self.begin_ms is not None or self.end_ms is not None
         if sum((self.key is not None, bool(self.ids), by_time)) != 1:
-            raise InvalidArgumentError("say which messages to replay: by key, by ids, or by begin_ms and end_ms")
+            raise InvalidArgumentError("choose the messages to replay: pass a key, ids, or begin_ms and end_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class ReplayAdmin(MessageAdmin):
         """Return the target topic of the copies, and its queues. Raises GroupNotExistError if the group does
         not exist."""
         if (to_topic is None) == (to_group is None):
-            raise InvalidArgumentError("name one target of the replay: to_topic or to_group")
+            raise InvalidArgumentError("choose one target of the replay: to_topic or to_group")
         target = check_user_topic(to_topic) if to_topic is not None else retry_topic(check_group(to_group or ""))
         self._routes.invalidate(target)
         try:
@@ -181,8 +181,8 @@ class ReplayAdmin(MessageAdmin):
                     break
                 if len(found) == before:
                     raise InvalidArgumentError(
-                        f"{broker_name} has {_PAGE} messages or more with key {choice.key!r} of one second, as many as "
-                        "a query returns: replay them by their times"
+                        f"broker group {broker_name!r} has at least {_PAGE} messages with key {choice.key!r} in "
+                        "one second, as many as one query returns: choose these messages by begin_ms and end_ms"
                     )
                 end_ms = min(stored_times(page))
         return list(found.values())
@@ -274,7 +274,7 @@ class _Run:
         self._unreadable += count
         self._progress(count)
         error = next(message.body_error for message in messages if message.body_error is not None)
-        logger.warning("a replay to %s leaves out %d messages: %s", self._target, count, error)
+        logger.warning("the replay to %s skips %d messages: %s", self._target, count, error)
 
     def _place(self, source: MessageQueue) -> tuple[str, MessageQueue]:
         """Return the producer id for copies of the messages of a source queue, and the target queue of these

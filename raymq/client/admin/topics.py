@@ -116,11 +116,11 @@ class TopicAdmin(AdminBase):
         if missing:
             raise unknown_broker(missing[0], live)
         if not chosen:
-            raise InvalidArgumentError(f"name at least one broker group for topic {topic!r}: {', '.join(live)}")
+            raise InvalidArgumentError(f"choose at least one broker group for topic {topic!r}: {', '.join(live)}")
         with suppress(TopicNotExistError):
             others = sorted(set(self.topic_route(topic).queue_counts()) - set(chosen))
             if others:
-                raise TopicExistsError(topic, f"on {', '.join(others)}, too")
+                raise TopicExistsError(topic, f"and has queues in broker group {', '.join(others)}")
         return chosen
 
     def create_topics(self, topics: Mapping[str, int]) -> None:
@@ -159,7 +159,7 @@ class TopicAdmin(AdminBase):
         if time.monotonic() >= until_s:
             names = self._broker_names()
             if not names:
-                raise ServiceNotAvailableError("no broker is registered; see `raymq status`")
+                raise ServiceNotAvailableError("no broker is registered at the NameServer; see `raymq status`")
             self._known_brokers = names, time.monotonic() + BROKERS_KEPT_S
         return names
 
@@ -242,7 +242,8 @@ class TopicAdmin(AdminBase):
         for broker_name, count in (parse_order_config(config) if config is not None else {}).items():
             if count > held.get(broker_name, 0):
                 raise InvalidArgumentError(
-                    f"topic {topic!r} has {held.get(broker_name, 0)} queues in {broker_name!r}, not {count}"
+                    f"topic {topic!r} has {held.get(broker_name, 0)} queues in broker group {broker_name!r}, "
+                    f"not {count}"
                 )
         for broker_name in held:
             self._call_broker(broker_name, "update_topic", topic, None, None, config or "")
@@ -349,7 +350,7 @@ class TopicAdmin(AdminBase):
             if not missing:
                 return
             if time.monotonic() > deadline_s:
-                raise RequestTimeoutError(f"registration of topic {next(iter(missing))!r}", ADMIN_TIMEOUT_S)
+                raise RequestTimeoutError(f"the registration of topic {next(iter(missing))!r}", ADMIN_TIMEOUT_S)
             time.sleep(0.02)
 
 

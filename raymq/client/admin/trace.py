@@ -64,16 +64,16 @@ class MessageTrace:
 
     def _events(self) -> Iterator[TraceEvent]:
         for sent in self.life.sends:
-            answer = "" if sent.success else ", not known to be as durable as asked for"
+            answer = "" if sent.success else ", perhaps less durable than requested"
             detail = f"{sent.body_length} bytes to {sent.store_host} in {sent.cost_ms} ms{answer}"
             yield TraceEvent(sent.time_ms, _KINDS.get(sent.message_type, "sent"), sent.group, detail)
         for message in self.stored:
             yield TraceEvent(message.store_timestamp_ms, "stored", "", f"{message.queue} offset {message.queue_offset}")
         for end in self.life.transactions:
-            asked = ", when a broker asked" if end.from_check else ""
+            asked = ", after a broker's check" if end.from_check else ""
             yield TraceEvent(end.time_ms, "transaction ended", end.group, f"{end.state}{asked}")
         for recall in self.life.recalls:
-            detail = "taken back" if recall.success else "could not be taken back"
+            detail = "taken back" if recall.success else "could not be recalled"
             yield TraceEvent(recall.time_ms, "recalled", recall.group, detail)
         for attempt in self.life.attempts:
             yield _event_of(attempt)
@@ -81,7 +81,7 @@ class MessageTrace:
 
 def _event_of(attempt: Attempt) -> TraceEvent:
     times = "" if attempt.retry_times is None else f"attempt {attempt.retry_times + 1}"
-    end = "no end is known" if attempt.code is None else f"{_ENDS[attempt.code]} after {attempt.cost_ms} ms"
+    end = "the outcome is unknown" if attempt.code is None else f"{_ENDS[attempt.code]} after {attempt.cost_ms} ms"
     at_ms = attempt.began_ms if attempt.began_ms is not None else attempt.ended_ms or 0
     return TraceEvent(at_ms, "delivered", attempt.group, ": ".join(filter(None, (times, end))))
 
@@ -109,10 +109,12 @@ class TraceAdmin(TrackAdmin):
                 stored = self.query_by_id(found, wanted)
         if not life and not stored:
             if topic is not None:
-                raise InvalidArgumentError(f"neither topic {topic} nor {trace_topic} has message {message_id}")
+                raise InvalidArgumentError(
+                    f"message {message_id} is neither in topic {topic!r} nor in trace topic {trace_topic!r}"
+                )
             raise InvalidArgumentError(
-                f"{trace_topic} has no record of message {message_id}: it has no trace, or was sent seconds ago; "
-                "pass its topic to see what the stores have"
+                f"trace topic {trace_topic!r} has no record of message {message_id}: the message was not traced, "
+                "or was sent seconds ago; pass its topic to see the stored message"
             )
         tracks = self.message_track(stored[0]) if stored else []
         return MessageTrace(wanted, found, life, tuple(stored), tuple(tracks))
@@ -121,6 +123,8 @@ class TraceAdmin(TrackAdmin):
         found = self.query_by_key(trace_topic, message_id, max_messages=TRACE_MESSAGES_MAX)
         unreadable = [message.body_error for message in found if message.body_error is not None]
         if unreadable:
-            logger.warning("%d records of a trace are left out: %s", len(unreadable), unreadable[0])
+            logger.warning(
+                "%d unreadable records of a message trace are skipped; the first: %s", len(unreadable), unreadable[0]
+            )
         texts = [message.body.decode(errors="replace") for message in found if message.body_error is None]
         return life_of(message_id, [record for text in texts for record in decode_records(text).records])

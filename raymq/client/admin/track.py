@@ -72,12 +72,12 @@ def judge(group: str, *, offset: int, committed: int | None, tries: Tries | None
     if tries is not None:
         return MessageTrack(group, TrackState.CONSUMED, tries.retries, f"after {tries.retries} retries")
     if committed is None:
-        return MessageTrack(group, TrackState.UNKNOWN, 0, "the group has committed nothing in this queue")
+        return MessageTrack(group, TrackState.UNKNOWN, 0, "the group has not committed an offset of this queue")
     if wanted is False:
-        return MessageTrack(group, TrackState.FILTERED, 0, "no subscription of the group takes it")
+        return MessageTrack(group, TrackState.FILTERED, 0, "no subscription of the group selects it")
     if offset < committed:
         return MessageTrack(group, TrackState.CONSUMED, 0, f"the group has committed up to offset {committed}")
-    return MessageTrack(group, TrackState.NOT_YET, 0, f"the group goes on at offset {committed}")
+    return MessageTrack(group, TrackState.NOT_YET, 0, f"the group continues at offset {committed}")
 
 
 class TrackAdmin(MessageAdmin):

@@ -101,10 +101,10 @@ CONNECT_TIMEOUT_S: Final = 5.0
 logging.getLogger(maybe_enable_token_auth_if_token_available.__module__).setLevel(logging.ERROR)
 
 _START_ONE: Final = (
-    "start one with `raymq up` or `ray up cluster.yaml`, or name one with --address or RAY_ADDRESS; a single program "
-    "can use raymq.connect(embedded=True)"
+    "start a Ray cluster with `raymq up` or `ray up cluster.yaml`, or name a Ray cluster with --address or "
+    "RAY_ADDRESS; a single program can use raymq.connect(embedded=True)"
 )
-_NAME_ANOTHER: Final = "start it, or name another one with --address or RAY_ADDRESS"
+_NAME_ANOTHER: Final = "start it, or name another Ray cluster with --address or RAY_ADDRESS"
 
 
 def attach_ray(address: str | None) -> bool:
@@ -130,8 +130,9 @@ def attach_ray(address: str | None) -> bool:
             ray.init(address=found, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except AuthenticationError as error:
         raise ClusterNotFoundError(
-            f"the Ray cluster at {found} asks for a token that this user does not have: copy the cluster's into "
-            f"~/.ray/auth_token or name its file in RAY_AUTH_TOKEN_PATH ({str(error).splitlines()[0]})"
+            f"the Ray cluster at {found} needs a token that this user does not have: copy the cluster's token "
+            "into ~/.ray/auth_token, or set RAY_AUTH_TOKEN_PATH to the token's file "
+            f"({str(error).splitlines()[0]})"
         ) from None
     except (ConnectionError, ValueError) as error:
         reason = str(error).splitlines()[0]
@@ -182,7 +183,7 @@ def _why_silent(address: str) -> str:
     """Return the reason why no process can be reached at host:port; empty if a process listens there."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        return "an address is host:port, such as 10.0.0.1:6379"
+        return "write the address as host:port, such as 10.0.0.1:6379"
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
     except OSError as error:

@@ -132,8 +132,8 @@ def _check_can_write(data_dir: Path) -> None:
     existing = next(path for path in (data_dir, *data_dir.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise StoreError(
-            f"cannot open the store directories in {data_dir}: {existing} is not a writable directory; check "
-            f"that it is on a disk with free space and that user {os.getuid()} may write there, or set data_dir"
+            f"cannot open the store directories in {data_dir}: {existing} is not a writable directory; check that "
+            f"the disk has free space and that user {os.getuid()} may write to the directory, or set data_dir"
         )
 
 

@@ -100,9 +100,10 @@ def launch(
     if answer is not None:
         return answer["result"]
     if late:
-        raise RequestTimeoutError(f"{action} of the servers", LAUNCHER_TIMEOUT_S)
+        raise RequestTimeoutError(f"the {action} of raymq's servers", LAUNCHER_TIMEOUT_S)
     raise ServiceNotAvailableError(
-        f"the launcher ended without an answer (exit code {process.returncode}):\n{''.join(errors[-20:])}"
+        f"the program that starts raymq's servers ended without an answer (exit code {process.returncode}). "
+        f"Its last output:\n{''.join(errors[-20:])}"
     )
 
 

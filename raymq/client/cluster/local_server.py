@@ -122,7 +122,7 @@ def status(address: str | None) -> ClusterStatus:
     finally:
         ray.shutdown()
     if not found.actors:
-        raise ClusterNotFoundError("this Ray cluster runs no raymq: start it with `raymq up`")
+        raise ClusterNotFoundError("this Ray cluster does not run raymq: start it with `raymq up`")
     return found
 
 
@@ -257,7 +257,7 @@ def _await_address(process: subprocess.Popen[bytes], log: Path) -> str:
         if process.poll() is not None:
             raise ServiceNotAvailableError(f"Ray did not start; the end of {log}:\n{_tail(log)}")
         if time.monotonic() > deadline_s:
-            raise RequestTimeoutError(f"the start of Ray (see {log})", RAY_START_TIMEOUT_S)
+            raise RequestTimeoutError(f"Ray's start (log: {log})", RAY_START_TIMEOUT_S)
         time.sleep(0.2)
 
 
@@ -290,9 +290,10 @@ def await_nodes(
     while len(nodes := alive()) < count:
         if time.monotonic() >= deadline_s:
             raise ServiceNotAvailableError(
-                f"{len(nodes)} of {count} nodes joined the Ray cluster within {timeout_s:g} s ({', '.join(nodes)}), "
-                f"and no server was started: see why the others did not (`ray status`), and run `raymq up` again, or "
-                f"with a smaller --wait-nodes if they stay away for good"
+                f"{len(nodes)} of {count} nodes joined the Ray cluster within {timeout_s:g} s "
+                f"({', '.join(nodes)}), so no raymq server was started: check the missing nodes with `ray "
+                "status`, then run `raymq up` again; if the missing nodes will not come back, use a smaller "
+                "--wait-nodes"
             )
         progress(f"waiting for nodes: {len(nodes)} of {count} joined")
         time.sleep(POLL_INTERVAL_S)

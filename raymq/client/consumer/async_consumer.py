@@ -52,14 +52,16 @@ class AsyncConsumer(OfProcess, Generic[Twin]):
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
             raise ClientStateError(
-                f"an async consumer belongs to an event loop: call client.{self._MADE_BY}(...) inside a coroutine"
+                f"an async consumer belongs to an event loop: call client.{self._MADE_BY}(...) in a coroutine"
             ) from None
         self._twin = twin
         self._checks = engine
         self._calls = ThreadPoolExecutor(threads, f"calls-{name}")
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"a raymq consumer cannot be pickled: make one with client.{self._MADE_BY} where it is used")
+        raise TypeError(
+            f"a raymq consumer cannot be pickled: create it with client.{self._MADE_BY} in the process that uses it"
+        )
 
     async def _call(self, call: Callable[[], T]) -> T:
         """Run a blocking call in a thread and await its result. Cancelling the await does not undo the call."""

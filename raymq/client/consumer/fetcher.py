@@ -268,14 +268,14 @@ class Fetcher:
                 pause_s = self._read(name, storage, positions)
                 backoff.reset()
             except QuotaExceededError as error:
-                logger.info("reading from %s waits for %d ms: %s", name, error.retry_after_ms, error)
+                logger.info("reading from storage actor %s pauses for %d ms: %s", name, error.retry_after_ms, error)
                 pause_s = max(backoff.next(), min(error.retry_after_ms / 1000, FETCH_LONG_POLL_S))
             except RaymqError as error:
-                logger.info("reading from %s fails, trying again: %s", name, error)
+                logger.info("cannot read from storage actor %s, retrying: %s", name, error)
                 failed = True
                 pause_s = backoff.next()
             except Exception:  # undecodable records or a bug: if this loop ended, the consumer would hang
-                logger.exception("what %s answered cannot be used, trying again", name)
+                logger.exception("cannot decode the answer of storage actor %s, retrying", name)
                 pause_s = backoff.next()
             if pause_s:
                 self._stopped.wait(pause_s)
@@ -365,7 +365,7 @@ class Fetcher:
     def _lose(self, name: str, queue: MessageQueue, offset: int, error: DataLossError) -> None:
         """Report the next message of a queue as lost if `name` is the queue's master. Otherwise read the queue from the
         master, which may have the message."""
-        logger.error("%s: offset %d cannot be read from %s: %s", queue, offset, name, error)
+        logger.error("queue %s: cannot read offset %d from storage actor %s: %s", queue, offset, name, error)
         if self._storages(queue)[0] == name:
             self._leave_out(queue, offset, error)
         else:
@@ -429,7 +429,7 @@ class Fetcher:
             try:
                 self._find_all()
             except Exception:  # a bug: if this thread ended, new queues would never be read
-                logger.exception("finding out where to read fails, trying again")
+                logger.exception("cannot find the storage actors to read from, retrying")
                 self._stopped.wait(backoff.next())
                 self._find.set()
             if not self._not_found:
@@ -470,7 +470,7 @@ class Fetcher:
             try:
                 storages = self._storages(queue)
             except RaymqError as error:
-                logger.info("%s is not read now: %s", queue, error)
+                logger.info("queue %s cannot be read now: %s", queue, error)
                 silent.add(queue.broker_name)
                 missed.add(queue)
                 continue

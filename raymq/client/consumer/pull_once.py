@@ -42,7 +42,8 @@ def pull_messages(
     """
     if not 0 <= queue.queue_id < read_queue_nums:
         raise InvalidArgumentError(
-            f"topic {queue.topic!r} has queues 0 to {read_queue_nums - 1} in {queue.broker_name}, not {queue.queue_id}"
+            f"topic {queue.topic!r} has queues 0 to {read_queue_nums - 1} in broker group "
+            f"{queue.broker_name!r}, not queue {queue.queue_id}"
         )
     if not 1 <= max_messages <= PULL_MAX_MESSAGES:
         raise InvalidArgumentError(f"max_messages must be 1 to {PULL_MAX_MESSAGES}, not {max_messages}")

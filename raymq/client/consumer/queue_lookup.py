@@ -55,7 +55,9 @@ class QueueLookup:
         if stored not in self._routes.wait(check_topic(stored.topic), LOOKUP_TIMEOUT_S).subscribe_queues:
             known = self.queues(queue.topic)  # the queue may be new, so fetch the route again
             if self._names.shown_queue(stored) not in known:
-                raise InvalidArgumentError(f"topic {queue.topic!r} has no queue {queue}; it has {len(known)} queues")
+                raise InvalidArgumentError(
+                    f"queue {queue} does not exist: topic {queue.topic!r} has {len(known)} queues"
+                )
         return stored
 
     def bounds(self, queue: MessageQueue) -> QueueBounds:
@@ -152,7 +154,7 @@ class QueueWatch:
         try:
             queues = self._queues_of(entry.topic)
         except RaymqError as error:
-            logger.info("the queues of topic %s cannot be looked at: %s", entry.topic, error)
+            logger.info("cannot look up the queues of topic %s: %s", entry.topic, error)
             return
         if queues == entry.known or self._stopped.is_set():
             return
@@ -160,4 +162,4 @@ class QueueWatch:
         try:
             entry.callback(entry.topic, list(queues))
         except Exception:  # an exception in the program's listener must not stop the calls of other listeners
-            logger.exception("the queue-change listener of topic %s failed", entry.topic)
+            logger.exception("the queue-change listener of topic %s raised an exception", entry.topic)

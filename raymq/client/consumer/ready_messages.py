@@ -73,7 +73,7 @@ def _ask(states: list[QueueState], routes: RouteCache, storages: StorageClients)
     try:
         results = call_master(routes, storages, states[0].queue, READY_TIMEOUT_S, fetch)
     except RaymqError as error:
-        logger.info("the ready messages of %d queues are not known now: %s", len(states), error)
+        logger.info("cannot count the ready messages of %d queues: %s", len(states), error)
         return [_seen(state) for state in states]
     now_ms = time.time_ns() // 1_000_000
     return [

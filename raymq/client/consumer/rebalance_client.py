@@ -174,7 +174,9 @@ class Membership:
         self.farewell = farewell
         self._client.wake(self)
         if not self.gone.wait(timeout_s):
-            logger.info("group %s: left without telling it, it will notice", self.group)
+            logger.info(
+                "group %s: a member left, but the group did not answer; the member's session will expire", self.group
+            )
         self._client.forget(self)
 
     def numbered(self) -> Heartbeat | None:
@@ -198,10 +200,12 @@ class Membership:
         if isinstance(answer, OtherServer):
             if answer.holder:
                 self.choice.redirected(answer.holder)
-            self._silent(ServiceNotAvailableError(f"no Rebalance actor holds group {self.group} at the moment"))
+            self._silent(ServiceNotAvailableError(f"no Rebalance actor serves group {self.group!r} now; retry later"))
             return self._again()
         if isinstance(answer, GroupFailure):
-            self._silent(ServiceNotAvailableError(f"group {self.group} cannot be served: {answer.error}"))
+            self._silent(
+                ServiceNotAvailableError(f"the Rebalance actor cannot serve group {self.group!r}: {answer.error}")
+            )
             return None
         if isinstance(answer, GroupRefusal):
             self.source.refused(SubscriptionConflictError(self.group, *answer))
@@ -319,7 +323,7 @@ class RebalanceClient:
                 else:
                     self._send(link, link.actor, due)
             except Exception:  # a bug: if this thread ended, members would lose their queues for ever
-                logger.exception("heartbeats to %s failed, trying again", link.name)
+                logger.exception("heartbeats to Rebalance actor %s failed, retrying", link.name)
                 self._schedule([(membership, AGAIN_S) for membership in due])
 
     def _next_due(self, link: _Link) -> list[Membership] | None:
@@ -353,7 +357,7 @@ class RebalanceClient:
         try:
             answers = self._call(link, actor, sent)
         except RaymqError as error:
-            logger.info("heartbeats to %s: %s", link.name, error)
+            logger.info("heartbeats to Rebalance actor %s failed: %s", link.name, error)
             self._directory.failed(error)
             names = self._directory.names
             pauses += [(membership, membership.failed(error, names)) for membership, _ in sent]
@@ -362,7 +366,7 @@ class RebalanceClient:
                 try:
                     pauses.append((membership, membership.answered(heartbeat, answer, sent_s)))
                 except Exception:  # a bug in one member must not cost the other members their queues
-                    logger.exception("a member of group %s cannot take its assignment", membership.group)
+                    logger.exception("a member of group %s cannot apply its assignment", membership.group)
                     pauses.append((membership, None))
         self._schedule(pauses)
 
@@ -436,7 +440,7 @@ class RebalanceDirectory:
             self.names = ()
 
     def _start(self) -> tuple[str, ...]:
-        failure: RaymqError = ServiceNotAvailableError("no broker is registered; see `raymq status`")
+        failure: RaymqError = ServiceNotAvailableError("no broker is registered at the NameServer; see `raymq status`")
         for broker_name in self._broker_names():
             try:
                 return tuple(ActorRef(broker_name).call("start_rebalance", timeout_s=START_REBALANCE_TIMEOUT_S))
@@ -483,7 +487,7 @@ def call_holder(group: str, method: str, timeout_s: float) -> Any:
                 choice.redirected(answer.holder)
             else:
                 break
-        raise ServiceNotAvailableError(f"no Rebalance actor holds group {group} at the moment")
+        raise ServiceNotAvailableError(f"no Rebalance actor serves group {group!r} now; retry later")
 
     return persist_until(time.monotonic() + timeout_s, attempt)
 
@@ -497,7 +501,7 @@ def check_expressions(
     try:
         described = call_holder(group, "describe_group", timeout_s)
     except RaymqError as error:
-        logger.info("group %s does not say what its members want now: %s", group, error)
+        logger.info("cannot compare the subscription with the other members of group %s: %s", group, error)
         return
     for other in described["members"] if described is not None else ():
         for topic, expression in expressions.items() if other["member"] != member else ():

@@ -43,5 +43,5 @@ class UnreadableLog:
                 self._unlogged += 1
                 return
             unlogged, self._unlogged, self._next_s = self._unlogged, 0, now_s + LOG_PAUSE_S
-        more = f" ({unlogged} more before it)" if unlogged else ""
-        logger.warning("group %s goes on behind a message%s: %s", self._group, more, error)
+        more = f" (and skipped {unlogged} before it)" if unlogged else ""
+        logger.warning("group %s skips an unreadable message%s: %s", self._group, more, error)

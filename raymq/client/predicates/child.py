@@ -93,7 +93,7 @@ class PredicateMain:
         sizes = np.frombuffer(frame.places.sizes, np.int64)
         found = self._reader(frame.log).records_at(positions, sizes, positions)
         if len(found.starts) < len(positions):
-            raise DataLossError(f"the log at {frame.log.root} does not hold all records from {positions[0]} on")
+            raise DataLossError(f"the log at {frame.log.root} lacks records after physical offset {positions[0]}")
         return found
 
     def _reader(self, log: StoreLog) -> LogReader:

@@ -95,7 +95,7 @@ def describe(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception:  # converting a user's exception to text may fail
-        text = "it has no text"
+        text = "the exception has no text"
     return f"{type(error).__name__}: {text}"[:REASON_MAX] if text else type(error).__name__
 
 

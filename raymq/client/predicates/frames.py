@@ -77,7 +77,7 @@ def receive_frame(connection: socket.socket, kind: type[T], max_bytes: int | Non
     `max_bytes` or of another kind than `kind`."""
     size = int.from_bytes(_receive(connection, 4))
     if max_bytes is not None and size > max_bytes:
-        raise ValueError(f"a frame of {size} bytes came from a predicate's process; {max_bytes} are allowed")
+        raise ValueError(f"a predicate's process sent a frame of {size} bytes; at most {max_bytes} are allowed")
     return msgspec.msgpack.decode(_receive(connection, size), type=kind)
 
 
@@ -86,7 +86,7 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     while len(data) < size:
         part = connection.recv(min(size - len(data), 1 << 20))
         if not part:
-            raise EOFError("the other end has closed the connection")
+            raise EOFError("the process at the other end has closed the connection")
         data += part
     return bytes(data)
 

@@ -121,18 +121,20 @@ def predicate(
     """
     given = name if name is not None else getattr(function, "__qualname__", type(function).__qualname__)
     if not callable(function):
-        raise InvalidArgumentError(f"a predicate must be callable with one message, {given} object is not")
+        raise InvalidArgumentError(f"a predicate must be callable with one message, but {given} is not callable")
     if kind := deferred_kind(function):
-        raise InvalidArgumentError(f"predicate {given} is {kind}, whose calls are always true: give a plain function")
+        raise InvalidArgumentError(
+            f"predicate {given} is {kind}, whose result always counts as true: pass a plain function"
+        )
     if not isinstance(given, str) or not given or len(given) > NAME_MAX or not given.isprintable():
-        raise InvalidArgumentError(f"a predicate's name is 1 to {NAME_MAX} printable characters, not {given!r}")
+        raise InvalidArgumentError(f"a predicate's name must have 1 to {NAME_MAX} printable characters, not {given!r}")
     if on_error not in get_args(OnError):
-        raise InvalidArgumentError(f'on_error is "raise", "match" or "skip", not {on_error!r}')
+        raise InvalidArgumentError(f'on_error must be "raise", "match" or "skip", not {on_error!r}')
     payload = dumps_by_value(
         function,
         lambda error: InvalidArgumentError(
-            f"predicate {given} cannot be shipped to its process: {error}. It must not hold locks, open files, "
-            "connections or a raymq client"
+            f"predicate {given} cannot be pickled for its process: {error}. Do not store locks, open files, "
+            "connections or a raymq client in it"
         ),
     )
     return Predicate(

@@ -106,7 +106,12 @@ class PredicateProcess:
                 return self._ended(records, error)
             self._backoff.reset()
             if answer.failures:
-                logger.warning("%s failed on %d messages: %s", self._predicate, answer.failures, answer.last_failure)
+                logger.warning(
+                    "%s failed on %d messages; the last failure: %s",
+                    self._predicate,
+                    answer.failures,
+                    answer.last_failure,
+                )
             return Evaluated(self._progress.matching(min(answer.decided, len(records.starts))), answer.failure)
 
     def close(self) -> None:
@@ -131,7 +136,7 @@ class PredicateProcess:
                 index = self._progress.index
                 continue
             if not first:
-                raise EOFError("the process has closed its connection")
+                raise EOFError("the predicate's process has closed its connection")
             return receive_frame(connection, PredicateAnswer, ANSWER_MAX_BYTES)
 
     def _ended(self, records: LocatedRecords, error: Exception) -> Evaluated:
@@ -139,9 +144,9 @@ class PredicateProcess:
         message are already decided; `on_error` decides on the current message."""
         index = min(max(self._progress.index, 0), len(records.starts) - 1)
         decided = self._progress.matching(index)
-        reason = self._end() or f"its process does not answer ({error!r})"
+        reason = self._end() or f"the predicate's process does not answer ({error!r})"
         self._not_before_s = time.monotonic() + self._backoff.next()
-        logger.warning("%s: %s; another process will be started", self._predicate, reason)
+        logger.warning("%s failed: %s; a new process will be started", self._predicate, reason)
         if self._predicate.on_error == "raise":
             return Evaluated(decided, reason[:REASON_MAX], ended=True)
         return Evaluated(np.append(decided, self._predicate.on_error == "match"), ended=True)
@@ -174,7 +179,7 @@ class PredicateProcess:
         if loaded.failure:
             self._end()
             self._not_before_s = time.monotonic() + self._backoff.next()
-            return f"it cannot be loaded in its process:\n{loaded.failure}"
+            return f"the predicate cannot be loaded in its process:\n{loaded.failure}"
         return ours
 
     def _end(self) -> str:
@@ -197,10 +202,10 @@ class PredicateProcess:
 
     def _reason(self, returncode: int) -> str:
         if returncode == -signal.SIGALRM:
-            return f"it took longer than its time limit of {self._predicate.timeout_s:g} s"
+            return f"the predicate took longer than its time limit of {self._predicate.timeout_s:g} s"
         if returncode < 0:
-            return f"its process was ended by signal {-returncode} ({signal.strsignal(-returncode)})"
-        return f"it ended its process with exit status {returncode}"
+            return f"the predicate's process was ended by signal {-returncode} ({signal.strsignal(-returncode)})"
+        return f"the predicate ended its process with exit status {returncode}"
 
 
 def _first_of(records: LocatedRecords) -> LocatedRecords:

@@ -79,7 +79,7 @@ class PredicateStorage:
             return results
         except RuntimeEnvSetupError as error:
             self._forget(runner)
-            return self._not_set_up(requests, f"its runtime_env cannot be set up: {error}")
+            return self._not_set_up(requests, f"the predicate's runtime_env cannot be set up: {error}")
         except ActorGoneError:
             self._forget(runner)
             # If the storage actor has ended too, this call raises and updates the client.

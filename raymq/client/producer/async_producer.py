@@ -142,7 +142,7 @@ class AsyncProducer(OfProcess):
             async with asyncio.timeout(timeout_s):
                 await _in_loop(aside(self._pipeline.flushed))
         except TimeoutError:
-            raise RequestTimeoutError("flushing the producer", timeout_s) from None
+            raise RequestTimeoutError("the flush of the producer", timeout_s) from None
 
     async def close(self) -> None:
         """Flush the messages, then stop the sender threads (`Producer.close`). Idempotent."""
@@ -160,7 +160,10 @@ class AsyncProducer(OfProcess):
         await self.close()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a raymq producer cannot be pickled: call raymq.connect().async_producer(...) where it is used")
+        raise TypeError(
+            "a raymq producer cannot be pickled: call raymq.connect().async_producer(...) in the process that "
+            "uses the producer"
+        )
 
     async def _call(self, call: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
         """Run a blocking call in a thread of the pool and await its result. Cancelling the await does not stop the

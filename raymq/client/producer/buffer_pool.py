@@ -58,7 +58,10 @@ class BufferPool:
 
     def __init__(self, max_bytes: int, max_messages: int, lock: threading.Lock | None = None) -> None:
         if max_bytes <= 0 or max_messages <= 0:
-            raise InvalidArgumentError(f"a buffer for {max_messages} messages and {max_bytes} bytes holds nothing")
+            raise InvalidArgumentError(
+                f"max_buffered_messages={max_messages} and max_buffered_bytes={max_bytes} leave no space for a "
+                "message: raise them"
+            )
         self._max_bytes, self._max_messages = max_bytes, max_messages
         self._lock = lock or threading.Lock()
         self._bytes = self._count = 0
@@ -162,9 +165,9 @@ class BufferPool:
         wait."""
         how_long = f"stayed full for {timeout_s:g} s" if timeout_s > 0 else "is full"
         return SystemBusyError(
-            f"the producer's buffer of {self._max_bytes} bytes and {self._max_messages} messages {how_long}, nothing "
-            "of this one was sent: the cluster takes messages more slowly than they are sent; see `raymq status`, or "
-            "raise max_buffered_bytes or max_buffered_messages"
+            f"the producer's buffer of {self._max_bytes} bytes and {self._max_messages} messages {how_long}, so "
+            "this message was not sent: the program sends messages faster than the cluster accepts them; see "
+            "`raymq status`, or raise max_buffered_bytes or max_buffered_messages"
         )
 
     def extend_locked(self, cost_bytes: int, count: int) -> bool:

@@ -232,7 +232,7 @@ def _call(callback: Callable[[Any], object], future: Any) -> None:
     try:
         callback(future)
     except Exception:
-        logger.exception("a callback of a send failed")
+        logger.exception("a callback of a send raised an exception")
 
 
 def copied(error: E) -> E:
@@ -331,7 +331,7 @@ else:
             return self.result(0)
 
         def __reduce__(self):
-            raise TypeError("the future of a send cannot be pickled: ask for its result where the producer is")
+            raise TypeError("the future of a send cannot be pickled: read its result in the producer's process")
 
         # Attributes of a future that concurrent.futures.wait and as_completed use
 

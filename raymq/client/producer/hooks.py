@@ -122,4 +122,4 @@ def _call(hook: Callable[[SendContext], None], context: SendContext) -> None:
     try:
         hook(context)
     except Exception:
-        logger.exception("a send hook failed for a message to %s", context.queue)
+        logger.exception("a send hook raised an exception for a message to queue %s", context.queue)

@@ -197,8 +197,9 @@ class SendPipeline:
                 raise MessageIllegalError(f"expected a raymq.Message, got {type(message).__name__}")
             if len(message.body) > longest:
                 raise MessageIllegalError(
-                    f"a body of {len(message.body)} bytes exceeds this producer's max_message_size_bytes of {longest}: "
-                    "send a reference to the data, split it, or raise max_message_size_bytes here and in the store"
+                    f"a message body of {len(message.body)} bytes exceeds this producer's max_message_size_bytes "
+                    f"of {longest}: send a reference to the data, split it, or raise max_message_size_bytes of "
+                    "the producer and of the store"
                 )
         self.require_open()
         if isinstance(messages, MessageColumns):

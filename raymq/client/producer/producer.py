@@ -241,7 +241,9 @@ class Producer(Closing):
         """Register a request that waits for a reply; the caller sends the request's message next. The first request to
         a broker group makes remote calls."""
         if self._requests is None:
-            raise ClientStateError("this producer takes no replies; make one with client.producer(...)")
+            raise ClientStateError(
+                "this kind of producer cannot send requests; create a producer with client.producer(...)"
+            )
         topic = self.pipeline.check([message])
         return self._requests().begin(self.pipeline.route(topic, timeout_s, keyed=False), message, timeout_s)
 
@@ -262,7 +264,9 @@ class Producer(Closing):
         is also stored; its requester drops and counts it.
         """
         if self._requests is None:
-            raise ClientStateError("this producer sends no replies; make one with client.producer(...)")
+            raise ClientStateError(
+                "this kind of producer cannot send replies; create a producer with client.producer(...)"
+            )
         message, queue = reply_message(request, Reply(body, keys, properties or {}))
         result = self.send(message, timeout_s=timeout_s, queue=queue)
         self._requests().check_present(request)
@@ -315,7 +319,7 @@ class Producer(Closing):
         try:
             self.pipeline.flushed().result(timeout_s)
         except FutureTimeoutError:
-            raise RequestTimeoutError("flushing the producer", timeout_s) from None
+            raise RequestTimeoutError("the flush of the producer", timeout_s) from None
 
     @property
     def flush_timeout_s(self) -> float:
@@ -348,7 +352,10 @@ class Producer(Closing):
             self._on_close(self)
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a raymq producer cannot be pickled: call raymq.connect().producer(...) where it is used")
+        raise TypeError(
+            "a raymq producer cannot be pickled: call raymq.connect().producer(...) in the process that uses the "
+            "producer"
+        )
 
     def _wait(self, completion: Completion, index: int, timeout_s: float) -> SendResult:
         """Wait for the result of a message and return it. Raises SendUnknownError if the send has no outcome long after
@@ -360,11 +367,13 @@ class Producer(Closing):
         except FutureTimeoutError:
             if completion.done(index):
                 raise
-            raise SendUnknownError("its queue", 1, timeout_s, "the sender thread gave no answer") from None
+            raise SendUnknownError("its queue", 1, timeout_s, "the sender thread did not answer") from None
 
 
 def _refuse_in_callback(call: str) -> None:
     """Raise ClientStateError if the caller runs in a sender thread, because `call` would make that thread wait for
     itself."""
     if in_sender():
-        raise ClientStateError(f"a callback of a send's future must not call {call}, which waits; use send_async there")
+        raise ClientStateError(
+            f"a callback of a send's future must not call {call}, which would wait for ever; call send_async instead"
+        )

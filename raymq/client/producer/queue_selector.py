@@ -73,10 +73,10 @@ class Destination:
             object.__setattr__(self, "sharding_key", checked_key(self.sharding_key))
         if sum(value is not None for value in (self.sharding_key, self.queue, self.selector)) > 1:
             raise InvalidArgumentError(
-                "say where a message goes by one of sharding_key, queue and selector, not by two"
+                "a message's queue is chosen by one of sharding_key, queue and selector: pass only one of them"
             )
         if self.argument is not None and self.selector is None:
-            raise InvalidArgumentError("argument= is for a selector: give selector=, or leave argument= out")
+            raise InvalidArgumentError("argument= is passed to a selector: pass selector=, too, or leave argument= out")
 
     @property
     def fixed(self) -> bool:
@@ -99,7 +99,9 @@ class Destination:
         assert self.selector is not None
         chosen = self.selector(queues, message, self.argument)
         if chosen not in queues:
-            raise InvalidArgumentError(f"the selector returned {chosen!r}, which is none of the queues it was given")
+            raise InvalidArgumentError(
+                f"the selector returned {chosen!r}, which is not one of the queues that were passed to it"
+            )
         return named_queue(route, chosen)
 
 
@@ -140,17 +142,26 @@ def named_queue(route: TopicRoute, queue: MessageQueue) -> MessageQueue:
     """Check that `queue` belongs to the topic of `route`, and return it. The queue's broker may be unreachable. Raises
     the errors of `Destination.select`."""
     if queue.topic != route.topic:
-        raise InvalidArgumentError(f"a message for topic {route.topic!r} cannot be sent to {queue}, of another topic")
+        raise InvalidArgumentError(
+            f"a message for topic {route.topic!r} cannot be sent to queue {queue}, which belongs to another topic"
+        )
     if queue in route.publish_queues:
         return queue
     held = [data for data in route.queues if data.broker_name == queue.broker_name]
     if held and not held[0].perm & PERM_WRITE:
-        raise NoPermissionError(f"{queue} may not be written to: the topic's permission there has no W")
+        raise NoPermissionError(
+            f"queue {queue} is not writable: the topic's permission in this broker group has no W; see `raymq "
+            f"topic describe {queue.topic}`, or admin.update_topic"
+        )
     if queue in route.all_queues:
         return queue
     if not held:
-        raise ServiceNotAvailableError(f"no broker with {queue} is known now; see `raymq topic describe {queue.topic}`")
-    raise InvalidArgumentError(f"{queue} does not exist: there are {held[0].write_queue_nums} to write to there")
+        raise ServiceNotAvailableError(
+            f"no running broker is known for queue {queue}; see `raymq topic describe {queue.topic}`"
+        )
+    raise InvalidArgumentError(
+        f"queue {queue} does not exist: the topic has {held[0].write_queue_nums} writable queues in this broker group"
+    )
 
 
 def own_queue(message: Message, where: DestinationOptions) -> MessageQueue | None:

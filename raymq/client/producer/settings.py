@@ -93,7 +93,7 @@ class ProducerSettings:
     def __post_init__(self) -> None:
         check_fields(self, RANGES)
         if self.when_full not in ("block", "raise"):
-            raise InvalidArgumentError(f"when_full is 'block' or 'raise', not {self.when_full!r}")
+            raise InvalidArgumentError(f"when_full must be 'block' or 'raise', not {self.when_full!r}")
 
 
 def check_repeatable(options: ProducerOptions) -> ProducerOptions:

@@ -61,7 +61,7 @@ class TableRows:
         if isinstance(table, pa.RecordBatch):
             table = pa.Table.from_batches([table])
         if not isinstance(table, pa.Table):
-            raise InvalidArgumentError(f"send_table takes a pyarrow Table or RecordBatch, not {type(table).__name__}")
+            raise InvalidArgumentError(f"send_table expects a pyarrow Table or RecordBatch, not {type(table).__name__}")
         table = sendable_columns(table)
         self.topic = topic
         self.count: int = table.num_rows
@@ -79,8 +79,8 @@ class TableRows:
                 message = self._message(first + index)
                 if len(message.body) > max_body_bytes:
                     raise MessageIllegalError(
-                        f"a body of {len(message.body)} bytes exceeds this producer's max_message_size_bytes of "
-                        f"{max_body_bytes}"
+                        f"a message body of {len(message.body)} bytes exceeds this producer's "
+                        f"max_message_size_bytes of {max_body_bytes}"
                     )
                 check_record_size(message)
             except MessageIllegalError as error:
@@ -102,11 +102,11 @@ class TableRows:
         [values] = self.table.slice(row, 1).to_pylist()
         body = values["body"]
         if body is None:
-            raise MessageIllegalError("the body is null")
+            raise MessageIllegalError("the message body is null")
         pairs = values.get("properties") or ()
         properties = dict(pairs)
         if len(properties) < len(pairs):
-            raise MessageIllegalError("a property exists twice")
+            raise MessageIllegalError("a property name occurs twice")
         encoded = body if isinstance(body, bytes) else body.encode()
         return Message(self.topic, encoded, values.get("tags"), values.get("keys") or (), properties)
 

@@ -81,7 +81,9 @@ class PendingRequests:
             if self._closed:
                 raise ClientStateError("this client is closed; call raymq.connect() again")
             if len(self._waiting) >= self._most:
-                raise SystemBusyError(f"{self._most} requests of this client wait for a reply; wait for some of them")
+                raise SystemBusyError(
+                    f"{self._most} requests of this client already wait for a reply; wait until some of them end"
+                )
             self._waiting[correlation_id] = pending
             heapq.heappush(self._deadlines, (pending.deadline_s, correlation_id))
             self._used_s = time.monotonic()
@@ -128,7 +130,7 @@ class PendingRequests:
             left, self._waiting = self._waiting, {}
             self._changed.notify()
         for pending in left.values():
-            pending.future.set_exception(ClientStateError("the client was closed before a reply came"))
+            pending.future.set_exception(ClientStateError("the client was closed before the reply arrived"))
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_ENDING_S)
 

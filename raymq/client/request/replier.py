@@ -59,12 +59,15 @@ class ListenerReplier:
         answers: Sequence[object] = [answer] if isinstance(answer, Reply) else answer
         if len(answers) != len(messages):
             return (
-                f"the listener returned {len(answers)} answer(s) for {len(messages)} messages: return a list with a "
-                "raymq.reply(...) or None for each message"
+                f"the listener returned {len(answers)} answer(s) for {len(messages)} messages: return a list that "
+                "has a raymq.reply(...) or None for each message"
             )
         wrong = {type(one).__name__ for one in answers if not isinstance(one, Reply | None)}
         if wrong:
-            return f"the listener returned a list with {', '.join(sorted(wrong))}: each is a raymq.reply(...) or None"
+            return (
+                f"the listener returned a list with {', '.join(sorted(wrong))}: each element must be a "
+                "raymq.reply(...) or None"
+            )
         for message, one in zip(messages, answers, strict=True):
             if isinstance(one, Reply):
                 self._reply(message, one)
@@ -83,7 +86,7 @@ class ListenerReplier:
             logger.info("%s", error)
             self._count("no_request")
         except MessageIllegalError as error:
-            logger.error("the reply to message %s is not legal: %s", message.message_id, error)
+            logger.error("the reply to message %s is not a legal message: %s", message.message_id, error)
             self._count("unsent")
         except RaymqError as error:
             logger.warning("the reply to message %s was not sent: %s", message.message_id, error)

@@ -125,13 +125,13 @@ class ReplyWatch:
                     continue  # Read again without waiting, because more records may follow.
                 self._wakeup.wait(self._reader.descriptors(), min(self._reader.wait_max_s(), IDLE_AFTER_S))
             except Exception:  # a bug must not stop this thread, because no other thread reads the replies
-                logger.exception("replies cannot be read, trying again")
+                logger.exception("cannot read replies to requests, retrying")
                 self._closing.wait(_FAILED_PAUSE_S)
 
     # Methods for both ways of reading replies: mapped files and long polls
 
     def _lose(self, queue: MessageQueue, offset: int, error: RaymqError) -> None:
-        logger.error("%s: the reply at offset %d is lost: %s", queue, offset, error)
+        logger.error("queue %s: the reply at offset %d is lost: %s", queue, offset, error)
         with self._lock:
             self._core.out_of_range(queue, offset, offset + 1)
 
@@ -151,6 +151,6 @@ class ReplyWatch:
                         self._core.taken(part)
                     for message in messages:
                         if message.body_error is not None:
-                            logger.error("a reply is lost: %s", message.body_error)
+                            logger.error("a reply to a request is lost: %s", message.body_error)
                         else:
                             self._take(message)

@@ -109,10 +109,10 @@ def _same_topics(
             routes.invalidate(stored)
             now[one.topic] = {data.broker_name: data.creation_id for data in routes.get(stored).queues}
         if is_created_anew(one.queue, creations, now):
-            said = f"{one.queue}: its topic was deleted and created anew since the read was planned"
+            said = f"the topic of queue {one.queue} was deleted and created again after the read was planned"
             if fail_on_data_loss:
-                raise DataLossError(f"{said}; plan the read again, because its offsets mean other messages now")
-            logger.warning("%s: offsets %d to %d are left out", said, one.start_offset, one.end_offset - 1)
+                raise DataLossError(f"{said}; plan the read again, because the planned offsets now name other messages")
+            logger.warning("%s: offsets %d to %d are skipped", said, one.start_offset, one.end_offset - 1)
             on_loss(one)
             continue
         yield one
@@ -190,7 +190,9 @@ def _log_unreadable(queue_range: OffsetRange, batch: pa.RecordBatch) -> None:
     elif "error" in names:
         count = batch.num_rows - batch.column("error").null_count
     if count:
-        logger.warning("%d messages of %s cannot be read: their bodies are null", count, queue_range)
+        logger.warning(
+            "%d messages of queue %s cannot be read: their bodies are null in the result", count, queue_range
+        )
 
 
 def _open_chunks(
@@ -216,7 +218,7 @@ def _open_chunks(
             if fail_on_data_loss or kept <= position:
                 raise
             kept = min(kept, end)
-            logger.warning("%s: offsets %d to %d are gone: %s", queue, position, kept - 1, error)
+            logger.warning("queue %s: offsets %d to %d no longer exist: %s", queue, position, kept - 1, error)
             on_loss(OffsetRange(queue.topic, queue.broker_name, queue.queue_id, position, kept))
             position = kept
 

@@ -97,7 +97,7 @@ class ScanBoundary:
             topics = ", ".join(repr(topic) for topic in sorted({queue.topic for queue in queues}))
             hint = "" if self.times is not None else " (-2 is earliest, -1 latest)"
             raise InvalidArgumentError(
-                f"{self.option} must name the queues of topic {topics}, all of them{hint}; {problem}: {listed}"
+                f"{self.option} must name all queues of topic {topics}{hint}; {problem}: {listed}"
             )
 
 
@@ -141,13 +141,13 @@ def _boundary(
     names = [f"{side}_timestamp", f"{side}_offsets_by_timestamp", f"{side}_offsets"]
     given = [name for name in names if options.get(name) is not None]
     if len(given) > 1 and not (given[-1] == names[-1] and _word(options[names[-1]]) == _WORDS[default]):
-        raise InvalidArgumentError(f"{' and '.join(given)} say two things: pass one of them")
+        raise InvalidArgumentError(f"{' and '.join(given)} exclude each other: pass only one of them")
     option = given[0] if given else names[-1]
     value = options.get(option)
     if option == names[0]:
         return ScanBoundary(option, default, time_ms=timestamp_ms(option, value))
     if option == names[1]:
-        times = _by_queue(option, value, topics, lambda queue, found: timestamp_ms(f"{option} of {queue}", found))
+        times = _by_queue(option, value, topics, lambda queue, found: timestamp_ms(f"{option} of queue {queue}", found))
         return ScanBoundary(option, default, times=times)
     return _offsets_boundary(option, _WORDS[default] if value is None else value, topics, default, refused)
 
@@ -158,21 +158,21 @@ def _offsets_boundary(
     for offset, word in _WORDS.items():
         if _word(value) == word:
             if offset == refused:
-                raise InvalidArgumentError(f"{option} of a batch read cannot be {word!r}")
+                raise InvalidArgumentError(f"{option} cannot be {word!r} in a batch read")
             return ScanBoundary(option, offset)
     if isinstance(value, str) and value.startswith(GROUP_PREFIX):
         if refused == EARLIEST:
-            raise InvalidArgumentError(f"{option} cannot be the offsets of a group; only starting_offsets can")
+            raise InvalidArgumentError(f"{option} cannot be the offsets of a group; only starting_offsets can be")
         return ScanBoundary(option, default, group=check_group(value.removeprefix(GROUP_PREFIX).strip()))
 
     def check(queue: str, offset: Any) -> int:
         if isinstance(offset, bool) or not isinstance(offset, int) or offset < EARLIEST or offset >= 2**63:
             raise InvalidArgumentError(
-                f"{option}: the offset of {queue} must be a number from 0, -1 (latest) or -2 (earliest), "
+                f"{option}: the offset of queue {queue} must be a number from 0, -1 (latest) or -2 (earliest), "
                 f"not {shown(offset)}"
             )
         if offset == refused:
-            raise InvalidArgumentError(f"{option} of a batch read cannot be {_WORDS[refused]!r}, as for {queue}")
+            raise InvalidArgumentError(f"{option} of queue {queue} cannot be {_WORDS[refused]!r} in a batch read")
         return offset
 
     return ScanBoundary(option, default, offsets=_by_queue(option, value, topics, check))

@@ -87,7 +87,12 @@ class RangeReader:
             except DataLossError as error:
                 # The mapped files belong to the replica that was master when the read began. Only the current master
                 # shows which messages are lost.
-                logger.info("%s from offset %d on is asked of the storage actor: %s", queue, start, error)
+                logger.info(
+                    "queue %s from offset %d on is read through the storage actor, not from its files: %s",
+                    queue,
+                    start,
+                    error,
+                )
                 self._routes.invalidate(queue.topic)
         yield from self._fetch(queue, start, end, tag_codes, sql)
 
@@ -98,8 +103,8 @@ class RangeReader:
             result = self._fetch_patiently(queue, start, min(RANGE_CHUNK_MESSAGES, end - start), tag_codes, sql)
             if result.next_offset <= start or result.status is PullStatus.OFFSET_ILLEGAL:
                 raise DataLossError(
-                    f"{queue}: offsets {start} to {end - 1} are gone; it holds {result.min_offset} to "
-                    f"{result.max_offset}"
+                    f"offsets {start} to {end - 1} of queue {queue} no longer exist; the queue has offsets "
+                    f"{result.min_offset} to {result.max_offset}"
                 )
             first, start = start, result.next_offset
             if result.count:

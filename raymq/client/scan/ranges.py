@@ -136,7 +136,7 @@ def plan_ranges(
     for queue in queues:
         if starts[queue] > ends[queue] >= 0 and not start.by_time and not end.by_time:
             raise InvalidArgumentError(
-                f"{queue}: starting offset {starts[queue]} is beyond ending offset {ends[queue]}"
+                f"queue {queue}: starting offset {starts[queue]} is after ending offset {ends[queue]}"
             )
     check_times(start, end, queues)
     bounds = source.bounds(queues)
@@ -158,11 +158,11 @@ def check_options(options: Mapping[str, Any], known: type = ScanOptions) -> None
     """
     names = frozenset(known.__annotations__)
     if unknown := sorted(options.keys() - _OPTION_NAMES):
-        raise TypeError(f"a read has no option {', '.join(unknown)}; known are {', '.join(sorted(names))}")
+        raise TypeError(f"a read has no option {', '.join(unknown)}; its options are {', '.join(sorted(names))}")
     if foreign := sorted(options.keys() - names):
         raise InvalidArgumentError(
             f"a stream has no option {', '.join(foreign)}, because it has no end: read_topic reads a part of a topic, "
-            f"and max_offsets_per_trigger limits each batch of a stream. Known are {', '.join(sorted(names))}"
+            f"and max_offsets_per_trigger limits each batch of a stream. Its options are {', '.join(sorted(names))}"
         )
     strategy = options.get("starting_offsets_by_timestamp_strategy", "error")
     if strategy not in _STRATEGIES:
@@ -184,13 +184,15 @@ def select_topics(source: ScanSource, topic: str | Sequence[str] | None, topic_p
     for a pattern that matches no topic."""
     if (topic is None) == (topic_pattern is None):
         raise InvalidArgumentError(
-            "say which topics to read: a topic, a list of topics, or topic_pattern, and only one"
+            "choose the topics to read: pass exactly one of a topic, a list of topics, and topic_pattern"
         )
     if topic_pattern is not None:
         try:
             pattern = re.compile(topic_pattern)
         except (re.error, TypeError) as error:
-            raise InvalidArgumentError(f"topic_pattern {topic_pattern!r} is no regular expression: {error}") from None
+            raise InvalidArgumentError(
+                f"topic_pattern {topic_pattern!r} is not a regular expression: {error}"
+            ) from None
         topics = sorted(name for name in source.topics() if pattern.fullmatch(name))
         if not topics:
             raise NoTopicMatchesError(topic_pattern)
@@ -212,15 +214,17 @@ def bounded_range(
     end_offset = high if end == LATEST else end
     lowest, highest = min(start_offset, end_offset), max(start_offset, end_offset)
     if lowest < low:
-        lost = f"{queue}: offsets {lowest} to {low - 1} were asked for and are gone, the first one kept is {low}"
+        lost = f"offsets {lowest} to {low - 1} of queue {queue} no longer exist; its first existing offset is {low}"
         if fail_on_data_loss:
-            raise DataLossError(f"{lost}; start later, or pass fail_on_data_loss=False to read what is left")
-        logger.warning("%s; reading from there", lost)
+            raise DataLossError(
+                f"{lost}; start at a later offset, or pass fail_on_data_loss=False to read the remaining messages"
+            )
+        logger.warning("%s; reading from the first existing offset", lost)
     if highest > high:
         if fail_on_data_loss:
             raise OffsetOutOfRangeError(str(queue), highest, low, high)
         logger.warning(
-            "%s: offset %d was asked for and the queue ends at %d; reading up to there", queue, highest, high
+            "queue %s: offset %d was requested, but the queue ends at %d; reading up to its end", queue, highest, high
         )
     start_offset = min(max(start_offset, low), high)
     end_offset = min(max(end_offset, start_offset), high)
@@ -280,8 +284,8 @@ def require_matches(
     if late:
         listed = ", ".join(str(queue) for queue in late[:10]) + (" …" if len(late) > 10 else "")
         raise InvalidArgumentError(
-            f"{start.option}: no message was stored then or later in {listed}; choose an earlier time, or pass "
-            'starting_offsets_by_timestamp_strategy="latest" to read nothing from such queues'
+            f"{start.option}: no message was stored at that time or later in queue {listed}; choose an earlier "
+            'time, or pass starting_offsets_by_timestamp_strategy="latest" to read nothing from such queues'
         )
 
 
@@ -292,7 +296,7 @@ def text_of(expression: SqlFilter | None) -> str | None:
         return None
     if not isinstance(expression, SqlFilter):
         raise InvalidArgumentError(
-            f"expression={expression!r} is no filter expression; write "
-            'expression=raymq.sql("price > 5"), or tags="paid || refunded"'
+            f'expression={expression!r} is not a filter expression; write expression=raymq.sql("price > 5"), or '
+            'tags="paid || refunded"'
         )
     return expression.text

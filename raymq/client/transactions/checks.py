@@ -95,7 +95,7 @@ def checked_message(check: TransactionCheck, broker_name: str) -> MessageExt:
     try:
         topic, queue_id = properties[PROPERTY_REAL_TOPIC], int(properties[PROPERTY_REAL_QUEUE_ID])
     except (KeyError, ValueError):
-        reason = "it is no half message" if half.body_error is None else half.body_error.reason
+        reason = "the record is not a half message" if half.body_error is None else half.body_error.reason
         raise RecordPlace(queue, check.queue_offset, check.physical_offset).error(reason) from None
     return half._in_queue(topic, queue_id)
 
@@ -141,7 +141,7 @@ class CheckListener:
                 )
             except RaymqError as error:
                 logger.info(
-                    "broker %s could not be informed that a producer of group %s has ended: %s",
+                    "cannot inform broker %s that a producer of group %s has ended: %s",
                     name,
                     self._group,
                     error,
@@ -153,7 +153,7 @@ class CheckListener:
                 names = set(self._brokers())
                 self._known |= names
             except RaymqError as error:
-                logger.info("the brokers to poll for transaction checks are unknown: %s", error)
+                logger.info("cannot find the brokers to poll for transaction checks: %s", error)
                 names = self._known
             for name in names:
                 self._ask(name)
@@ -165,7 +165,7 @@ class CheckListener:
                 "take_transaction_checks", self._group, self._client_id, timeout_s=CHECK_CALL_TIMEOUT_S
             )
         except RaymqError as error:
-            logger.info("broker %s could not be polled for transaction checks: %s", broker_name, error)
+            logger.info("cannot poll broker %s for transaction checks: %s", broker_name, error)
             return
         for check in checks:
             with self._lock:
@@ -188,7 +188,9 @@ class CheckListener:
             self._end(broker_name, message, end)
         # the user's check raised an error, or the broker is unreachable: the broker repeats the check in the next round
         except Exception:
-            logger.exception("the check of transaction %s has no answer", check.transaction_id)
+            logger.exception(
+                "cannot answer the check of transaction %s; the broker repeats the check", check.transaction_id
+            )
         finally:
             with self._lock:
                 self._pending.discard(check.transaction_id)

@@ -143,11 +143,13 @@ class TransactionProducer(Closing):
         """`producer`: sends the half messages, and is closed together with this object. Raises InvalidArgumentError if
         `check` is not a plain function, or if `check_threads` is out of range."""
         if not callable(check):
-            raise InvalidArgumentError("a transaction producer needs check=, a function that finds out outcomes")
+            raise InvalidArgumentError(
+                "a transaction producer needs check=, a function that returns the outcome of a transaction"
+            )
         if kind := deferred_kind(check):
-            raise InvalidArgumentError(f"check= of a transaction producer is {kind}: give a plain function")
+            raise InvalidArgumentError(f"check= of a transaction producer is {kind}: pass a plain function")
         if not 1 <= check_threads <= CHECK_THREADS_MAX:
-            raise InvalidArgumentError(f"check_threads {check_threads} is not from 1 to {CHECK_THREADS_MAX}")
+            raise InvalidArgumentError(f"check_threads must be 1 to {CHECK_THREADS_MAX}, not {check_threads}")
         self.group = producer.group
         self._names = names = producer.names
         self._producer, self._routes, self._storage = producer, routes, storage
@@ -193,7 +195,7 @@ class TransactionProducer(Closing):
                 else:
                     transaction.rollback()
             except RaymqError as error:
-                logger.warning("transaction %s has no end yet: %s", transaction.transaction_id, error)
+                logger.warning("transaction %s is not ended yet: %s", transaction.transaction_id, error)
                 end_error = f"{type(error).__name__}: {error}"
         return _result(transaction, state, end_error, local_error)
 
@@ -218,8 +220,8 @@ class TransactionProducer(Closing):
         if transaction.half.status is not SendStatus.SEND_OK:
             transaction.rollback()
             raise TransactionError(
-                f"the half message is not stored as durably as asked for ({transaction.half.status.value}), and was "
-                "rolled back; begin again"
+                f"the half message was stored less durably than requested ({transaction.half.status.value}), so "
+                "the transaction was rolled back; begin a new transaction"
             )
         return transaction
 
@@ -248,7 +250,8 @@ class TransactionProducer(Closing):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a transaction producer cannot be pickled: call raymq.connect().transaction_producer(...) there"
+            "a transaction producer cannot be pickled: call raymq.connect().transaction_producer(...) in the "
+            "process that uses the producer"
         )
 
     def _begin(
@@ -299,7 +302,11 @@ def _run(
         outcome = LocalTransactionState.UNKNOW if state is None else LocalTransactionState(state)
     # the local transaction may have been committed before the exception, so the outcome is unknown
     except Exception as error:
-        logger.warning("a check will ask about transaction %s, which raised", transaction.transaction_id, exc_info=True)
+        logger.warning(
+            "the block of transaction %s raised an exception; a later check decides its outcome",
+            transaction.transaction_id,
+            exc_info=True,
+        )
         return LocalTransactionState.UNKNOW, f"{type(error).__name__}: {error}"
     return outcome, ""
 

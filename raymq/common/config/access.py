@@ -30,5 +30,7 @@ class AccessOptions(SettingsSection):
     @model_validator(mode="after")
     def _is_whole(self) -> AccessOptions:
         if self.enable and self.super_secret_file is None:
-            raise ValueError("access.enable needs super_secret_file: a file with the secret of the super user")
+            raise ValueError(
+                "access.enable needs access.super_secret_file: set it to a file with the secret of the super user"
+            )
         return self

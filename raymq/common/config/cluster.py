@@ -142,16 +142,21 @@ class ReplicationOptions(SettingsSection):
                     f"{name} is {getattr(self, name)}, but only {able} of {self.replicas} replicas can be in sync"
                 )
         if able < 1:
-            raise ValueError(f"all {self.replicas} replicas are learners: none could lead")
+            raise ValueError(f"all {self.replicas} replicas are learners, so none of them can lead")
         return self
 
     @model_validator(mode="after")
     def _role_fits(self) -> ReplicationOptions:
         if self.broker_role is not None and self.enable_elect_unclean_master:
-            raise ValueError("enable_elect_unclean_master cannot be set with broker_role: nobody is elected")
+            raise ValueError(
+                "enable_elect_unclean_master cannot be set with broker_role, because broker_role fixes the "
+                "master and no master is elected"
+            )
         waits = [name for name in ("in_sync_replicas", "min_in_sync_replicas") if getattr(self, name) > 1]
         if self.broker_role is BrokerRole.ASYNC_MASTER and waits:
-            raise ValueError(f"an ASYNC_MASTER waits for nobody: leave out {' and '.join(waits)}, or use SYNC_MASTER")
+            raise ValueError(
+                f"an ASYNC_MASTER does not wait for replicas: leave out {' and '.join(waits)}, or use SYNC_MASTER"
+            )
         return self
 
 
@@ -235,7 +240,10 @@ class ClusterSettings(SettingsSection):
     def _names_fit(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             if not re.fullmatch(r"broker-[a-z](-[0-9]+)?", name):
-                raise ValueError(f"{name!r} names no broker group (broker-b) and no replica (broker-a-2)")
+                raise ValueError(
+                    f"{name!r} is neither the name of a broker group (such as broker-b) nor the name of a replica "
+                    "(such as broker-a-2)"
+                )
         return names
 
     @property
@@ -304,7 +312,7 @@ def _hint(key_path: tuple[int | str, ...]) -> str:
     section = key_path[0] if len(key_path) > 1 else ""
     model = SETTINGS_SECTIONS.get(str(section), ClusterSettings)
     close = difflib.get_close_matches(str(key_path[-1])[:SHOWN_MAX], list(model.model_fields), n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(model.model_fields)}"
+    return f"; did you mean {close[0]!r}?" if close else f"; the keys are {', '.join(model.model_fields)}"
 
 
 SHOWN_MAX: Final = 200

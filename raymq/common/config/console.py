@@ -43,7 +43,7 @@ class ConsoleOptions(SettingsSection):
     @model_validator(mode="after")
     def _tls_is_whole(self) -> ConsoleOptions:
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key belong together: set both, or none")
+            raise ValueError("tls_cert and tls_key must be set together: set both, or neither")
         return self
 
     @property

@@ -161,7 +161,7 @@ def full_name(name: str) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise InvalidArgumentError(f"{name!r} is in several sections: say {' or '.join(found)}")
+        raise InvalidArgumentError(f"setting {name!r} is in several sections: write {' or '.join(found)}")
     close = difflib.get_close_matches(name[:200], list(_SPELLINGS), n=1)
     advice = "see `raymq config show --effective` for the settings of broker groups, and docs/settings.md for all"
     raise InvalidArgumentError(not_found(f"setting {name[:200]!r} does not exist", close, advice))
@@ -174,7 +174,8 @@ def live_name(name: str) -> str:
     section, _, key = full.rpartition(".")
     if key not in LIVE_SETTINGS.get(section, ()):
         raise InvalidArgumentError(
-            f"{full} is read when raymq starts: change it in raymq.yaml, then `raymq down` and `raymq up`"
+            f"setting {full!r} is read only when raymq starts: change it in raymq.yaml, then `raymq down` and "
+            "`raymq up`"
         )
     return full
 
@@ -199,7 +200,7 @@ def parse_value(name: str, text: str) -> SettingValue:
         return text
     value = read_setting(full, text)
     if value is not None and not isinstance(value, (str, int, float, bool)):
-        raise InvalidArgumentError(f"{full} is one value, not {text[:200]!r}")
+        raise InvalidArgumentError(f"setting {full!r} must be a single value, not {text[:200]!r}")
     return value
 
 

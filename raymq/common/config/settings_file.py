@@ -31,16 +31,18 @@ def read_settings_file(file: Path) -> dict[Any, Any]:
         with file.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"cannot read settings from {file}: {error.strerror}; name another file or none") from None
+        raise ConfigError(
+            f"cannot read settings from {file}: {error.strerror}; choose another file, or leave the option out"
+        ) from None
     if len(content) > MAX_BYTES:
-        raise ConfigError(f"{file} is larger than {MAX_BYTES >> 10} KiB: it cannot be a file of settings")
+        raise ConfigError(f"{file} is larger than {MAX_BYTES >> 10} KiB, so it is not a settings file")
     try:
         values = _parse(content.decode())
     except _RefusedError as error:
         raise ConfigError(f"{file}, line {error.line}: {error}") from None
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
-        raise ConfigError(f"{file}{line} is not YAML: {error.problem}; correct that line or one before it") from None
+        raise ConfigError(f"{file}{line} is not YAML: {error.problem}; correct this line or a line before it") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         # PyYAML raises ValueError or OverflowError for some invalid values: `!!int abc`, or a date in month 13.
         raise ConfigError(f"{file} is not YAML: {error}") from None
@@ -56,10 +58,10 @@ def read_setting(name: str, text: str) -> Any:
     the reason if the text is not a valid value."""
     try:
         if len(text) > MAX_BYTES:
-            raise ValueError(f"it has more than {MAX_BYTES >> 10} KiB")
+            raise ValueError(f"the value has more than {MAX_BYTES >> 10} KiB")
         return _parse(text)
     except (_RefusedError, yaml.YAMLError, ValueError, OverflowError) as error:
-        raise ConfigError(f"{name}: {text[:200]!r} is no value of a setting: {error}") from None
+        raise ConfigError(f"{text[:200]!r} is not a valid value of setting {name!r}: {error}") from None
 
 
 class _RefusedError(Exception):
@@ -88,9 +90,9 @@ class _BoundedLoader(yaml.SafeLoader):
         self._values += 1
         self._depth += 1
         if self._values > MAX_VALUES:
-            raise _RefusedError(f"settings have at most {MAX_VALUES:,} values", event.start_mark)
+            raise _RefusedError(f"the file has more than {MAX_VALUES:,} values", event.start_mark)
         if self._depth > MAX_DEPTH:
-            raise _RefusedError(f"settings are nested at most {MAX_DEPTH} deep", event.start_mark)
+            raise _RefusedError(f"the settings are nested more than {MAX_DEPTH} deep", event.start_mark)
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node

@@ -230,9 +230,9 @@ class StoreOptions(SettingsSection):
     def _hook_paths(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
         for path in paths:
             if not _HOOK_PATH.fullmatch(path):
-                raise ValueError(f"{path!r} is not an import path like package.module:name")
+                raise ValueError(f"{path!r} is not an import path such as package.module:name")
         if len(set(paths)) < len(paths):
-            raise ValueError("a hook is named twice")
+            raise ValueError("a hook is listed twice")
         return paths
 
     @field_validator("store_path_commit_log", "read_only_commit_log_store_paths")
@@ -240,14 +240,15 @@ class StoreOptions(SettingsSection):
     def _absolute(cls, paths: tuple[Path, ...]) -> tuple[Path, ...]:
         absolute = tuple(absolute_path(path) for path in paths)
         if len(set(absolute)) < len(absolute):
-            raise ValueError("a directory is named twice")
+            raise ValueError("a directory is listed twice")
         return absolute
 
     @model_validator(mode="after")
     def _log_can_grow(self) -> Self:
         if self.store_path_commit_log and not self.log_directories_elsewhere:
             raise ValueError(
-                "read_only_commit_log_store_paths leaves no directory of store_path_commit_log to write to"
+                "read_only_commit_log_store_paths contains all directories of store_path_commit_log, so the "
+                "store has no directory to write to"
             )
         return self
 
@@ -264,7 +265,8 @@ class StoreOptions(SettingsSection):
     def _pool_fits(self) -> Self:
         if self.transient_store_pool_enable and self.flush_disk_type is not FlushDiskType.ASYNC_FLUSH:
             raise ValueError(
-                "transient_store_pool_enable needs flush_disk_type ASYNC_FLUSH: what is only in the pool is not on disk"
+                "transient_store_pool_enable needs flush_disk_type ASYNC_FLUSH, because messages in the pool "
+                "are not on disk yet"
             )
         return self
 

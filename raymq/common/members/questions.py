@@ -155,12 +155,12 @@ def encode_answer(answer: MemberAnswer) -> bytes:
     queues."""
     encoded = msgspec.msgpack.encode(answer)
     if len(encoded) > MEMBER_ANSWER_MAX_BYTES:
-        trouble = "the stacks are left out: they are too long"
+        trouble = "the stacks are left out, because they are too long"
         shorter = tuple(replace(one, stacks=(), trouble=one.trouble or trouble) for one in answer.running)
         answer = replace(answer, running=shorter)
         encoded = msgspec.msgpack.encode(answer)
     if len(encoded) > MEMBER_ANSWER_MAX_BYTES:
-        trouble = "the queues are left out: there are too many"
+        trouble = "the queues are left out, because their number is too large"
         shorter = tuple(replace(one, queues=(), trouble=one.trouble or trouble) for one in answer.running)
         encoded = msgspec.msgpack.encode(replace(answer, running=shorter))
     return encoded

@@ -89,13 +89,13 @@ class TopicAttributes:
         )
         if values.is_compacted and values.reserve_time_ms is not None:
             raise InvalidArgumentError(
-                f"a topic has a {RESERVE_TIME} or the {CLEANUP_POLICY} COMPACTION, which keeps the newest message of "
-                "each key for ever: leave one of them out"
+                f"a topic has a {RESERVE_TIME} or the {CLEANUP_POLICY} COMPACTION, which keeps the newest message "
+                "of each key for ever, but not both: leave one out"
             )
         if values.is_compacted and values.has_inner_batches:
             raise InvalidArgumentError(
-                f"a topic with the {CLEANUP_POLICY} COMPACTION keeps each message by its key, so it cannot have the "
-                f"{QUEUE_TYPE} BatchCQ, whose records hold many: leave one of them out"
+                f"a topic with the {CLEANUP_POLICY} COMPACTION keeps each message by its key, so it cannot have "
+                f"the {QUEUE_TYPE} BatchCQ, whose records contain many messages: leave one out"
             )
         return values
 
@@ -167,7 +167,7 @@ def attribute_changes(
     if queue_type is not None:
         named = {str(one).lower(): one for one in QueueType} | {one.name.lower(): one for one in QueueType}
         if str(queue_type).lower() not in named:
-            raise InvalidArgumentError(f"{queue_type!r} is no {QUEUE_TYPE}: it is simple or batch")
+            raise InvalidArgumentError(f"{queue_type!r} is not a {QUEUE_TYPE}: write simple or batch")
         member = named[str(queue_type).lower()]
         changes[QUEUE_TYPE] = "" if member is QueueType.SIMPLE else str(member)
     return changes
@@ -180,13 +180,13 @@ def changed_attributes(topic: str, known: Mapping[str, str], changes: Mapping[st
     values = TopicAttributes.parse(merged)
     if values.cleanup_policy is not TopicAttributes.parse(known).cleanup_policy:
         raise InvalidArgumentError(
-            f"topic {topic!r} was created with another {CLEANUP_POLICY} than {values.cleanup_policy}, which cannot be "
-            "changed; create another topic, and copy the messages"
+            f"topic {topic!r} was created with another {CLEANUP_POLICY} than {values.cleanup_policy}, which "
+            "cannot be changed; create another topic, and copy the messages to it"
         )
     if values.queue_type is not TopicAttributes.parse(known).queue_type:
         raise InvalidArgumentError(
-            f"topic {topic!r} was created with another {QUEUE_TYPE} than {values.queue_type}, which cannot be changed: "
-            "its queues hold units of one kind; create another topic, and copy the messages"
+            f"topic {topic!r} was created with another {QUEUE_TYPE} than {values.queue_type}, which cannot be "
+            "changed; create another topic, and copy the messages to it"
         )
     return merged
 
@@ -195,15 +195,17 @@ def _member(kind: type[E], name: str, text: str) -> E:
     try:
         return kind(text)
     except ValueError:
-        raise InvalidArgumentError(f"{text!r} is no {name}: it is one of {', '.join(kind)}") from None
+        raise InvalidArgumentError(f"{text!r} is not a {name}: write one of {', '.join(kind)}") from None
 
 
 def _reserve_time_ms(text: str) -> int | None:
     number = text.removeprefix("-")
     if not (number.isascii() and number.isdecimal()) or int(text) < -1 or int(text) == 0:
         raise InvalidArgumentError(
-            f"{text!r} is no {RESERVE_TIME}: it is a number of ms, or -1 for the store's own time"
+            f"{text!r} is not a {RESERVE_TIME}: write a number of ms, or -1 for the store's retention time"
         )
     if int(text) > RESERVE_TIME_MAX_MS:
-        raise InvalidArgumentError(f"a {RESERVE_TIME} of {text} ms is too long: {RESERVE_TIME_MAX_MS} are 10 years")
+        raise InvalidArgumentError(
+            f"a {RESERVE_TIME} of {text} ms is too long: at most {RESERVE_TIME_MAX_MS} ms (10 years) are allowed"
+        )
     return None if int(text) == -1 else int(text)

@@ -59,7 +59,9 @@ def check_group_config(config: GroupConfig) -> None:
     check_fields(config, {"retry_queue_nums": RETRY_QUEUE_NUMS, "retry_max_times": RETRY_MAX_TIMES})
     for name in ("consume_enable", "consume_broadcast_enable"):
         if not isinstance(getattr(config, name), bool):
-            raise InvalidArgumentError(f"{name} of group {config.group!r} is a bool, not {getattr(config, name)!r}")
+            raise InvalidArgumentError(
+                f"{name} of group {config.group!r} must be a bool, not {getattr(config, name)!r}"
+            )
 
 
 class GroupChanges(TypedDict, total=False):

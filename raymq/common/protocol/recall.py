@@ -50,7 +50,8 @@ class RecallHandle(NamedTuple):
             fields = []
         if len(fields) != 5 or fields[0] != _VERSION or not (fields[3].isascii() and fields[3].isdecimal()):
             raise RecallError(
-                f"{text!r} is no recall handle: take recall_handle of the SendResult of a message with deliver_at_ms"
+                f"{text!r} is not a recall handle: use the recall_handle in the SendResult of a message with "
+                "deliver_at_ms"
             )
         return cls(fields[1], fields[2], int(fields[3]), fields[4])
 

@@ -163,8 +163,8 @@ def reply_message(request: MessageExt, answer: Reply) -> tuple[SystemMessage, Me
     missing = [name for name in _REQUEST_PROPERTIES if not asked.get(name)]
     if missing:
         raise CreateReplyMessageError(
-            f"message {request.message_id} of topic {request.topic!r} is no request: it has no "
-            f"{', no '.join(missing)}; nobody waits for a reply, send it with producer.request"
+            f"message {request.message_id} of topic {request.topic!r} is not a request, because it lacks "
+            f"{', '.join(missing)}: no client waits for a reply. Send requests with producer.request"
         )
     client_id = asked[PROPERTY_REPLY_TO_CLIENT]
     queue = reply_queue(asked[PROPERTY_CLUSTER], request.broker_name, client_id)

@@ -38,7 +38,8 @@ def check_perm(perm: int) -> int:
     RocketMQ does."""
     if isinstance(perm, bool) or not isinstance(perm, int) or not 0 <= perm <= 7:
         raise NoPermissionError(
-            f"{perm!r} is no permission: add up {PERM_READ} to read, {PERM_WRITE} to write, {PERM_INHERIT} to inherit"
+            f"{perm!r} is not a permission: add up {PERM_READ} to read, {PERM_WRITE} to write, {PERM_INHERIT} "
+            "to inherit"
         )
     return perm
 
@@ -64,7 +65,8 @@ def parse_order_config(text: str) -> dict[str, int]:
         name, _, count = piece.strip().rpartition(":")
         if not name or not count.isascii() or not count.isdecimal() or not int(count) or name in counts:
             raise InvalidArgumentError(
-                f"{text!r} is no order configuration: write BROKER:QUEUES;BROKER:QUEUES, such as broker-a:4;broker-b:2"
+                f"{text!r} is not an order configuration: write BROKER:QUEUES;BROKER:QUEUES, such as "
+                "broker-a:4;broker-b:2"
             )
         counts[name] = int(count)
     return counts
@@ -271,8 +273,8 @@ class TopicRoute:
         self.require_permission()
         if not (self.complete or self.layout or self.order_config):
             raise ServiceNotAvailableError(
-                f"the queues of topic {self.topic!r} are not known yet: the NameServer was restarted, and not every "
-                "broker has registered again; see `raymq status`"
+                f"the queues of topic {self.topic!r} are not known yet, because the NameServer was restarted and "
+                "not every broker has registered again; see `raymq status`"
             )
         return self._all
 
@@ -299,7 +301,7 @@ class TopicRoute:
         """Return this route. Raises NoPermissionError if the topic is not writable."""
         if not self._publish and not any(data.perm & PERM_WRITE for data in self.queues):
             raise NoPermissionError(
-                f"topic {self.topic!r} may not be written to (its permission has no W); see `raymq topic describe "
+                f"topic {self.topic!r} is not writable (its permission has no W); see `raymq topic describe "
                 f"{self.topic}`, or admin.update_topic"
             )
         return self
@@ -310,7 +312,8 @@ class TopicRoute:
         data = self.brokers.get(broker_name)
         if data is None or MASTER_ID not in data.storages:
             raise ServiceNotAvailableError(
-                f"{broker_name}, which holds queues of topic {self.topic!r}, is away; see `raymq status`"
+                f"broker group {broker_name!r}, which has queues of topic {self.topic!r}, is not available; "
+                "see `raymq status`"
             )
         return data.storages[MASTER_ID]
 
@@ -345,7 +348,8 @@ def grow_queues(counts: Mapping[str, int], queues: int) -> dict[str, int]:
     """
     if queues < sum(counts.values()):
         raise InvalidArgumentError(
-            f"the topic has {sum(counts.values())} queues and cannot have {queues}: messages may be in each of them"
+            f"the topic has {sum(counts.values())} queues and cannot shrink to {queues}, because each queue "
+            "may contain messages"
         )
     grown = dict(counts)
     for _ in range(queues - sum(counts.values())):

@@ -92,17 +92,17 @@ _INSTEAD: Final = {
     "!": "write <> for unequal, and NOT (...) for the opposite",
     "==": "write a single =",
     '"': "put texts in single quotes",
-    "'": "close the text with a single quote; two of them stand for one inside a text",
+    "'": "close the text with a single quote; inside a text write a quote as two quotes",
     "/*": "close the comment with */",
-    "--": "a comment that begins with -- ends with a line break; at the end of the text, leave it away",
+    "--": "a comment that begins with -- ends with a line break; leave a comment at the end of the text out",
     ".": "names have letters, digits, _ and $ only",
-    "like": "there is no LIKE: use CONTAINS, STARTSWITH or ENDSWITH",
+    "like": "LIKE is not supported: use CONTAINS, STARTSWITH or ENDSWITH",
     "0": "write numbers without leading zeros, and zero without L",
 }
 """Suggested correction for each frequent mistake in a filter expression. The key is the text at the position of the
 error."""
 _TEXT_WANTED: Final = "put texts in single quotes, as in region IN ('eu', 'us') or name CONTAINS 'x'"
-_ARITHMETIC: Final = "there is no arithmetic"
+_ARITHMETIC: Final = "arithmetic is not supported"
 _NO_MEND: Final = "combine comparisons with AND or OR, as in price > 5 AND region = 'eu'"
 
 
@@ -118,7 +118,7 @@ def _compiled(text: str) -> Truth | FilterExpressionError:
     except _AtError as error:
         return FilterExpressionError(text, error.position, error.reason)
     if max(depth for _, depth in plan.walk(found)) > DEPTH_MAX:
-        return FilterExpressionError(text, 1, f"it is nested more than {DEPTH_MAX} deep")
+        return FilterExpressionError(text, 1, f"the expression is nested more than {DEPTH_MAX} deep")
     return found
 
 
@@ -129,11 +129,13 @@ def compiled(text: str) -> Truth:
     Results and errors of the last 100 expressions are cached.
     """
     if not isinstance(text, str) or not text.strip():
-        raise FilterExpressionError(str(text), 1, "it is empty: " + _NO_MEND)
+        raise FilterExpressionError(str(text), 1, "the expression is empty: " + _NO_MEND)
     if len(text) > TEXT_MAX:
-        raise FilterExpressionError(text[:40] + "…", 1, f"it has {len(text)} characters, more than {TEXT_MAX}")
+        raise FilterExpressionError(
+            text[:40] + "…", 1, f"the expression has {len(text)} characters, more than {TEXT_MAX}"
+        )
     if surrogate := _SURROGATE.search(text):
-        raise FilterExpressionError(ascii(text), surrogate.start() + 1, "the text has an unpaired surrogate here")
+        raise FilterExpressionError(ascii(text), surrogate.start() + 1, "the text has an unpaired surrogate")
     result = _compiled(text)
     if isinstance(result, FilterExpressionError):
         raise FilterExpressionError(*result.args)
@@ -157,19 +159,21 @@ class _AtError(Exception):
 def _bad_character(text: str, error: UnexpectedCharacters) -> FilterExpressionError:
     at = error.pos_in_stream or 0
     mend = next((mend for start, mend in _INSTEAD.items() if text.startswith(start, at)), _NO_MEND)
-    return FilterExpressionError(text, at + 1, f"{text[at]!r} is no part of the language: {mend}")
+    return FilterExpressionError(text, at + 1, f"{text[at]!r} is not part of the filter language: {mend}")
 
 
 def _bad_token(text: str, error: UnexpectedToken) -> FilterExpressionError:
     if error.token.type == "$END":
-        return FilterExpressionError(text, len(text) + 1, "it ends too early: a value or a bracket is missing")
+        return FilterExpressionError(
+            text, len(text) + 1, "the expression ends too early: a value or a bracket is missing"
+        )
     at, word = error.token.start_pos or 0, str(error.token)
     if error.expected == {"TEXT"}:
         mend = _TEXT_WANTED
     elif text.startswith("--", at) or text.startswith("==", at - 1):
         mend = _INSTEAD[text[at - 1 : at + 1] if word == "=" else "--"]
     elif word in ("+", "-"):
-        mend = _ARITHMETIC + ", and a property's name has no minus"
+        mend = _ARITHMETIC + ", and a property's name cannot contain a minus"
     elif text[at - 1 : at] == "0" and word[0] in "0123456789lL":
         mend = _INSTEAD["0"]
     else:
@@ -247,7 +251,7 @@ class _Planner(Transformer[Token, Operand]):
     def double(self, digits: Token) -> Operand:
         number = float(digits)
         if number == 0.0 or isinf(number):
-            raise _AtError(_position(digits), f"{digits} is no float of the language: write 0 for zero")
+            raise _AtError(_position(digits), f"{digits} is not a float of the filter language: write 0 for zero")
         return Literal(Number(number, ValueKind.DOUBLE))
 
     def text(self, quoted: Token) -> Operand:

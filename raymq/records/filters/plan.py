@@ -135,7 +135,7 @@ class Or:
 Truth = Equal | Compare | In | Find | IsPresent | Not | And | Or | Literal
 Operand = Name | Negative | Truth
 
-_ORDERED_NUMBERS = "only numbers have an order: write the number without quotes, as in price > 5"
+_ORDERED_NUMBERS = "only numbers can be ordered: write the number without quotes, as in price > 5"
 
 
 def truth(operand: Operand) -> Truth:
@@ -166,7 +166,7 @@ def equal(left: Operand, right: Operand) -> Equal:
     """Build the condition `left = right`."""
     for side in (left, right):
         if isinstance(side, Literal) and side.value is None:
-            raise RefusedError("nothing equals NULL: write IS NULL or IS NOT NULL")
+            raise RefusedError("a comparison with NULL is never true: write IS NULL or IS NOT NULL")
     match left, right:
         case Literal(bool()), Literal(str() | Number()):
             raise RefusedError("TRUE or FALSE cannot be compared with another kind of literal")
@@ -185,7 +185,7 @@ def ordered(order: Order, left: Operand, right: Operand) -> Compare:
             if not isinstance(side.value, Number):
                 raise RefusedError(_ORDERED_NUMBERS)
         elif not isinstance(side, Name | Negative):
-            raise RefusedError("true and false have no order: combine comparisons with AND or OR")
+            raise RefusedError("true and false cannot be ordered: combine comparisons with AND or OR")
     return Compare(order, left, right)
 
 
@@ -205,7 +205,7 @@ def not_between(operand: Operand, low: Operand, high: Operand) -> Or:
 def one_of(operand: Operand, texts: frozenset[str]) -> In:
     """Build the condition `operand IN (texts)`."""
     if not isinstance(operand, Name):
-        raise RefusedError("only a property can be IN a list: write region IN ('eu', 'us')")
+        raise RefusedError("IN needs a property on its left: write region IN ('eu', 'us')")
     return In(operand, texts)
 
 

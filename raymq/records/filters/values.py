@@ -57,7 +57,7 @@ def read_number(text: str, kind: ValueKind) -> int | float:
     if kind is ValueKind.DOUBLE:
         return read_double(text)
     if not _WHOLE.fullmatch(text):
-        raise IncomparableError(f"{text!r} is no whole number")
+        raise IncomparableError(f"{text!r} is not a whole number")
     sign, digits = ("-" if text[0] == "-" else ""), text.lstrip("+-").lstrip("0")
     if len(digits) > 19:
         raise IncomparableError(f"{text!r} is too large")
@@ -80,7 +80,7 @@ def read_double(text: str) -> float:
             return float.fromhex(found[1])
         except OverflowError:
             return float("-inf" if text[0] == "-" else "inf")
-    raise IncomparableError(f"{text!r} is no number")
+    raise IncomparableError(f"{text!r} is not a number")
 
 
 def is_true_text(text: str) -> bool:
@@ -99,7 +99,7 @@ def compare(left: Value, right: Value) -> int:
         return _compare_text(left, right)
     if isinstance(left, bool):
         if isinstance(right, str):
-            raise IncomparableError(f"a boolean on the left of the text {right!r}")
+            raise IncomparableError(f"a boolean cannot be compared with the text {right!r} on its right")
         return left - right if isinstance(right, bool) else -1
     assert isinstance(left, Number)
     if isinstance(right, str):

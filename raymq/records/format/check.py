@@ -129,10 +129,10 @@ def record_starts(buffer: Buffer) -> NDArray[np.int64]:
     if position <= limit - MIN_RECORD_SIZE:
         (size,) = INT.unpack_from(buffer, position)
         if size < MIN_RECORD_SIZE:
-            raise RecordError(f"the record at byte {position} claims a size of {size} bytes")
+            raise RecordError(f"the record at byte {position} has an impossible size of {size} bytes")
         position += size
     if position != limit:
-        raise RecordError(f"the records end at byte {position} of {limit}")
+        raise RecordError(f"the last record ends at byte {position}, not at the end of the {limit} bytes")
     return starts
 
 

@@ -182,7 +182,7 @@ def decompress(data: bytes | memoryview, sys_flag: int, *, max_bytes: int | None
 
 def _check_end(size: int, complete: bool, rest: bytes | None, max_bytes: int) -> None:
     if size > max_bytes:
-        raise RecordError(f"a compressed body is larger than {max_bytes} bytes when decompressed")
+        raise RecordError(f"a body has more than {max_bytes} bytes when decompressed")
     if not complete:
         raise RecordError("a compressed body ends too early")
     if rest:

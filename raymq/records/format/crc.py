@@ -20,7 +20,7 @@ fast as zlib."""
 PROPERTY_CRC_PREFIX: Final = b"__CRC32#\x01"
 PROPERTY_CRC_LENGTH: Final = 20
 PROPERTY_CRC_PLACEHOLDER: Final = PROPERTY_CRC_PREFIX + b"0" * 10 + b"\x02"
-SEAL_WRONG: Final = "it does not match the CRC of the whole record"
+SEAL_WRONG: Final = "the record does not match its CRC"
 _MARK: Final = np.frombuffer(PROPERTY_CRC_PREFIX + b"\x02", np.uint8)
 _MARK_COLUMNS: Final = np.array([*range(len(PROPERTY_CRC_PREFIX)), PROPERTY_CRC_LENGTH - 1])
 """Positions of the constant bytes in the 20 bytes of a property CRC: the prefix and the final byte."""

@@ -38,7 +38,7 @@ from raymq.records.format.layout import (
 )
 from raymq.records.format.places import RecordPlace
 
-CRC_WRONG: Final = "its body's CRC is wrong"
+CRC_WRONG: Final = "the body's CRC is wrong"
 
 
 def read_record(buffer: Buffer, position: int, place: RecordPlace, *, check_crc: bool = True) -> MessageExt:
@@ -82,7 +82,8 @@ def _whole_record(buffer: Buffer, position: int) -> tuple[HeaderFields, tuple[in
     whole record lies in the buffer and its length fields add up."""
     if position < 0 or position + MIN_RECORD_SIZE > len(buffer):
         raise RecordError(
-            f"no record fits at byte {position} of {len(buffer)}", "it lies outside the bytes that were read"
+            f"no record fits at byte {position} of {len(buffer)} bytes",
+            "the record lies outside the bytes that were read",
         )
     header = unpack_header(buffer, position)
     return header, find_sections(buffer, position, header)

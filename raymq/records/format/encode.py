@@ -193,7 +193,8 @@ def encode_batch(
         properties = f"{_user_text(message)}{target}{extra}{unique}{sequence_text}{sequence}".encode() + seal
         if len(properties) > MAX_PROPERTIES_BYTES:
             raise MessageIllegalError(
-                f"a message's properties, tags and keys take {len(properties)} bytes; {MAX_PROPERTIES_BYTES} fit"
+                f"a message's properties, tags and keys take {len(properties)} bytes; at most "
+                f"{MAX_PROPERTIES_BYTES} are allowed"
             )
         size = fixed_size + len(body) + len(properties)
         fields = (size, magic, crc32(body) & 0x7FFFFFFF, queue_id, message.flag, 0, 0, sys_flag, born_timestamp_ms)
@@ -215,9 +216,14 @@ def _require_alike(messages: Iterable[Message], topic: str | None, waits: bool) 
     `wait_store_msg_ok`."""
     for message in messages:
         if topic is not None and message.topic != topic:
-            raise MessageIllegalError(f"a batch has one topic: found {message.topic!r} beside {topic!r}")
+            raise MessageIllegalError(
+                f"all messages of a batch must have one topic, not {topic!r} and {message.topic!r}; send a "
+                "separate batch for each topic"
+            )
         if message.wait_store_msg_ok is not waits:
-            raise MessageIllegalError("all messages of a batch must have the same wait_store_msg_ok")
+            raise MessageIllegalError(
+                "all messages of a batch must have the same wait_store_msg_ok; send a separate batch for each value"
+            )
 
 
 def _host_fields(born_host: bytes, store_host_ipv6: bool) -> tuple[int, struct.Struct, bytes]:

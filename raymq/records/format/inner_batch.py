@@ -74,7 +74,9 @@ def split_inner_batch(record: Buffer) -> list[bytes]:
     _, body_end, _, properties_at, _ = find_sections(data, 0, header)
     items = _items_of(data, header)
     if len(items) != count:
-        raise RecordError(f"the inner batch at {view.physical_offset} holds {len(items)} messages, not {count}")
+        raise RecordError(
+            f"the inner batch at physical offset {view.physical_offset} has {len(items)} messages, not {count}"
+        )
     # The bytes of the topic's length and text, which are equal in the records of all messages.
     topic = data[body_end : properties_at - 2]
     header = header._replace(sys_flag=header.sys_flag & ~_OF_THE_BATCH)
@@ -155,10 +157,10 @@ def _item_at(data: bytes, position: int) -> tuple[int, int, int, int]:
         properties_at = body_at + body_size + _SHORT.size
         (properties_size,) = _SHORT.unpack_from(data, max(properties_at, body_at + _SHORT.size) - _SHORT.size)
     except struct.error:
-        raise RecordError(f"a batch item is cut at byte {position}") from None
+        raise RecordError(f"the item at byte {position} of an inner batch is incomplete") from None
     end = properties_at + properties_size
     if body_size < 0 or properties_size < 0 or end != position + total or end > len(data):
-        raise RecordError(f"the length fields of the batch item at byte {position} do not add up")
+        raise RecordError(f"the length fields of the item at byte {position} of an inner batch do not add up")
     return flag, body_at, properties_at, end
 
 

@@ -71,7 +71,7 @@ def encode_inner_batch(
     Raises MessageIllegalError if there are no messages or too many, or if a message's properties are too long.
     """
     if not 0 < len(messages) <= INNER_MESSAGES_MAX:
-        raise MessageIllegalError(f"{len(messages)} messages cannot be one inner batch; 1 to {INNER_MESSAGES_MAX} can")
+        raise MessageIllegalError(f"an inner batch must have 1 to {INNER_MESSAGES_MAX} messages, not {len(messages)}")
     first = messages[0]
     parts: list[bytes] = []
     for message, message_id in zip(messages, message_ids, strict=True):
@@ -125,12 +125,14 @@ def _item(message: Message, message_id: str) -> tuple[bytes, bytes, bytes, bytes
     disk."""
     if message.light_queues:
         raise MessageIllegalError(
-            f"topic {message.topic!r} has inner batches, whose messages cannot be in light queues; send to another"
+            f"topic {message.topic!r} stores inner batches, whose messages cannot be in light queues; send "
+            "the message to another topic"
         )
     properties = f"{own_properties(message)}{PROPERTY_UNIQ_KEY}\x01{message_id}\x02".encode()
     if len(properties) > MAX_PROPERTIES_BYTES:
         raise MessageIllegalError(
-            f"a message's properties, tags and keys take {len(properties)} bytes; {MAX_PROPERTIES_BYTES} fit"
+            f"a message's properties, tags and keys take {len(properties)} bytes; at most "
+            f"{MAX_PROPERTIES_BYTES} are allowed"
         )
     body = message.body
     head = _ITEM_HEAD.pack(_ITEM_FIXED_BYTES + len(body) + len(properties), 0, 0, message.flag, len(body))

@@ -197,7 +197,9 @@ def unpack_header(buffer: Buffer, position: int) -> HeaderFields:
             return header_struct(fields[7]).unpack_from(buffer, position)
         return fields
     except struct.error:
-        raise RecordError(f"a record is cut in its header at byte {position}", "it is cut in its header") from None
+        raise RecordError(
+            f"the header of the record at byte {position} is incomplete", "the record's header is incomplete"
+        ) from None
 
 
 def store_timestamp_at(buffer: Buffer, position: int) -> int:
@@ -223,7 +225,7 @@ def find_sections(buffer: Buffer, position: int, header: HeaderFields) -> tuple[
         elif magic == MAGIC_V2:
             width, topic_size = 2, SHORT.unpack_from(buffer, body_end)[0]
         else:
-            reason = f"it has no record's magic but {magic & 0xFFFFFFFF:#x}"
+            reason = f"{magic & 0xFFFFFFFF:#x} is not the magic of a record"
             raise RecordError(f"no record at byte {position}: magic {magic & 0xFFFFFFFF:#x}", reason)
         topic_at = body_end + width
         properties_at = topic_at + topic_size + 2
@@ -233,8 +235,10 @@ def find_sections(buffer: Buffer, position: int, header: HeaderFields) -> tuple[
             and properties_at + SHORT.unpack_from(buffer, properties_at - 2)[0] == end
         ):
             return body_at, body_end, topic_at, properties_at, end
-    reason = "it is cut, or its length fields do not add up to its size"
-    raise RecordError(f"the record at byte {position} is cut, or its length fields do not add up to its size", reason)
+    reason = "the record is incomplete, or its length fields do not add up to its size"
+    raise RecordError(
+        f"the record at byte {position} is incomplete, or its length fields do not add up to its size", reason
+    )
 
 
 def encode_blank(remaining: int) -> bytes:

@@ -43,7 +43,9 @@ class IdRange(Sequence[str]):
 
     def __init__(self, stem: str, first: int, count: int) -> None:
         if not (0 <= first < IDS_PER_MS and 0 <= count <= IDS_PER_MS):
-            raise InvalidArgumentError(f"{count} ids from {first} on are no range: the counter has two bytes")
+            raise InvalidArgumentError(
+                f"{count} ids from {first} on exceed the range of the counter, which has two bytes"
+            )
         self.stem: Final = stem
         self.first: Final = first
         self._count: Final = count
@@ -146,7 +148,9 @@ class UniqueIdGenerator:
         If the current millisecond has fewer than `count` ids left, all of these ids belong to the next millisecond.
         """
         if not 0 <= count <= IDS_PER_MS:
-            raise InvalidArgumentError(f"{count} ids do not fit in one millisecond, which has {IDS_PER_MS}")
+            raise InvalidArgumentError(
+                f"{count} ids are too many for one millisecond; at most {IDS_PER_MS} are possible"
+            )
         with self._lock:
             return self._ids_of_one_ms(count, all_of_them=True)
 
@@ -207,7 +211,7 @@ def offset_message_id(host: str, port: int, physical_offset: int) -> str:
     `physical_offset`: the record's position in the store's log. Raises InvalidArgumentError if `host` is not an IP
     address or a number is out of range."""
     if not 0 <= physical_offset < 1 << 63:
-        raise InvalidArgumentError(f"a physical offset of {physical_offset} is out of range")
+        raise InvalidArgumentError(f"physical offset {physical_offset} is out of range")
     return f"{encode_host(host, port).hex().upper()}{physical_offset:016X}"
 
 
@@ -218,7 +222,7 @@ def parse_offset_message_id(text: str) -> OffsetMessageId:
     except ValueError:
         data = b""
     if len(data) * 2 != len(text) or len(data) not in (16, 28):
-        raise InvalidArgumentError(f"{text!r} is not an offset message id: expected 32 or 56 hexadecimal digits")
+        raise InvalidArgumentError(f"{text!r} is not an offset message id: write 32 or 56 hexadecimal digits")
     address, port, physical_offset = data[:-12], data[-12:-8], data[-8:]
     return OffsetMessageId(
         str(ip_address(address)), int.from_bytes(port, signed=True), int.from_bytes(physical_offset, signed=True)

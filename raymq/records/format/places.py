@@ -36,10 +36,12 @@ class RecordPlace(NamedTuple):
             (self.physical_offset, header[6], "physical offset"),
         ):
             if known >= 0 and known != found:
-                reason = f"its header has {what} {found}, and its queue {known}"
+                reason = f"the record's header has {what} {found}, and the queue has {known}"
                 raise RecordError(reason)
         if self.queue.topic and not is_topic(topic, self.queue.topic):
-            reason = f"its topic is {decode_utf8(bytes(topic))!r}, and its queue's {self.queue.topic!r}"
+            reason = (
+                f"the record's topic is {decode_utf8(bytes(topic))!r}, and the queue's topic is {self.queue.topic!r}"
+            )
             raise RecordError(reason)
 
     def error(self, reason: str, *, record_damaged: bool = True) -> BodyUnreadableError:

@@ -100,7 +100,7 @@ def split_record(record: bytes | memoryview) -> RecordParts:
     header = read_header(data)
     body_at, body_end, topic_at, properties_at, end = find_sections(data, 0, header)
     if end != len(data):
-        raise RecordError(f"a record of {end} bytes does not fill the {len(data)} bytes that were given as one")
+        raise RecordError(f"expected one record of {len(data)} bytes, but the record ends at byte {end}")
     properties = data[properties_at:]
     sealed = properties[-PROPERTY_CRC_LENGTH:].startswith(PROPERTY_CRC_PREFIX)
     return RecordParts(
@@ -181,7 +181,9 @@ def build_record(
     identity = b"" if producer is None else producer_text(producer)
     properties = kept + identity + (PROPERTY_CRC_PLACEHOLDER if record.sealed else b"")
     if len(properties) > MAX_PROPERTIES_BYTES:
-        raise MessageIllegalError(f"the properties take {len(properties)} bytes; {MAX_PROPERTIES_BYTES} fit")
+        raise MessageIllegalError(
+            f"the properties take {len(properties)} bytes; at most {MAX_PROPERTIES_BYTES} are allowed"
+        )
     kept_flags = record.header.sys_flag & ~(SYS_FLAG_STORE_HOST_IPV6 | SYS_FLAG_TRANSACTION_MASK)
     sys_flag = kept_flags | transaction_bits | store_host_ipv6 * SYS_FLAG_STORE_HOST_IPV6
     crc = record.header.body_crc
@@ -218,7 +220,7 @@ def light_record(record: bytes | memoryview, topic: str, queue_offset: int) -> b
         table.get(name, "").split(",") for name in (PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_INNER_MULTI_QUEUE_OFFSET)
     )
     if (topic, str(queue_offset)) not in zip(names, offsets, strict=False):
-        raise RecordError(f"the record does not name offset {queue_offset} of {topic}")
+        raise RecordError(f"the record does not contain offset {queue_offset} of topic {topic!r}")
     magic, topic_text = topic_part(topic)
     sent_to = {PROPERTY_REAL_TOPIC: parts.topic, PROPERTY_REAL_QUEUE_ID: str(parts.header.queue_id)}
     kept = [piece for piece in parts.properties.split(b"\x02") if piece and not piece.startswith(_REAL_NAMES)]

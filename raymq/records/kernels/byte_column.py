@@ -49,7 +49,9 @@ class ByteColumn:
             column = cls.of_buffers(values)
             return cls(column.data, column.offsets, values)
         if values.null_count:
-            raise InvalidArgumentError(f"a column of bytes has {values.null_count} nulls, which are no byte strings")
+            raise InvalidArgumentError(
+                f"a column of byte strings has {values.null_count} nulls: fill or drop the null rows"
+            )
         values = _without_views(values)
         kind = values.type
         if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
@@ -57,7 +59,9 @@ class ByteColumn:
         elif pa.types.is_binary(kind) or pa.types.is_string(kind):
             width = np.int32
         else:
-            raise InvalidArgumentError(f"a column of {kind} holds no byte strings: make it binary or string")
+            raise InvalidArgumentError(
+                f"a column of type {kind} does not contain byte strings: cast it to binary or string"
+            )
         _, offsets, data = values.buffers()
         if not len(values):
             return cls(np.zeros(0, np.uint8), np.zeros(1, np.int64))

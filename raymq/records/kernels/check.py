@@ -53,7 +53,9 @@ def validate_batch(batch: EncodedBatch, ends: NDArray[np.int64] | None = None) -
     sizes, records = batch.sizes, batch.records
     count = len(sizes)
     if not count or len(batch.tag_codes) != count:
-        raise MessageIllegalError(f"a batch of {count} sizes and {len(batch.tag_codes)} tag codes is not legal")
+        raise MessageIllegalError(
+            f"a batch must have as many tag codes as record sizes, not {len(batch.tag_codes)} and {count}"
+        )
     try:
         magic, topic_text = topic_part(batch.topic)
     except IllegalNameError as error:
@@ -115,7 +117,7 @@ def _facts_of_many(batch: EncodedBatch, ends: NDArray[np.int64], magic: int, top
     if head[:, 0].tobytes() != sizes.astype(_BIG_ENDIAN_INT).tobytes():
         raise MessageIllegalError("a record's total size differs from the size given for it")
     if head[:, 1:4:2].tobytes() != same * count:
-        raise MessageIllegalError(f"a record is not one of topic {batch.topic!r}, queue id {batch.queue_id}")
+        raise MessageIllegalError(f"a record does not belong to queue {batch.queue_id} of topic {batch.topic!r}")
     sys_flags = _common_flags(head[:, layout.SYS_FLAG_OFFSET // 4])
     # The last column of the headers is the body's size. A negative size becomes a huge unsigned number, which the next
     # check rejects.
@@ -155,7 +157,7 @@ def _common_flags(column: NDArray[np.int32]) -> int:
         return first
     either, both = int(np.bitwise_or.reduce(column)), int(np.bitwise_and.reduce(column))
     if (either ^ both) & layout.SYS_FLAG_HOSTS_MASK:
-        raise MessageIllegalError("records have hosts of different families")
+        raise MessageIllegalError("the records of a batch must have hosts of one address family")
     return either
 
 

@@ -128,7 +128,7 @@ def decode_columns(
     check_unreadable(unreadable)
     schema = schema_with(body_type, columns)
     if len(buffer) > np.iinfo(np.int32).max:
-        raise InvalidArgumentError(f"a buffer of {len(buffer)} bytes is too long for Arrow's views; decode parts of it")
+        raise InvalidArgumentError(f"a buffer of {len(buffer)} bytes is too long for Arrow's views; decode it in parts")
     data = np.frombuffer(buffer, dtype=np.uint8)
     starts = np.asarray(starts, dtype=np.int64)
     order = _Order(broker_name, body_type, check_crc, schema, unreadable == "raise", max_decompressed_bytes)
@@ -251,7 +251,7 @@ def schema_with(body_type: BodyType, columns: Sequence[str] | None = None) -> pa
     this order. Bodies have the type `body_type`. Raises InvalidArgumentError if `body_type` is invalid, or if `columns`
     is empty or has unknown or repeated names."""
     if body_type not in _SCHEMAS:
-        raise InvalidArgumentError(f"{body_type!r} is no type of bodies: use one of {', '.join(_SCHEMAS)}")
+        raise InvalidArgumentError(f"body_type={body_type!r} must be one of {', '.join(_SCHEMAS)}")
     schema = _SCHEMAS[body_type]
     if columns is None:
         return schema
@@ -259,7 +259,7 @@ def schema_with(body_type: BodyType, columns: Sequence[str] | None = None) -> pa
     unknown = [name for name in columns if name not in schema.names]
     if isinstance(columns, str) or not columns or unknown or len(set(columns)) < len(columns):
         raise InvalidArgumentError(
-            f"columns={columns!r} must be a list of different names out of {', '.join(schema.names)}"
+            f"columns={columns!r} must be a list of different names from {', '.join(schema.names)}"
         )
     return pa.schema([schema.field(name) for name in columns])
 

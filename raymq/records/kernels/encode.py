@@ -282,7 +282,7 @@ def _check_properties(sizes: Ints) -> None:
     if sizes.max() > MAX_PROPERTIES_BYTES:
         first = int(sizes[int(np.argmax(sizes > MAX_PROPERTIES_BYTES))])
         raise MessageIllegalError(
-            f"a message's properties, tags and keys take {first} bytes; {MAX_PROPERTIES_BYTES} fit"
+            f"a message's properties, tags and keys take {first} bytes; at most {MAX_PROPERTIES_BYTES} are allowed"
         )
 
 

@@ -68,14 +68,14 @@ def find_fields(data: Bytes, starts: Ints) -> FieldOffsets:
     born_extra = np.where(sys_flag & layout.SYS_FLAG_BORN_HOST_IPV6, layout.IPV6_EXTRA, 0)
     extra = born_extra + np.where(sys_flag & layout.SYS_FLAG_STORE_HOST_IPV6, layout.IPV6_EXTRA, 0)
     v1 = head["magic"] == layout.MAGIC_V1
-    _require(v1 | (head["magic"] == layout.MAGIC_V2), starts, "has no record's magic")
+    _require(v1 | (head["magic"] == layout.MAGIC_V2), starts, "does not begin with the magic of a record")
     body_at = starts + extra + layout.BODY_OFFSET
-    _require((ends <= len(data)) & (body_at + 3 <= ends), starts, "is cut or claims a wrong size")
+    _require((ends <= len(data)) & (body_at + 3 <= ends), starts, "is incomplete or has a wrong size")
     # The body's size is the last field of the header. Each read uses only positions that the previous check has
     # accepted.
     body_size = windows(data, 4)[body_at - 4].view(">i4").astype(np.int64)
     length_at = body_at + body_size
-    _require((body_size >= 0) & (length_at + 3 <= ends), starts, "has a body that does not fit in it")
+    _require((body_size >= 0) & (length_at + 3 <= ends), starts, "has a body that is longer than the record")
     # The topic's length has one byte in V1 records and two bytes in V2 records. Read both forms and select the right
     # one for each record.
     long_size = windows(data, 2)[length_at].view(">i2").astype(np.int64)
@@ -83,7 +83,7 @@ def find_fields(data: Bytes, starts: Ints) -> FieldOffsets:
     topic_at = length_at + np.where(v1, 1, 2)
     properties_at = topic_at + topic_size + 2
     legal = (topic_size >= 0) & (properties_at <= ends) & (~v1 | (topic_size <= layout.V1_TOPIC_SIZE_MAX))
-    _require(legal, starts, "has a topic that does not fit in it")
+    _require(legal, starts, "has a topic that is longer than the record")
     # The properties must end at the end of the record.
     properties_size = windows(data, 2)[properties_at - 2].view(">i2").astype(np.int64)
     _require(properties_at + properties_size == ends, starts, "has length fields that do not add up to its size")
@@ -136,17 +136,17 @@ def check_places(data: Bytes, starts: Ints, places: RecordPlaces) -> None:
     The headers must lie inside `data`."""
     if places.sizes is not None:
         sizes = windows(data, 4)[starts].view(">i4")
-        _require(sizes == places.sizes, starts, "has another size than its queue says")
+        _require(sizes == places.sizes, starts, "has another size than its queue records")
     if places.offsets is None and places.physical_offsets is None and places.queue.queue_id < 0:
         return
     head = windows(data, _PLACED.itemsize)[starts + layout.QUEUE_ID_OFFSET].view(_PLACED)
     if places.queue.queue_id >= 0:
         _require(head["queue_id"] == places.queue.queue_id, starts, "has another queue id than its queue")
     if places.offsets is not None:
-        _require(head["queue_offset"] == places.offsets, starts, "has another queue offset than its queue says")
+        _require(head["queue_offset"] == places.offsets, starts, "has another queue offset than its queue records")
     if places.physical_offsets is not None:
         holds = head["physical_offset"] == places.physical_offsets
-        _require(holds, starts, "has another physical offset than its queue says")
+        _require(holds, starts, "has another physical offset than its queue records")
 
 
 def check_topics(data: Bytes, fields: FieldOffsets, topic: str) -> None:
@@ -180,4 +180,4 @@ def check_seals(data: Bytes, starts: Ints, head: Mapping[str, Ints] | NDArray[np
 def _require(holds: NDArray[np.bool_], starts: Ints, otherwise: str) -> None:
     if not holds.all():
         rows = np.flatnonzero(~holds)
-        raise DamagedRowsError(f"the record at byte {starts[rows[0]]} {otherwise}", f"it {otherwise}", rows)
+        raise DamagedRowsError(f"the record at byte {starts[rows[0]]} {otherwise}", f"the record {otherwise}", rows)

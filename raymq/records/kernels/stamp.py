@@ -235,7 +235,7 @@ def with_property_crc(batch: EncodedBatch) -> EncodedBatch:
             b"".join(piece + b"\x02" for piece in kept if not piece.startswith(name)) + PROPERTY_CRC_PLACEHOLDER
         )
         if len(properties) > MAX_PROPERTIES_BYTES:
-            raise MessageIllegalError(f"properties of {len(properties)} bytes, with their CRC, exceed the limit")
+            raise MessageIllegalError(f"properties of {len(properties)} bytes, including their CRC, exceed the limit")
         sizes.append(at + 2 + len(properties))
         parts += (sizes[-1].to_bytes(4), record[4:at], len(properties).to_bytes(2), properties)
     return replace(batch, records=b"".join(parts), sizes=np.array(sizes, np.int32))

@@ -83,7 +83,8 @@ class FileMaps:
                 raise
             self.on_failure(error)
             raise ServiceNotAvailableError(
-                f"{path} cannot be read: {error}. Retry: another replica takes over, or the store is opened again"
+                f"file {path} cannot be read: {error}. Retry later: another replica takes over, or the store "
+                "opens again"
             ) from error
 
     def drop_map(self, path: str) -> None:
@@ -177,7 +178,7 @@ class LogDirectories:
                 return directory.map_file(start)
             except FileNotFoundError:
                 continue
-        raise FileNotFoundError(f"{file_name(start)} is in none of {self}")
+        raise FileNotFoundError(f"log file {file_name(start)} is not in {self}")
 
 
 def open_log_directories(

@@ -180,7 +180,7 @@ class LogReader:
                 file_start = start - start % self.commit_log_file_size
                 data = self._commit_log_file(file_start, start)
             if not start < end <= file_start + len(data):
-                raise DataLossError(f"the commit log {self._log_files} does not hold bytes {start} to {end}")
+                raise DataLossError(f"the commit log {self._log_files} lacks bytes {start} to {end}")
             result.append(data[start - file_start : end - file_start])
         return result
 
@@ -190,7 +190,7 @@ class LogReader:
         file_start = start - start % self.commit_log_file_size
         data = self._commit_log_file(file_start, start)
         if not start <= end <= file_start + len(data):
-            raise DataLossError(f"the commit log {self._log_files} does not hold bytes {start} to {end}")
+            raise DataLossError(f"the commit log {self._log_files} lacks bytes {start} to {end}")
         return data[start - file_start : end - file_start]
 
     def fetch(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
@@ -244,7 +244,10 @@ class LogReader:
         read (`makes_records`). If a later record is missing, the records before it are returned.
         """
         if is_light_queue(request.topic):
-            raise DataLossError(f"the records of {request.topic} are in the log as those of other queues")
+            raise DataLossError(
+                f"the log has records of other queues at the physical offsets that queue {request.queue_id} of "
+                f"topic {request.topic!r} names"
+            )
         if end_offset == request.queue_offset + 1 and not _excludes(request):
             one = self._find_one(request)
             if one is not None:
@@ -304,9 +307,7 @@ class LogReader:
         held = (positions >= file_start) & (sizes > 0) & (ends <= file_start + len(data))
         count = len(held) if held.all() else int(np.argmin(held))
         if not count:
-            raise DataLossError(
-                f"the commit log {self._log_files} does not hold bytes {int(positions[0])} to {int(ends[0])}"
-            )
+            raise DataLossError(f"the commit log {self._log_files} lacks bytes {int(positions[0])} to {int(ends[0])}")
         positions, sizes, ends = positions[:count], sizes[:count], ends[:count]
         low = int(positions.min())
         return LocatedRecords(
@@ -340,7 +341,10 @@ class LogReader:
             # Copy the consume-queue entries: compaction may blank entries of the mapped file at any time.
             units = self.units(request.topic, request.queue_id, offset, scanned).copy()
             if not len(units):
-                raise DataLossError(f"{self._consume_queue}/{request.topic}/{request.queue_id} lacks offset {offset}")
+                raise DataLossError(
+                    f"consume queue {self._consume_queue}/{request.topic}/{request.queue_id} has no entry for "
+                    f"offset {offset}"
+                )
             wanted = units["size"] != PRE_BLANK_SIZE
             if codes is not None:
                 # RocketMQ compares only the low 32 bits of a tag code. The client compares the tag's text afterwards.
@@ -462,8 +466,8 @@ def _own(records: LocatedRecords, queue_id: int) -> LocatedRecords:
     if not same[0]:
         position = int(records.starts[0]) + records.position
         raise DataLossError(
-            f"the record of queue offset {records.offsets[0]} is not at physical offset {position}, which its unit "
-            "names, or is damaged"
+            f"the record of queue offset {records.offsets[0]} is damaged, or is not at physical offset "
+            f"{position}, which its consume-queue entry names"
         )
     return records.part(0, int(np.argmin(same)))
 

@@ -142,11 +142,11 @@ class Acl1:
             if one.white_address
         ]
         found += [
-            f"the admin {one.access_key}, who has permissions of its own, changes no settings of brokers"
+            f"the admin {one.access_key} has its own permissions, so it cannot change settings of brokers"
             for one in self.accounts
             if one.is_admin and not one.is_super
         ]
-        return (*found, *(f"{key}: ACL 1.0 has no such key" for key in self.unknown_keys))
+        return (*found, *(f"{key}: ACL 1.0 does not have this key" for key in self.unknown_keys))
 
     def users_file(self) -> str:
         """Return the converted users and policies as the text of a file for the setting `access.users_file`. The text
@@ -189,7 +189,7 @@ def read_acl1(texts: Iterable[tuple[str, str]]) -> Acl1:
             unknown += [f"{name}: account {number}: {key}" for key in values if key not in _ACCOUNT_KEYS]
             accounts.setdefault(account.access_key, account)
     if not accounts:
-        raise ConfigError("there are no accounts in this: a file of ACL 1.0 has a list of them under `accounts`")
+        raise ConfigError("the accounts are missing: a file of ACL 1.0 has a list of accounts under `accounts`")
     return Acl1(tuple(accounts.values()), tuple(dict.fromkeys(white_list)), tuple(unknown))
 
 
@@ -198,15 +198,15 @@ def _load(name: str, text: str) -> dict[str, Any]:  # Any: untyped YAML values
         content = yaml.load(text, Loader=yaml.BaseLoader)
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
-        raise ConfigError(f"{name} is no YAML{'' if where is None else f' (line {where.line + 1})'}") from None
+        raise ConfigError(f"{name} is not YAML{('' if where is None else f' (line {where.line + 1})')}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise ConfigError(f"{name} is no file of ACL 1.0: it must hold `accounts`")
+        raise ConfigError(f"{name} is not a file of ACL 1.0: such a file must have the key `accounts`")
     return content
 
 
 def _account(values: Any) -> Account:  # Any: an untyped YAML value
     if not isinstance(values, dict):
-        raise InvalidArgumentError("it must have an accessKey and a secretKey")
+        raise InvalidArgumentError("an account must have an accessKey and a secretKey")
     key, secret = _text(values, "accessKey"), _text(values, "secretKey")
     if len(key) < ACCESS_KEY_MIN_CHARACTERS or len(secret) < SECRET_MIN_CHARACTERS:
         raise InvalidArgumentError(
@@ -238,14 +238,16 @@ def _perm(text: Any, to_resource: Any) -> tuple[Resource, Perm]:
     resource = to_resource(parts[0].strip())
     Pattern.parse(str(resource))  # Raises if the name cannot be used in a policy entry.
     if resource.name.endswith("*"):
-        raise InvalidArgumentError(f"{text!r}: ACL 1.0 knows no prefixes, and no topic or group has a * in its name")
+        raise InvalidArgumentError(
+            f"{text!r} contains a *: ACL 1.0 has no prefixes, and names of topics and groups cannot contain a *"
+        )
     return resource, parse_perm(parts[1])
 
 
 def _text(values: Mapping[str, Any], key: str) -> str:
     value = values.get(key, "")
     if not isinstance(value, str):
-        raise InvalidArgumentError(f"{key} must be one value")
+        raise InvalidArgumentError(f"{key} must be a single value")
     return "" if value in ("null", "~") else value
 
 

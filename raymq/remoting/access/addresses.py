@@ -45,7 +45,7 @@ def check_source(source: str) -> str:
         return str(ip_network(source)) if "/" in source else str(ip_address(source))
     except ValueError as error:
         raise InvalidArgumentError(
-            f"a source is an address or a CIDR such as 10.0.0.0/8, not {source!r}: {error}"
+            f"a source must be an address or a CIDR such as 10.0.0.0/8, not {source!r}: {error}"
         ) from None
 
 
@@ -67,7 +67,7 @@ def _split(pattern: str) -> list[str]:
         return []
     parts = re.split(r",(?![^{]*\})", pattern)
     if len(parts) > _LIST_MAX:
-        raise InvalidArgumentError(f"a list of {len(parts)} addresses; at most {_LIST_MAX} are allowed")
+        raise InvalidArgumentError(f"the list has {len(parts)} addresses; at most {_LIST_MAX} are allowed")
     return parts
 
 
@@ -84,14 +84,14 @@ def _check_one(one: str) -> None:
         for part in ranges[2], ranges[3]:
             low, dash, high = part.partition("-")
             if dash and int(low) > int(high):
-                raise InvalidArgumentError(f"the address pattern {one!r} has a range that ends before it begins")
+                raise InvalidArgumentError(f"the address pattern {one!r} has a range whose end is below its start")
         return
     try:
         ip_address(one)
     except ValueError:
         raise InvalidArgumentError(
-            f"{one!r} is no address pattern: write *, an exact address, 10.0.0.{{1,3}}, 10.0.0.*, 10.0.0.1-9 or"
-            " 10.0.1-3.*, several with a comma and no space"
+            f"{one!r} is not an address pattern: write *, an exact address, 10.0.0.{{1,3}}, 10.0.0.*, 10.0.0.1-9 "
+            "or 10.0.1-3.*; separate several patterns by commas without spaces"
         ) from None
 
 

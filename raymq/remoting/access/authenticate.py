@@ -69,16 +69,15 @@ class Authenticator:
             return ANYBODY
         if signature is None or not signature.user:
             raise AuthenticationError(
-                f"{method} of {actor} needs a user: give raymq.connect credentials, or set RAYMQ_USER and RAYMQ_SECRET"
+                f"the call {method} of {actor} needs a user: pass credentials to raymq.connect, or set "
+                "RAYMQ_USER and RAYMQ_SECRET"
             )
         user = self._internal if signature.user == INTERNAL_USER else state.users.get(signature.user)
         if user is None:
-            raise AuthenticationError(
-                f"user {signature.user!r} is not known here: see the file that access.users_file names"
-            )
+            raise AuthenticationError(f"user {signature.user!r} does not exist: see the file in access.users_file")
         if not user.is_enabled:
             raise AuthenticationError(
-                f"user {user.name!r} is disabled: see its status in the file that access.users_file names"
+                f"user {user.name!r} is disabled: see the user's status in the file in access.users_file"
             )
         if address and user.white_addresses and pattern_matches(user.white_addresses, address):
             return user

@@ -76,7 +76,10 @@ def find_credentials(
     secret, secret_file = variables.get(SECRET_VARIABLE, ""), variables.get(SECRET_FILE_VARIABLE, "")
     if user or secret or secret_file:
         if not user or bool(secret) == bool(secret_file):
-            raise ConfigError(f"set {USER_VARIABLE} and one of {SECRET_VARIABLE} and {SECRET_FILE_VARIABLE}, or none")
+            raise ConfigError(
+                f"set {USER_VARIABLE} together with exactly one of {SECRET_VARIABLE} and {SECRET_FILE_VARIABLE}, "
+                "or none of these variables"
+            )
         return Credentials(user, secret or read_secret(Path(secret_file)))
     named = variables.get(CREDENTIALS_VARIABLE, "")
     file = Path(named or CREDENTIALS_FILE).expanduser()
@@ -92,7 +95,7 @@ def read_secret(file: Path) -> str:
     """
     text = read_private(file.expanduser()).strip("\r\n")
     if not text or "\n" in text:
-        raise ConfigError(f"{file} must hold a secret in one line, and nothing else")
+        raise ConfigError(f"file {file} must contain one line with a secret, and nothing else")
     return text
 
 
@@ -102,10 +105,10 @@ def _read_credentials(file: Path) -> Credentials:
         name, colon, value = line.partition(":")
         if line.strip() and not line.startswith("#"):
             if not colon or name.strip() not in ("user", "secret") or name.strip() in values:
-                raise ConfigError(f"{file} must hold the lines `user: NAME` and `secret: SECRET`, once each")
+                raise ConfigError(f"file {file} must contain the lines `user: NAME` and `secret: SECRET`, once each")
             values[name.strip()] = value.strip()
     if len(values) != 2:
-        raise ConfigError(f"{file} must hold the lines `user: NAME` and `secret: SECRET`")
+        raise ConfigError(f"file {file} must contain the lines `user: NAME` and `secret: SECRET`")
     return Credentials(values["user"], values["secret"])
 
 
@@ -117,20 +120,22 @@ def read_private(file: Path, max_bytes: int = SECRET_FILE_MAX_BYTES) -> str:
             # Check the open file, not the name: another file may have replaced it under this name after it was opened.
             about = os.fstat(stream.fileno())
             if not stat.S_ISREG(about.st_mode):
-                raise ConfigError(f"{file} is no file")
+                raise ConfigError(f"{file} is not a file")
             if about.st_uid != os.geteuid():
-                raise ConfigError(f"{file} belongs to another user of this machine, and its secret is not used")
+                raise ConfigError(f"file {file} belongs to another user of this machine, so its secret is not used")
             if about.st_mode & 0o077:
-                raise ConfigError(f"others may read {file}, which holds a secret: chmod 600 {file}")
+                raise ConfigError(
+                    f"other users of this machine can read file {file}, which contains a secret: chmod 600 {file}"
+                )
             content = stream.read(max_bytes + 1)
     except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from None
+        raise ConfigError(f"cannot read file {file}: {error.strerror}") from None
     if len(content) > max_bytes:
-        raise ConfigError(f"{file} has more than {max_bytes} bytes: it cannot hold credentials")
+        raise ConfigError(f"file {file} has more than {max_bytes} bytes, so it is not a file of credentials")
     try:
         return content.decode()
     except UnicodeDecodeError:
-        raise ConfigError(f"{file} is no text in UTF-8") from None
+        raise ConfigError(f"file {file} is not a text in UTF-8") from None
 
 
 @lru_cache(maxsize=64)

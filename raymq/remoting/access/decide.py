@@ -58,14 +58,14 @@ def _refusal(state: AuthState, user: User, address: str, need: Need) -> str:
     if user.is_super:
         return ""
     if need.resource.type is ResourceType.SERVER:
-        return "only super users and raymq's own actors may"
+        return "only super users and raymq's own actors have this permission"
     entries = state.policies.get(user.name, ())
     for policy_type in PolicyType:
         matching = [entry for entry in entries if entry.policy_type is policy_type and entry.matches(need, address)]
         if matching:
             best = max(matching, key=_rank)
-            return "" if best.decision is Decision.ALLOW else f"its entry for {best.resource} denies it"
-    return "no entry of its policies allows it"
+            return "" if best.decision is Decision.ALLOW else f"the user's policy entry for {best.resource} denies it"
+    return "no entry of the user's policies allows it"
 
 
 def _rank(entry: Entry) -> tuple[tuple[bool, bool, int], bool]:

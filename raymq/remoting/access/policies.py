@@ -103,10 +103,11 @@ class Pattern:
         known = {one.value: one for one in (ResourceType.CLUSTER, ResourceType.TOPIC, ResourceType.GROUP)}
         if not colon or kind not in known or not name or len(name) > INTERNAL_TOPIC_NAME_MAX:
             raise InvalidArgumentError(
-                f"{text!r} is no resource: write Topic:NAME, Group:NAME, Cluster:NAME, PREFIX* in place of NAME, or *"
+                f"{text!r} is not a resource: write Topic:NAME, Group:NAME, Cluster:NAME, PREFIX* in place of "
+                "NAME, or *"
             )
         if "*" in name[:-1]:
-            raise InvalidArgumentError(f"{text!r} is no resource: a * stands at the end only")
+            raise InvalidArgumentError(f"{text!r} is not a resource: a * may stand at the end only")
         is_prefix = name.endswith("*")
         return cls(known[kind], name.removesuffix("*"), is_prefix)
 
@@ -182,12 +183,12 @@ def make_entry(
     not valid; the error names the text."""
     chosen = frozenset(_one_of(Action, action) for action in actions)
     if not chosen:
-        raise InvalidArgumentError(f"an entry about {resource} needs an action, such as Pub or Sub")
+        raise InvalidArgumentError(f"a policy entry for {resource} needs an action, such as Pub or Sub")
     if Action.ANY in chosen:
-        raise InvalidArgumentError("the action Any is only asked for; an entry about every action says All")
+        raise InvalidArgumentError("a policy entry cannot have the action Any: write All for every action")
     where = tuple(check_source(source) for source in sources)
     if len(where) > SOURCES_MAX:
-        raise InvalidArgumentError(f"an entry has at most {SOURCES_MAX} sources, not {len(where)}")
+        raise InvalidArgumentError(f"a policy entry may have at most {SOURCES_MAX} sources, not {len(where)}")
     return Entry(Pattern.parse(resource), chosen, _one_of(Decision, decision), where, _one_of(PolicyType, policy_type))
 
 

@@ -74,13 +74,16 @@ def require_fresh(signature: Signature, actor: str, life: bytes, now_ms: int) ->
     function does not check which user signed.
     """
     if signature.life != life:
-        reason = "for another process of it" if signature.life else "without the id of its process"
+        reason = "for another process of this actor" if signature.life else "without the id of the actor's process"
     elif abs(signature.time_ms - now_ms) > SKEW_MS:
-        reason = f"{abs(signature.time_ms - now_ms)} ms from its time, and {SKEW_MS} ms are allowed"
+        reason = f"{abs(signature.time_ms - now_ms)} ms away from the actor's clock; at most {SKEW_MS} ms are allowed"
     else:
         return
     raise SignedTooEarlyError(
-        f"the request of user {signature.user!r} to {actor} was signed {reason}: sign it anew", actor, life, now_ms
+        f"the request of user {signature.user!r} to {actor} was signed {reason}: sign the request again",
+        actor,
+        life,
+        now_ms,
     )
 
 
@@ -90,12 +93,12 @@ def check(key: bytes, signature: Signature, actor: str, method: str, payload: by
     This function checks neither the signature's time nor repeats: `require_fresh` and `SeenNonces` do.
     """
     if len(signature.nonce) != NONCE_BYTES:
-        raise AuthenticationError(f"a signature's nonce has {NONCE_BYTES} bytes, not {len(signature.nonce)}")
+        raise AuthenticationError(f"the nonce of a signature must have {NONCE_BYTES} bytes, not {len(signature.nonce)}")
     expected = _mac(signature.user, key, actor, method, payload, signature.life, signature.time_ms, signature.nonce)
     if not hmac.compare_digest(expected, signature.mac):
         raise AuthenticationError(
-            f"the signature of user {signature.user!r} does not fit this request: its secret is another one, or the "
-            "request was changed on its way"
+            f"the signature of user {signature.user!r} does not match the request: the client has another secret, "
+            "or the request was changed on the way"
         )
 
 
@@ -126,10 +129,13 @@ class SeenNonces:
         one = signature.user, signature.nonce
         if one in self._seen:
             raise AuthenticationError(
-                f"the request of user {signature.user!r} was taken already: this is a repeat of it"
+                f"the request of user {signature.user!r} was accepted before: a signed request cannot be repeated"
             )
         if len(self._seen) >= self._most:
-            raise SystemBusyError(f"{self._most} signed requests in {2 * SKEW_MS} ms: no more are remembered")
+            raise SystemBusyError(
+                f"the server received {self._most} signed requests within {2 * SKEW_MS} ms and cannot remember "
+                "more; try again later"
+            )
         self._seen.add(one)
         # A signature expires SKEW_MS after its own time, so it expires no later than this entry for its nonce. Entries
         # are appended in order of expiry.

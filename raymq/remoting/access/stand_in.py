@@ -85,7 +85,8 @@ class OwnerAuthentication:
     def refuse_unsigned(self, method: str) -> NoReturn:
         """Refuse a call that has no signature. Always raises AuthenticationError."""
         raise AuthenticationError(
-            f"{method} of {self._access.actor} serves user {self._access.owner.user!r} only, by signed calls"
+            f"the call {method} of {self._access.actor} is only for user {self._access.owner.user!r}, and "
+            "must be signed"
         )
 
     def authenticate_call(self, name: str, signature: Any, payload: bytes, method: Callable[..., Any]) -> Any:
@@ -148,7 +149,9 @@ def _with_access(signature: inspect.Signature) -> inspect.Signature:
     """Return the signature of a constructor, extended by the parameter `access`."""
     parameters = list(signature.parameters.values())
     if any(one.name == "access" for one in parameters):
-        raise TypeError("a server's constructor has no argument called access: that is its stand-in's")
+        raise TypeError(
+            "the constructor of a server must not have a parameter named access, which its stand-in class adds"
+        )
     at = next((index for index, one in enumerate(parameters) if one.kind is one.VAR_KEYWORD), len(parameters))
     parameters.insert(at, inspect.Parameter("access", inspect.Parameter.KEYWORD_ONLY, default=None))
     return signature.replace(parameters=parameters)

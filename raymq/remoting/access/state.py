@@ -57,11 +57,11 @@ class AuthState:
         """
         check_user(user)
         if is_new and user.name in self.users:
-            raise InvalidArgumentError(f"user {user.name!r} exists already: a name is there once")
+            raise InvalidArgumentError(f"user {user.name!r} exists already: change the user, or use another name")
         if not is_new:
             self.user(user.name)
         if is_new and len(self.users) >= USERS_MAX:
-            raise InvalidArgumentError(f"there are {USERS_MAX} users, and no more are kept: delete one first")
+            raise InvalidArgumentError(f"there are already {USERS_MAX} users, the maximum: delete a user first")
         return self._changed({**self.users, user.name: user}, self.policies)
 
     def without_user(self, name: str) -> AuthState:
@@ -87,7 +87,7 @@ class AuthState:
             place = entry.policy_type, entry.resource
             if is_new and place in kept:
                 raise InvalidArgumentError(
-                    f"user {name!r} has an entry for {entry.resource} already: a resource is there once"
+                    f"user {name!r} already has a policy entry for {entry.resource}: update this entry"
                 )
             if is_new is False and place not in kept:
                 raise PolicyNotExistError(name, str(entry.resource))
@@ -132,9 +132,12 @@ class AuthState:
     def _changed(self, users: Mapping[str, User], policies: Mapping[str, tuple[Entry, ...]]) -> AuthState:
         count = sum(map(len, policies.values()))
         if count > ENTRIES_MAX:
-            raise InvalidArgumentError(f"{count} entries of policies; at most {ENTRIES_MAX} are kept: join some with *")
+            raise InvalidArgumentError(
+                f"the change would make {count} policy entries; at most {ENTRIES_MAX} are allowed: join some "
+                "entries with *"
+            )
         if self.has_admin and not _has_admin(users):
-            raise InvalidArgumentError("this would leave no enabled super user, and nobody could undo it")
+            raise InvalidArgumentError("the change would leave no enabled super user, so nobody could undo it")
         return AuthState(MappingProxyType(dict(users)), MappingProxyType(dict(policies)), self.version + 1)
 
     @property

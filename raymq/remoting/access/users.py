@@ -139,7 +139,7 @@ def check_user(user: User) -> User:
     check_user_name(user.name)
     check_bounds(user.bounds)
     if len(user.key) != KEY_BYTES:
-        raise InvalidArgumentError(f"the key of user {user.name} has {len(user.key)} bytes, not {KEY_BYTES}")
+        raise InvalidArgumentError(f"the key of user {user.name!r} must have {KEY_BYTES} bytes, not {len(user.key)}")
     check_pattern(user.white_addresses)
     return user
 
@@ -149,7 +149,7 @@ def check_bounds(bounds: Bounds) -> Bounds:
     given: Mapping[str, object] = bounds
     for name, bound in given.items():
         if name not in BOUNDS:
-            raise InvalidArgumentError(f"a user has no quota {name}: there are {', '.join(BOUNDS)}")
+            raise InvalidArgumentError(f"a user has no quota {name!r}; the quotas are {', '.join(BOUNDS)}")
         number_in(name, bound, QUOTA)
     return bounds
 
@@ -158,10 +158,10 @@ def check_user_name(name: str) -> str:
     """Return `name` if it is allowed as a user name. Raises InvalidArgumentError if not."""
     if not isinstance(name, str) or not _LEGAL_NAME.fullmatch(name) or len(name) > USER_CHARS_MAX:
         raise InvalidArgumentError(
-            f"a user's name has 1 to {USER_CHARS_MAX} letters, digits and characters of . _ @ -, unlike {name!r}"
+            f"user name {name!r} is not legal: use 1 to {USER_CHARS_MAX} letters, digits and the characters . _ @ -"
         )
     if name == INTERNAL_USER:
-        raise InvalidArgumentError(f"{name} is the name of raymq's own actors")
+        raise InvalidArgumentError(f"user name {name!r} is reserved for raymq's own actors: choose another name")
     return name
 
 
@@ -172,5 +172,5 @@ def derive_key(name: str, secret: str) -> bytes:
     The name is the salt: two users with the same secret have different keys.
     """
     if not isinstance(secret, str) or len(secret) < SECRET_MIN_CHARACTERS:
-        raise InvalidArgumentError(f"the secret of user {name} must have at least {SECRET_MIN_CHARACTERS} characters")
+        raise InvalidArgumentError(f"the secret of user {name!r} must have at least {SECRET_MIN_CHARACTERS} characters")
     return hashlib.pbkdf2_hmac("sha256", secret.encode(), b"raymq user " + name.encode(), KEY_ROUNDS, KEY_BYTES)

@@ -39,10 +39,10 @@ def read_users_file(file: Path, state: AuthState) -> AuthState:
         content = yaml.safe_load(read_private(file.expanduser(), USERS_FILE_MAX_BYTES))
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
-        raise ConfigError(f"{file} is no YAML{'' if where is None else f' (line {where.line + 1})'}") from None
+        raise ConfigError(f"file {file} is not YAML{('' if where is None else f' (line {where.line + 1})')}") from None
     users = content.get("users") if isinstance(content, dict) and content.keys() == {"users"} else None
     if not isinstance(users, list):
-        raise ConfigError(f"{file} must hold one key, users, with a list of users")
+        raise ConfigError(f"file {file} must have exactly one key, users, with a list of users")
     for number, one in enumerate(users, 1):
         try:
             state = _with_user(state, _checked(one, _USER_KEYS))
@@ -54,7 +54,7 @@ def read_users_file(file: Path, state: AuthState) -> AuthState:
 def _with_user(state: AuthState, values: Mapping[str, Any]) -> AuthState:
     name = values.get("name")
     if not isinstance(name, str) or ("secret" in values) == ("secret_file" in values):
-        raise InvalidArgumentError("it needs a name, and one of secret and secret_file")
+        raise InvalidArgumentError("a user needs a name, and exactly one of secret and secret_file")
     user = make_user(
         name,
         values["secret"] if "secret" in values else read_secret(Path(values["secret_file"])),
@@ -72,5 +72,5 @@ def _with_user(state: AuthState, values: Mapping[str, Any]) -> AuthState:
 
 def _checked(values: Any, known: frozenset[str]) -> dict[str, Any]:
     if not isinstance(values, dict) or not values.keys() <= known:
-        raise InvalidArgumentError(f"it may have {', '.join(sorted(known))}, and nothing else")
+        raise InvalidArgumentError(f"a user may only have the keys {', '.join(sorted(known))}")
     return values

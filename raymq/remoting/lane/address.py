@@ -47,7 +47,7 @@ class LaneAddress:
     host: str = ""
     port: int = 0
     tls: bool = False
-    own_node_only: str = "it was started without an address for other nodes"
+    own_node_only: str = "the server was started without an address for other nodes"
 
     @property
     def place(self) -> str:
@@ -121,14 +121,15 @@ class TlsContext:
                     # read.
                     self._stamps = stamps
                     logger.info(
-                        "lanes that are opened from now on use the new certificate in %s", self.files.certificate
+                        "new lanes (raymq's connections for messages) use the new certificate in %s",
+                        self.files.certificate,
                     )
             except OSError as error:
                 told_seldom.warn(
                     ("files", self.files.certificate, failure_text(error)),
-                    f"the files of TLS do not fit together ({failure_text(error)}): {self.files.certificate}, "
-                    f"{self.files.key}, {self.files.authority}. Lanes go on with the ones before; if nobody is about "
-                    "to exchange them, put a certificate, its key and the authority there",
+                    f"the TLS files do not match each other ({failure_text(error)}): {self.files.certificate}, "
+                    f"{self.files.key}, {self.files.authority}. New lanes use the previous files. Unless the files are "
+                    "being replaced now, install a certificate, its key and its authority",
                 )
             return self._context
 
@@ -181,15 +182,18 @@ def refused_by_server(error: ssl.SSLError, peer: str, label: str, files: TlsFile
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
         return ""
     if text in NO_TLS:
-        return f"a connection from {peer} to {label} is refused: it does not speak TLS. Set RAY_USE_TLS=1 on that node"
+        return (
+            f"a connection from {peer} to {label} is refused: {peer} does not use TLS. Set RAY_USE_TLS=1 on that node"
+        )
     if "alert" in text:
         return (
-            f"{peer} refuses the certificate of {label}, {files.certificate} ({text}): it has to be signed by an "
-            "authority in that node's RAY_TLS_CA_CERT"
+            f"{peer} refuses the certificate of {label}, {files.certificate} ({text}): let an authority in that "
+            "node's RAY_TLS_CA_CERT sign the certificate"
         )
     return (
-        f"a connection from {peer} to {label} is refused: it has no certificate signed by an authority in "
-        f"{files.authority} ({text}). Give that node one, in RAY_TLS_SERVER_CERT and RAY_TLS_SERVER_KEY"
+        f"a connection from {peer} to {label} is refused: {peer} has no certificate that an authority in "
+        f"{files.authority} signed ({text}). Give that node such a certificate, in RAY_TLS_SERVER_CERT and "
+        "RAY_TLS_SERVER_KEY"
     )
 
 
@@ -198,14 +202,14 @@ def refused_by_client(error: ssl.SSLError, peer: str, files: TlsFiles) -> str:
     text = failure_text(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
-            f"the certificate of the server at {peer} is not accepted here ({text}): it has to be signed by an "
-            f"authority in {files.authority}"
+            f"the certificate of the server at {peer} is not accepted by this node ({text}): let an authority in "
+            f"{files.authority} sign the certificate"
         )
     if text in NO_TLS:
-        return f"the server at {peer} does not speak TLS. Set RAY_USE_TLS=1 on that node and start raymq there anew"
+        return f"the server at {peer} does not use TLS. Set RAY_USE_TLS=1 on that node and restart raymq there"
     return (
-        f"the server at {peer} refuses this node's certificate, {files.certificate} ({text}): it has to be signed by "
-        "an authority in that node's RAY_TLS_CA_CERT"
+        f"the server at {peer} refuses this node's certificate, {files.certificate} ({text}): let an authority in "
+        "that node's RAY_TLS_CA_CERT sign the certificate"
     )
 
 

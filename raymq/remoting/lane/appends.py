@@ -97,9 +97,9 @@ class ServerHandles:
             handle, queue_id = _OPEN.unpack_from(payload)
             topic = bytes(payload[_OPEN.size :]).decode()
         except (struct.error, UnicodeDecodeError) as error:
-            raise ProtocolError(f"a client opened a queue in a way that cannot be read: {error}") from None
+            raise ProtocolError(f"cannot decode a client's request to open a queue: {error}") from None
         if handle >= HANDLES_MAX:
-            raise ProtocolError(f"a client opened handle {handle}; {HANDLES_MAX} are allowed")
+            raise ProtocolError(f"a client opened handle {handle}; at most {HANDLES_MAX} handles are allowed")
         self._names[handle] = topic, queue_id
 
     def get(self, handle: int) -> QueueName:
@@ -129,7 +129,9 @@ def encode_append(batches: Sequence[EncodedBatch], handles: ClientHandles) -> tu
     except struct.error as error:
         handles.forget()
         queues = ", ".join(sorted({f"{batch.topic}:{batch.queue_id}" for batch in batches[:5]}))
-        raise MessageIllegalError(f"a batch for {queues} has a number beyond a lane's fields: {error}") from error
+        raise MessageIllegalError(
+            f"a batch for queue {queues} contains a number that is too large for a lane request: {error}"
+        ) from error
     return opens, parts
 
 
@@ -197,7 +199,7 @@ def decode_append(payload: memoryview, count: int, handles: ServerHandles) -> li
                 at += 8 * records
             elif records != 1:
                 if records > len(payload):
-                    raise ValueError("more records than bytes")
+                    raise ValueError("the request has more records than bytes")
                 codes = np.zeros(records, np.int64)
             if flags & _HAS_SIZES:
                 sizes = np.frombuffer(payload, _SIZE, records, at).copy()
@@ -218,9 +220,9 @@ def decode_append(payload: memoryview, count: int, handles: ServerHandles) -> li
             )
             at = end
     except (struct.error, ValueError, OverflowError) as error:
-        raise InvalidArgumentError(f"an APPEND cannot be read: {error}") from None
+        raise InvalidArgumentError(f"cannot decode an APPEND request: {error}") from None
     if at != len(payload):
-        raise InvalidArgumentError(f"an APPEND of {len(payload)} bytes ends at {at}")
+        raise InvalidArgumentError(f"an APPEND request has {len(payload)} bytes, but its fields end at byte {at}")
     return batches
 
 
@@ -309,4 +311,4 @@ def decode_results(payload: Buffer, count: int) -> list[AppendResult]:
             results.append(AppendResult(_STATUSES[status], queue_offset, physical_offset, store_ms, duplicate, *lists))
         return results
     except (struct.error, ValueError, IndexError) as error:
-        raise ServiceNotAvailableError(f"a lane's answer to an append cannot be read: {error}") from None
+        raise ServiceNotAvailableError(f"cannot decode the answer to an APPEND request: {error}") from None

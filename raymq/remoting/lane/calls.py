@@ -43,7 +43,7 @@ def decode_name(payload: memoryview) -> tuple[str, memoryview]:
     payload has no method name."""
     end = 1 + payload[0] if len(payload) else 0
     if not 0 < end <= len(payload):
-        raise InvalidArgumentError("a control call has no method")
+        raise InvalidArgumentError("a control call names no method")
     return bytes(payload[1:end]).decode(errors="replace"), payload[end:]
 
 
@@ -65,7 +65,7 @@ class ArgumentReader:
         them."""
         raw = msgspec.msgpack.decode(payload, type=list[msgspec.Raw])
         if len(raw) > len(self._types):
-            raise InvalidArgumentError(f"{len(raw)} arguments came for {len(self._types)}")
+            raise InvalidArgumentError(f"the call has {len(raw)} arguments, not {len(self._types)}")
         return [msgspec.msgpack.decode(item, type=kind) for item, kind in zip(raw, self._types, strict=False)]
 
 
@@ -101,11 +101,13 @@ class ControlCalls:
                 method(request, *arguments)
                 return
             if name not in self._methods:
-                raise ServiceNotAvailableError(f"a lane does not serve {name!r}")
+                raise ServiceNotAvailableError(
+                    f"the server has no control call {name!r}; use the same version of raymq on both ends"
+                )
             method, reader = self._methods[name]
             arguments = reader.read(payload)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise InvalidArgumentError(f"the arguments of {name} cannot be read: {error}") from None
+            raise InvalidArgumentError(f"cannot decode the arguments of control call {name!r}: {error}") from None
         if self._guard is not None:
             self._guard(request, name, arguments)
         self._submit(name, partial(_run, request, name, method, arguments), request.fail)
@@ -130,4 +132,4 @@ def decode_result(payload: Buffer, kind: Any) -> Any:
     try:
         return msgspec.msgpack.decode(payload, type=kind)
     except msgspec.DecodeError as error:
-        raise ServiceNotAvailableError(f"a lane's answer cannot be read: {error}") from None
+        raise ServiceNotAvailableError(f"cannot decode the answer to a control call: {error}") from None

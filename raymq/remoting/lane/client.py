@@ -90,14 +90,16 @@ class Lane:
 
     def _connect(self, address: LaneAddress, timeout_s: float) -> socket.socket:
         if not address.port:
-            raise ConnectionRefusedError(f"the server has no lane for other nodes: {address.own_node_only}")
+            raise ConnectionRefusedError(
+                f"the server accepts connections from its own node only: {address.own_node_only}"
+            )
         stream = socket.create_connection((address.host, address.port), timeout_s)
         try:
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if address.tls:
                 files = rays_tls()
                 if files is None:
-                    raise ConnectionRefusedError("the lane speaks TLS, and RAY_USE_TLS is off here")
+                    raise ConnectionRefusedError("the server uses TLS, but RAY_USE_TLS is off in this process")
                 context = client_tls(files).current()
                 try:
                     return context.wrap_socket(stream)
@@ -109,7 +111,7 @@ class Lane:
             raise
         except (OSError, KeyError) as error:
             stream.close()
-            raise ConnectionRefusedError(f"no lane can be opened to {address.host}:{address.port}: {error}") from error
+            raise ConnectionRefusedError(f"cannot connect to {address.host}:{address.port}: {error}") from error
         return stream
 
     def _shake_hands(self, secret: bytes) -> None:
@@ -140,7 +142,7 @@ class Lane:
             return self.receive(deadline_s)
         except BlockingIOError:
             self.close()
-            raise RequestTimeoutError(f"lane call {kind}", timeout_s) from None
+            raise RequestTimeoutError(f"the request of kind {kind}", timeout_s) from None
 
     def call_small(self, kind: int, parts: Sequence[Buffer], size: int, timeout_s: float) -> Answer:
         """Send one small request, with count 1 and a payload of `size` bytes, and return the server's answer.
@@ -161,7 +163,7 @@ class Lane:
             if not self._have:
                 self._have = have = self._stream.recv_into(self._buffer)
                 if not have:
-                    raise EOFError("the server has closed the lane")
+                    raise EOFError("the server has closed the connection")
                 if have > start:
                     size, _, flags, count, correlation = unpack_header(self._buffer, 0, checked=self._checked)
                     if have == start + size and correlation == self._correlation and not flags & FLAG_ERROR:
@@ -169,14 +171,14 @@ class Lane:
                         return Answer(flags, count, self._buffer[start:have])
         except (BlockingIOError, TimeoutError):
             self.close()
-            raise RequestTimeoutError(f"lane call {kind}", timeout_s) from None
+            raise RequestTimeoutError(f"the request of kind {kind}", timeout_s) from None
         except BaseException:
             self.close()
             raise
         try:
             return self.receive(time.monotonic() + timeout_s)
         except BlockingIOError:
-            raise RequestTimeoutError(f"lane call {kind}", timeout_s) from None
+            raise RequestTimeoutError(f"the request of kind {kind}", timeout_s) from None
 
     def send(
         self,
@@ -311,7 +313,7 @@ class Lane:
         except TimeoutError:
             raise BlockingIOError from None
         if not count:
-            raise EOFError("the server has closed the lane")
+            raise EOFError("the server has closed the connection")
         return count
 
     def _send(self, parts: Sequence[Buffer], size: int, deadline_s: float) -> None:

@@ -296,10 +296,10 @@ class Connection:
                 self._read_decrypted()
         except (OSError, EOFError) as error:
             if isinstance(error, ProtocolError):
-                logger.warning("a lane of %s is closed: %s", self.server.label, error)
+                logger.warning("%s closes a client's connection: %s", self.server.label, error)
             self.close()
         except Exception:
-            logger.exception("a lane of %s is closed", self.server.label)
+            logger.exception("%s closes a client's connection after an internal error", self.server.label)
             self.close()
 
     def _receive(self, buffer: memoryview) -> int:
@@ -365,7 +365,9 @@ class Connection:
             return HandshakeStatus.NOT_READY
         if key is None or not handshake.check_user(key, self._hello, self._rest):
             logger.warning(
-                "a lane of %s was asked for by %r, who is not known, or not so", self.server.label, self.user
+                "%s refuses a connection of user %r: the user is unknown, or the secret is wrong",
+                self.server.label,
+                self.user,
             )
             return HandshakeStatus.NOT_THIS_USER
         return HandshakeStatus.OPEN
@@ -412,12 +414,15 @@ class Connection:
         handler = self.server.handlers.get(kind)
         try:
             if handler is None:
-                raise ServiceNotAvailableError(f"the lane of {self.server.label} does not serve frames of kind {kind}")
+                raise ServiceNotAvailableError(
+                    f"{self.server.label} does not serve requests of kind {kind}; use the same version of raymq "
+                    "on both ends"
+                )
             handler(request)
         except ProtocolError:
             raise
         except Exception as error:
-            request.fail(self.server.told(error, f"a frame of kind {kind}"))
+            request.fail(self.server.told(error, f"a request of kind {kind}"))
 
     # Receiving large frames
 
@@ -427,7 +432,7 @@ class Connection:
         self._large_fields, self._rest, size = fields, bytes(first), fields[0]
         if size > self.server.frame_max_bytes:
             most = self.server.frame_max_bytes
-            self._refuse(InvalidArgumentError(f"a frame of {size} bytes is longer than the {most} allowed"))
+            self._refuse(InvalidArgumentError(f"a request has {size} bytes; at most {most} are allowed"))
             return
         turn = self.server.ask_turn(self, size)
         if turn is Turn.GRANTED:
@@ -457,8 +462,8 @@ class Connection:
         self._is_waiting = False
         self._refuse(
             SystemBusyError(
-                f"{self.server.label} has as many bytes under way as it can deal with; nothing was stored, send again "
-                f"in {wait_s} s",
+                f"{self.server.label} is busy: requests in flight have reached its limit of bytes; nothing was "
+                f"stored, send again in {wait_s} s",
                 wait_s,
             )
         )
@@ -665,5 +670,5 @@ class Connection:
             self._is_checked = True
             self.server.loop.call_at(due_s, self._check_moves)
             return
-        logger.warning("a lane of %s is closed: its client stands still", self.server.label)
+        logger.warning("%s closes a client's connection: the client no longer reads its answers", self.server.label)
         self.close()

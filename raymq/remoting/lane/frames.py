@@ -65,7 +65,7 @@ def unpack_header(buffer: Buffer, at: int, *, checked: bool) -> Fields:
         return HEADER.unpack_from(buffer, at)
     length, kind, flags, count, correlation, crc = CHECKED_HEADER.unpack_from(buffer, at)
     if crc32(memoryview(buffer)[at : at + HEADER.size]) != crc:
-        raise ProtocolError("a frame's header came damaged")
+        raise ProtocolError("the header of a received frame is damaged")
     return length, kind, flags, count, correlation
 
 
@@ -94,7 +94,7 @@ def decode_error(payload: Buffer) -> RaymqError:
     try:
         name, arguments, text = msgspec.msgpack.decode(payload, type=tuple[str, list[Any] | None, str])
     except msgspec.DecodeError as error:
-        return ServiceNotAvailableError(f"a lane answered with an error that cannot be read: {error}")
+        return ServiceNotAvailableError(f"cannot decode the error in a server's answer: {error}")
     kind = _ERRORS.get(name)
     if kind is not None and arguments is not None:
         try:

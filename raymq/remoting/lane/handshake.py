@@ -68,7 +68,7 @@ def version_of(hello: bytes) -> int:
     """Return the protocol version in the peer's hello. Raises ProtocolError if the bytes are not a hello."""
     magic, version, _ = _HEAD.unpack_from(hello)
     if magic != _MAGIC:
-        raise ProtocolError("the other side does not use the protocol of lanes")
+        raise ProtocolError("the other end does not use raymq's lane protocol")
     return int(version)
 
 
@@ -85,11 +85,12 @@ def make_reply(secret: bytes, server_hello: bytes, identity: Identity | None = N
     version = version_of(server_hello)
     if version != VERSION:
         raise LaneRefusedError(
-            f"the server's lane speaks version {version}, this client version {VERSION}: use the same raymq on both"
+            f"the server uses version {version} of the lane protocol, and this client uses version {VERSION}: "
+            "install the same version of raymq on both"
         )
     name = b"" if identity is None else identity.user.encode()
     if len(name) > USER_NAME_MAX_BYTES:
-        raise LaneRefusedError(f"a user's name of {len(name)} bytes is longer than the {USER_NAME_MAX_BYTES} allowed")
+        raise LaneRefusedError(f"the user's name has {len(name)} bytes; at most {USER_NAME_MAX_BYTES} are allowed")
     named = make_hello() + bytes([len(name)]) + name.ljust(USER_NAME_MAX_BYTES, b"\0")
     proof = _proof(secret, b"client", server_hello, named)
     signed = bytes(_PROOF_BYTES) if identity is None else _proof(identity.key, b"user", server_hello, named)
@@ -109,7 +110,7 @@ def user_of(reply: bytes) -> str:
     try:
         return reply[HELLO_BYTES + 1 : HELLO_BYTES + 1 + length].decode()
     except UnicodeDecodeError as error:
-        raise ProtocolError(f"a client named a user that cannot be read: {error}") from None
+        raise ProtocolError(f"cannot decode the user's name that a client sent: {error}") from None
 
 
 def check_user(key: bytes, server_hello: bytes, reply: bytes) -> bool:
@@ -130,15 +131,22 @@ def check_verdict(secret: bytes, server_hello: bytes, reply: bytes, answer: byte
     Raises LaneRefusedError if the server refuses the lane, and LaneSecretError if the server lacks the lane's secret.
     """
     if answer[:1] not in {bytes([one]) for one in HandshakeStatus}:
-        raise LaneSecretError("the lane's server gave no verdict")
+        raise LaneSecretError("the server did not finish the handshake")
     verdict = HandshakeStatus(answer[0])
     if not hmac.compare_digest(answer, make_verdict(secret, server_hello, reply, verdict)):
-        raise LaneSecretError("the lane's server does not know its secret")
+        raise LaneSecretError("the server could not prove that it has the lane's secret")
     if verdict is HandshakeStatus.FULL:
-        raise LaneRefusedError("the lane's server has as many connections as it takes")
+        raise LaneRefusedError(
+            "the server has reached its maximum number of connections; close unused clients, or try again later"
+        )
     if verdict is HandshakeStatus.OTHER_VERSION:
-        raise LaneRefusedError("the lane's server speaks another version than this client")
+        raise LaneRefusedError(
+            "the server uses another version of the lane protocol than this client: install the same version of "
+            "raymq on both"
+        )
     if verdict is HandshakeStatus.NOT_THIS_USER:
-        raise LaneRefusedError(f"the lane's server does not take user {user_of(reply)!r}, or not with this secret")
+        raise LaneRefusedError(
+            f"the server refuses user {user_of(reply)!r}: the user is unknown, or the secret is wrong"
+        )
     if verdict is HandshakeStatus.NOT_READY:
-        raise LaneRefusedError("the lane's server does not know the users yet")
+        raise LaneRefusedError("the server has not loaded the users yet; try again later")

@@ -84,7 +84,7 @@ def encode_read_log(request: ReadLog) -> bytes:
             request.wait_s,
         )
     except struct.error as error:
-        raise InvalidArgumentError(f"a READ_LOG has a number that is out of range: {error}") from None
+        raise InvalidArgumentError(f"a number in a READ_LOG request is out of range: {error}") from None
     return head + store_id
 
 
@@ -94,9 +94,9 @@ def decode_read_log(payload: memoryview) -> ReadLog:
         follower, learner, length, epoch, next_offset, acked, least, most, wait_s = _READ.unpack_from(payload)
         store_id = bytes(payload[_READ.size :]).decode()
     except (struct.error, UnicodeDecodeError) as error:
-        raise InvalidArgumentError(f"a READ_LOG cannot be read: {error}") from None
+        raise InvalidArgumentError(f"cannot decode a READ_LOG request: {error}") from None
     if len(payload) != _READ.size + length or isnan(wait_s):
-        raise InvalidArgumentError(f"a READ_LOG of {len(payload)} bytes has an id of {length}")
+        raise InvalidArgumentError(f"a READ_LOG request of {len(payload)} bytes has an id of {length} bytes")
     return ReadLog(follower, store_id, bool(learner), epoch, next_offset, acked, least, most, wait_s)
 
 
@@ -115,7 +115,7 @@ def decode_chunk(payload: memoryview) -> tuple[ChunkHead, memoryview]:
         data_at = _CHUNK.size + hole_size
         hole = _decode_hole(payload[_CHUNK.size : data_at]) if hole_size else None
     except (struct.error, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ServiceNotAvailableError(f"a chunk of a log cannot be read: {error}") from None
+        raise ServiceNotAvailableError(f"cannot decode a chunk of a log: {error}") from None
     return ChunkHead(physical_offset, confirm, end, (epoch, start) if epoch else None, hole), payload[data_at:]
 
 
@@ -141,7 +141,7 @@ def decode_append_log(payload: memoryview) -> tuple[int, ChunkHead, memoryview]:
         [epoch] = _EPOCH.unpack_from(payload)
         head, data = decode_chunk(payload[_EPOCH.size :])
     except (struct.error, ServiceNotAvailableError) as error:
-        raise InvalidArgumentError(f"an APPEND_LOG cannot be read: {error}") from None
+        raise InvalidArgumentError(f"cannot decode an APPEND_LOG request: {error}") from None
     return epoch, head, data
 
 
@@ -154,5 +154,7 @@ def decode_copied(payload: Buffer) -> tuple[int, int, int]:
     """Decode the answer to an APPEND_LOG: next offset, acked offset, copied bytes. Raises ServiceNotAvailableError if
     the payload is invalid."""
     if len(payload) != _COPIED.size:
-        raise ServiceNotAvailableError(f"the answer to an APPEND_LOG has {len(payload)} bytes")
+        raise ServiceNotAvailableError(
+            f"the answer to an APPEND_LOG request has a wrong length of {len(payload)} bytes"
+        )
     return _COPIED.unpack(payload)

@@ -178,7 +178,7 @@ class Loop:
                         # A bug in the callback. The loop's thread must survive it, because otherwise no client would be
                         # served.
                         except Exception:
-                            logger.exception("a call in the thread of a lane failed")
+                            logger.exception("a callback in the thread of the lane server failed")
                 if self._soon:
                     self._call_those_soon()
                 if self.background:
@@ -229,4 +229,4 @@ class Loop:
             callback()
         # A bug in the callback. The loop's thread must survive it, because otherwise no client would be served.
         except Exception:
-            logger.exception("a call in the thread of a lane failed")
+            logger.exception("a callback in the thread of the lane server failed")

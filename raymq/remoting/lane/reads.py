@@ -114,7 +114,7 @@ def encode_fetch(
             if tags:
                 codes.append(struct.pack(f"<{len(tags)}q", *tags))
     except struct.error as error:
-        raise InvalidArgumentError(f"a fetch has a number that is out of range: {error}") from None
+        raise InvalidArgumentError(f"a number in a FETCH request is out of range: {error}") from None
     for expression in expressions:
         data = expression.encode()
         codes += [_TEXT_LENGTH.pack(len(data)), data]
@@ -128,7 +128,7 @@ def decode_fetch(payload: memoryview, count: int) -> Fetch:
         topics, at = _read_topics(payload, _FETCH.size, topic_count)
         rows = list(_REQUEST.iter_unpack(payload[at : at + count * _REQUEST.size]))
         if len(rows) != count:
-            raise ValueError("requests are missing")
+            raise ValueError("the list of queues is incomplete")
         at += count * _REQUEST.size
         tag_codes = []
         for *_, tags, _ in rows:
@@ -140,9 +140,9 @@ def decode_fetch(payload: memoryview, count: int) -> Fetch:
             for (topic, queue_id, offset, max_messages, _, expression), codes in zip(rows, tag_codes, strict=True)
         ]
     except (struct.error, ValueError, IndexError) as error:
-        raise InvalidArgumentError(f"a FETCH cannot be read: {error}") from None
+        raise InvalidArgumentError(f"cannot decode a FETCH request: {error}") from None
     if at != len(payload) or isnan(wait_s):
-        raise InvalidArgumentError(f"a FETCH of {len(payload)} bytes ends at {at}")
+        raise InvalidArgumentError(f"a FETCH request has {len(payload)} bytes, but its fields end at byte {at}")
     return Fetch(requests, max_bytes, wait_s, ReadsInPlace(found, messages))
 
 
@@ -192,9 +192,11 @@ def decode_fetched(payload: memoryview, count: int) -> list[FetchResult]:
             at += length
             results.append(FetchResult(_STATUSES[status], next_offset, first, end, records, number, name))
     except (struct.error, ValueError, IndexError) as error:
-        raise ServiceNotAvailableError(f"a lane's answer to a fetch cannot be read: {error}") from None
+        raise ServiceNotAvailableError(f"cannot decode the answer to a FETCH request: {error}") from None
     if at != len(payload) or len(results) != count:
-        raise ServiceNotAvailableError(f"a lane's answer to a fetch has {len(payload)} bytes and ends at {at}")
+        raise ServiceNotAvailableError(
+            f"the answer to a FETCH request has {len(payload)} bytes, but its fields end at byte {at}"
+        )
     return results
 
 
@@ -206,7 +208,7 @@ def encode_queues(queues: Sequence[QueueName]) -> bytes:
         parts.insert(0, _TOPICS.pack(len(numbers)))
         parts += [_QUEUE.pack(numbers[topic], queue_id) for topic, queue_id in queues]
     except struct.error as error:
-        raise InvalidArgumentError(f"a wait has a queue id that is out of range: {error}") from None
+        raise InvalidArgumentError(f"a queue id in a WAIT request is out of range: {error}") from None
     return b"".join(parts)
 
 
@@ -219,7 +221,7 @@ def encode_wait(queues: bytes, offsets: Sequence[int], wait_s: float, reads: Rea
     try:
         return _WAIT.pack(wait_s, *_fitting(reads)) + queues + struct.pack(f"<{len(offsets)}q", *offsets)
     except struct.error as error:
-        raise InvalidArgumentError(f"a wait has a number that is out of range: {error}") from None
+        raise InvalidArgumentError(f"a number in a WAIT request is out of range: {error}") from None
 
 
 def decode_queues(part: bytes, count: int) -> list[QueueName]:
@@ -230,9 +232,9 @@ def decode_queues(part: bytes, count: int) -> list[QueueName]:
         topics, at = _read_topics(memoryview(part), _TOPICS.size, topic_count)
         queues = [(topics[topic], queue_id) for topic, queue_id in _QUEUE.iter_unpack(part[at:])]
     except (struct.error, ValueError, IndexError) as error:
-        raise InvalidArgumentError(f"a WAIT cannot be read: {error}") from None
+        raise InvalidArgumentError(f"cannot decode a WAIT request: {error}") from None
     if len(queues) != count:
-        raise InvalidArgumentError(f"a WAIT for {count} queues has {len(queues)}")
+        raise InvalidArgumentError(f"a WAIT request for {count} queues lists {len(queues)} queues")
     return queues
 
 
@@ -244,10 +246,10 @@ def decode_wait(payload: memoryview, count: int) -> tuple[bytes, tuple[int, ...]
     """
     offsets_at = len(payload) - 8 * count
     if offsets_at < _WAIT.size:
-        raise InvalidArgumentError(f"a WAIT for {count} queues has {len(payload)} bytes")
+        raise InvalidArgumentError(f"a WAIT request for {count} queues has a wrong length of {len(payload)} bytes")
     wait_s, found, messages = _WAIT.unpack_from(payload)
     if isnan(wait_s):
-        raise InvalidArgumentError("a WAIT has no time")
+        raise InvalidArgumentError("a WAIT request has no time limit")
     offsets = struct.unpack_from(f"<{count}q", payload, offsets_at)
     return bytes(payload[_WAIT.size : offsets_at]), offsets, wait_s, ReadsInPlace(found, messages)
 
@@ -269,7 +271,9 @@ def decode_ends(payload: memoryview, count: int) -> list[QueueEnds]:
             ends.append(QueueEnds(first, end, name))
             at += length
     except (struct.error, ValueError) as error:
-        raise ServiceNotAvailableError(f"a lane's answer to a wait cannot be read: {error}") from None
+        raise ServiceNotAvailableError(f"cannot decode the answer to a WAIT request: {error}") from None
     if at != len(payload) or len(ends) != count:
-        raise ServiceNotAvailableError(f"a lane's answer to a wait has {len(payload)} bytes and ends at {at}")
+        raise ServiceNotAvailableError(
+            f"the answer to a WAIT request has {len(payload)} bytes, but its fields end at byte {at}"
+        )
     return ends

@@ -157,11 +157,12 @@ class LaneServer:
                 try:
                     self._listen_at(host, tls())
                 except (OSError, KeyError) as error:
-                    reason = f"RAY_USE_TLS is set and {error} is not" if isinstance(error, KeyError) else str(error)
+                    reason = f"RAY_USE_TLS is set, but {error} is not" if isinstance(error, KeyError) else str(error)
                     text = f"{self.label} cannot listen at {host}: {reason}"
                     self.address = replace(self.address, own_node_only=text)
                     told_seldom.warn(
-                        ("listen", self.label, reason), f"{text}. Clients on other nodes get an error; it is retried"
+                        ("listen", self.label, reason),
+                        f"{text}. Clients on other nodes cannot connect; the server retries",
                     )
             return self.address
 
@@ -217,7 +218,7 @@ class LaneServer:
                 return
             except OSError as error:  # No file descriptor is free.
                 if not door.is_failing:
-                    logger.warning("the lane cannot accept connections now and goes on trying: %s", error)
+                    logger.warning("the lane server cannot accept connections now, retrying: %s", error)
                 door.is_failing = True
                 self._set_accepting(door, False)
                 self.loop.call_at(time.monotonic() + ACCEPT_PAUSE_S, lambda: self._set_accepting(door, True))
@@ -226,7 +227,7 @@ class LaneServer:
             try:
                 self._begin(client, peer, door)
             except OSError as error:
-                logger.info("a connection to %s ended at once: %s", self.label, error)
+                logger.info("a new connection to %s has ended: %s", self.label, error)
                 client.close()
 
     def _begin(self, client: socket.socket, peer: Any, door: _Door) -> None:

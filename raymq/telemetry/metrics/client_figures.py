@@ -230,7 +230,7 @@ class ClientFigures:
             if worker:
                 self._reporter_for(worker, options).report(self._report_counted, self._report_consumers)
         except Exception:  # errors of Ray's metrics must not end a client's thread
-            logger.warning("the metrics of this process cannot be reported, trying again", exc_info=True)
+            logger.warning("cannot report the metrics of this process, retrying", exc_info=True)
         finally:
             self._reporting.release()
 

@@ -208,7 +208,9 @@ class Reporter:
         kind = type(error).__name__
         if kind not in self._logged:
             self._logged.add(kind)
-            logger.warning("some metrics are not reported; said once for each kind of error", exc_info=error)
+            logger.warning(
+                "some metrics cannot be reported; this message is logged once for each kind of error", exc_info=error
+            )
 
 
 def _require(name: str, kind: InstrumentKind) -> Instrument:

@@ -149,7 +149,7 @@ class TraceDispatcher:
                     self._send(producer, message, count)
             # a bug in tracing, or a lost connection, must not affect the program's own messages
             except Exception as error:
-                logger.warning("a part of the trace is lost: %s", error)
+                logger.warning("some trace messages are lost: %s", error)
                 self._note(0, sum(context.count for context in contexts), error)
             rest_s = (time.thread_time() - began_s) * (1 / self._share - 1)
         if producer is not None:

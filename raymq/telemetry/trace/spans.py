@@ -353,7 +353,7 @@ class SpanHook:
         """End the span of a listener call."""
         begun: Processing | None = context.properties.pop(_HOOKED, None)
         if begun is not None:
-            begun.end("" if context.success else context.error or "it was not consumed")
+            begun.end("" if context.success else context.error or "the message was not consumed")
 
 
 _HOOKED: Final = "raymq.telemetry.trace.spans"

@@ -93,7 +93,7 @@ def _place(text: str) -> Any:
     try:
         queue, offset = parse_position("", text)
     except InvalidArgumentError as error:
-        raise click.BadParameter(f"{error}, as `raymq dlq list --json` shows it") from None
+        raise click.BadParameter(f"{error}; copy the place of a dead letter from `raymq dlq list --json`") from None
     return LetterPlace(queue.broker_name, queue.queue_id, offset)
 
 

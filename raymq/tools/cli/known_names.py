@@ -137,7 +137,7 @@ def completion(ctx: click.Context, shell: str, install: bool, as_json: bool) -> 
     """
     kind = get_completion_class(shell)
     if kind is None:
-        raise click.UsageError(f"there is no completion for {shell}")
+        raise click.UsageError(f"completion is not available for shell {shell!r}")
     script = kind(ctx.find_root().command, {}, "raymq", _VARIABLE).source().rstrip("\n")
     if install:
         done = _install(shell, script)

@@ -148,7 +148,9 @@ def _message_of(admin: Admin, topics: list[str], message_id: str) -> Any:
             continue  # a group without retries has no retry topic
         if found:
             return found[0]
-    raise InvalidArgumentError(f"no message {message_id} is in {', '.join(topics)}; give its topic with --topic")
+    raise InvalidArgumentError(
+        f"message {message_id} is not in topic {', '.join(topics)}; name the message's topic with --topic"
+    )
 
 
 def _as_json(info: RunningInfo) -> dict[str, Any]:

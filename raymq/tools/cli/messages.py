@@ -245,7 +245,7 @@ def query(
     Example: raymq query orders --key o-17 --from -2h, or raymq query orders --offset broker-a:3:1700
     """
     if sum(choice is not None for choice in (key, message_id, position)) != 1:
-        raise click.UsageError("give one of --key, --id and --offset")
+        raise click.UsageError("pass exactly one of --key, --id and --offset")
     in_a_time = begin_ms is not None or end_ms is not None
     if key is None and in_a_time:
         raise click.UsageError("--from and --to are for --key: an id or an offset names one message")
@@ -257,7 +257,7 @@ def query(
         messages = admin.query_by_id(topic_name, message_id or "")
         if messages:
             return fields_result(message_dict(messages[0]))
-        raise InvalidArgumentError(f"topic {topic_name} has no message with id {message_id}")
+        raise InvalidArgumentError(f"topic {topic_name!r} has no message with id {message_id}")
     messages = admin.query_by_key(
         topic_name, key, max_messages=limit, begin_ms=begin_ms or 0, end_ms=2**63 - 1 if end_ms is None else end_ms
     )
@@ -266,7 +266,7 @@ def query(
         return CommandResult({"messages": found}, _table_of(found))
     CommandResult({"messages": []}).print(as_json=as_json)
     raise InvalidArgumentError(
-        f"topic {topic_name} has no message with key {key}{' of that time' if in_a_time else ''}"
+        f"topic {topic_name!r} has no message with key {key!r}{(' in this time range' if in_a_time else '')}"
     )
 
 
@@ -275,7 +275,9 @@ def _message_at(admin: Admin, queue: Any, offset: int, position: str) -> Any:
     user gave for queue and offset."""
     result = admin.pull(queue, offset, max_messages=1)
     if not result.messages:
-        raise InvalidArgumentError(f"no message is at {position} yet: the queue's next offset is {result.max_offset}")
+        raise InvalidArgumentError(
+            f"offset {position} has no message yet: the queue's next offset is {result.max_offset}"
+        )
     return result.messages[0]
 
 
@@ -321,7 +323,7 @@ def receive(
     """
     expression = subscription(tags, condition)
     if handles and keep:
-        raise click.UsageError("--ack and --keep exclude each other: --ack receives nothing")
+        raise click.UsageError("--ack and --keep exclude each other: with --ack the command receives no messages")
     with client.simple_consumer(group_name, consume_from=consume_from(start)) as consumer:
         if handles:
             count = consumer.ack_handles(topic_name, handles)

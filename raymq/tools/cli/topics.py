@@ -135,7 +135,7 @@ def topic_update(
     given = {"queues": queues, "perm": perm, "type": message_type, "retention": retention}
     changed = _given(**given)
     if not changed:
-        raise click.UsageError("say what to change: --queues, --perm, --type or --retention")
+        raise click.UsageError("nothing to change: pass at least one of --queues, --perm, --type and --retention")
     bits = None if perm is None else sum(_PERMISSIONS[letter] for letter in perm)
     options = _given(queues=queues, perm=bits, message_type=message_type, reserve_time_s=_seconds(retention))
     admin.update_topic(topic_name, **options)
@@ -153,7 +153,7 @@ def topic_order(admin: Admin, topic_name: str, config: str | None, clear: bool) 
     Example: raymq topic order orders "broker-a:4;broker-b:4"
     """
     if config is not None and clear:
-        raise click.UsageError("give CONFIG or --clear, not both")
+        raise click.UsageError("pass either CONFIG or --clear")
     if config is not None or clear:
         admin.set_order_config(topic_name, config)
     now = admin.order_config(topic_name)

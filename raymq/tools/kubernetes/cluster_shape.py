@@ -42,11 +42,12 @@ class ClusterShape:
         check_fields(self, {"stores": NumberRange(1, VOLUMES_MAX)})
         if not _SIZE.fullmatch(self.size):
             raise InvalidArgumentError(
-                f"the size of a volume is a number of Gi or Ti, such as 200Gi, not {self.size!r}"
+                f"the size of a volume must be a number of Gi or Ti, such as 200Gi, not {self.size!r}"
             )
         if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", self.name):
             raise InvalidArgumentError(
-                f"{self.name!r} is not a name of a RayCluster: use up to 40 small letters, digits and -, a letter first"
+                f"{self.name!r} cannot be the name of a RayCluster: use up to 40 lower-case letters, digits "
+                "and -, beginning with a letter"
             )
 
     def settings(self) -> dict[str, Any]:

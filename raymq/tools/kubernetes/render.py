@@ -143,7 +143,9 @@ def render(shape: ClusterShape, folder: Path) -> list[Path]:
             (folder / name).write_text(text)
             paths.append(folder / name)
     except OSError as error:
-        raise InvalidArgumentError(f"cannot write to {folder}: {error.strerror}; name another folder") from None
+        raise InvalidArgumentError(
+            f"cannot write to directory {folder}: {error.strerror}; choose another directory"
+        ) from None
     return paths
 
 

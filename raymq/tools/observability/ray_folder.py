@@ -53,7 +53,7 @@ def install_board(output: str | None = None) -> dict[str, Any]:
     An existing file is replaced atomically. Raises InvalidArgumentError if the file cannot be written.
     """
     if output and not Path(output).is_absolute():
-        raise InvalidArgumentError(f"--output {output!r} is no absolute path: it is a folder of the head node")
+        raise InvalidArgumentError(f"--output {output!r} must be an absolute path of a directory on the head node")
     root = metrics_root(session_folder())
     watched = watched_folder(root)
     folder = Path(output) if output else watched or root / BOARDS_FOLDER
@@ -66,7 +66,8 @@ def install_board(output: str | None = None) -> dict[str, Any]:
         beside.replace(path)
     except OSError as error:
         raise InvalidArgumentError(
-            f"cannot write Grafana's board to {folder} on the head node: {error.strerror}; name another with --output"
+            f"cannot write the Grafana dashboard to directory {folder} on the head node: {error.strerror}; "
+            "choose another directory with --output"
         ) from None
     return {"path": str(path), "watched": watched is not None and watched == folder}
 

@@ -83,7 +83,7 @@ def _check(instrument: Instrument, suffix: str, equal: dict[str, str]) -> None:
     """Raise KeyError if the instrument does not have the series suffix `suffix` or one of the labels in
     `equal`."""
     if suffix not in SUFFIXES[instrument.kind]:
-        raise KeyError(f"{instrument.name} is a {instrument.kind.value}: it has no series with {suffix!r}")
+        raise KeyError(f"{instrument.name} is a {instrument.kind.value}, which has no series with suffix {suffix!r}")
     for label in equal:
         if label not in instrument.labels:
             raise KeyError(f"{instrument.name} has no label {label!r}, only {', '.join(instrument.labels)}")

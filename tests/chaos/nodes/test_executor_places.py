@@ -51,7 +51,7 @@ def test_executors_without_room_there_go_elsewhere_and_the_log_says_so(
 ) -> None:
     with reserved(3, ONE_CPU, frozenset([storage]), TIMEOUT_S) as group:
         assert sorted(home == storage for home in homes(group)) == [False, True, True]
-    assert "1 of 3 executors run away from the storage actors" in caplog.text
+    assert "1 of 3 executors run on nodes without a storage actor" in caplog.text
     assert "free: 2 CPU(s)" in caplog.text
 
 
@@ -60,7 +60,7 @@ def test_a_group_that_finds_no_room_is_taken_back(storage: str) -> None:
     try:
         assert others.wait(TIMEOUT_S)
         with (
-            pytest.raises(ServiceNotAvailableError, match="others use the cluster"),
+            pytest.raises(ServiceNotAvailableError, match="other programs use the cluster"),
             reserved(1, ONE_CPU, frozenset([storage]), 0.5),
         ):
             pytest.fail("unreachable")

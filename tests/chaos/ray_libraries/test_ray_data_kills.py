@@ -216,9 +216,12 @@ def test_a_read_of_messages_that_are_deleted_during_the_read_fails_or_reports_th
             failing.result(WAIT_S)
         found = going_on.result(WAIT_S)
     kept = {one.queue.queue_id: one.min_offset for one in mq.admin.describe_topic(topic)}
-    lost = re.search(rf"{topic}@{BROKER}:(\d): offsets (\d+) to \d+ are gone; it holds (\d+)", str(failure.value))
+    lost = re.search(
+        rf"offsets (\d+) to \d+ of queue {topic}@{BROKER}:(\d) no longer exist; the queue has offsets (\d+)",
+        str(failure.value),
+    )
     assert lost is not None, failure.value
-    assert int(lost[2]) < int(lost[3]) == kept[int(lost[1])]
+    assert int(lost[1]) < int(lost[3]) == kept[int(lost[2])]
     assert found < once_each()
     missing = (once_each() - found).total()
     eventually(lambda: said_to_be_left_out(box, topic) == missing, f"warnings that name {missing} offsets")
@@ -229,7 +232,7 @@ def test_a_read_of_messages_that_are_deleted_during_the_read_fails_or_reports_th
 def said_to_be_left_out(box: Sandbox, topic: str) -> int:
     """Return the number of lost offsets that the warnings in the logs of Ray's workers report."""
     logs = "".join(path.read_text(errors="replace") for path in box.tmp.glob("rmq*/session_2*/logs/worker-*.err"))
-    named = re.findall(rf"{topic}@{BROKER}:\d: offsets (\d+) to (\d+) are gone: ", logs)
+    named = re.findall(rf"queue {topic}@{BROKER}:\d: offsets (\d+) to (\d+) no longer exist: ", logs)
     return sum(int(last) - int(first) + 1 for first, last in named)
 
 

@@ -109,13 +109,13 @@ def test_executors_are_in_bundles_beside_the_storage_actors(
         assert set(group["bundles_to_node_id"].values()) == nodes
         assert ray.available_resources().get("CPU", 0) == 0
         assert read_topic(spark, topic, client=mq).count() == 30
-        with pytest.raises(raymq.ClientStateError, match="one at a time"), spark_session("second"):
+        with pytest.raises(raymq.ClientStateError, match="only one may be open at a time"), spark_session("second"):
             pytest.fail("unreachable")
     assert caplog.messages == []
 
 
 def test_a_session_whose_java_is_killed_says_so_and_the_next_one_works(mq: raymq.Client, topic: str) -> None:
-    with pytest.raises(raymq.ClientStateError, match=r"ended meanwhile: .* killed by signal 9"):
+    with pytest.raises(raymq.ClientStateError, match=r"has ended: .* killed by signal 9"):
         kill_the_driver_and_go_on()
     # A Spark error keeps its type and text after its session has ended.
     with pytest.raises(AnalysisException, match="no_such_column"):
@@ -124,7 +124,7 @@ def test_a_session_whose_java_is_killed_says_so_and_the_next_one_works(mq: raymq
 
 def test_a_start_that_takes_too_long_or_fails_leaves_nothing(mq: raymq.Client) -> None:
     with (
-        pytest.raises(raymq.RequestTimeoutError, match="starting Spark"),
+        pytest.raises(raymq.RequestTimeoutError, match="the start of Spark"),
         spark_session("late", executor_memory=MEMORY, start_timeout_s=1.0),
     ):
         pytest.fail("unreachable")
@@ -142,11 +142,11 @@ def test_the_log_reports_cpus_that_others_use(mq: raymq.Client, caplog: pytest.L
     try:
         assert others.wait(30)
         with (
-            pytest.raises(raymq.ServiceNotAvailableError, match="others use the cluster"),
+            pytest.raises(raymq.ServiceNotAvailableError, match="other programs use the cluster"),
             spark_session("late", executor_memory=MEMORY, start_timeout_s=0.5),
         ):
             pytest.fail("unreachable")
-        assert "1 of 1 executors run away from the storage actors" in caplog.text
+        assert "1 of 1 executors run on nodes without a storage actor" in caplog.text
     finally:
         remove_placement_group(others)
     assert java_processes() == []

@@ -131,7 +131,7 @@ def test_processes_that_end_again_and_again_open_the_store_later_each_time(
     end_by_bus_error(root)
     end_by_bus_error(root)
     errors = bus_errors(root, clock_s=lambda: now_s)
-    with pytest.raises(StoreError, match=r"2 processes in a row ended by a bus error.*opened again in 15 s"):
+    with pytest.raises(StoreError, match=r"2 processes in a row ended by a bus error.*opens again in 15 s"):
         errors.require_readable([root])
     now_s += RESTART_INTERVAL_S
     errors.require_readable([root])

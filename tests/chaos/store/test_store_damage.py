@@ -490,9 +490,9 @@ REFUSED = {
     "a stranger is in the log": (write_text("commitlog/notes.txt", "x"), "does not belong"),
     "a queue file has the wrong size": (
         truncate(QUEUE + "/00000000000000002000", 40),
-        "made again from the commit log",
+        "rebuilt from the commit log",
     ),
-    "a middle queue file is missing": (delete(QUEUE + "/00000000000000002000"), "made again from the commit log"),
+    "a middle queue file is missing": (delete(QUEUE + "/00000000000000002000"), "rebuilt from the commit log"),
 }
 
 
@@ -644,7 +644,7 @@ def test_a_hole_is_mended_with_the_bytes_of_another_replica(tmp_path):
     for wrong in (record[:-1], record + bytes(1), bytes(hole.size), record[:100] + b"?" + record[101:]):
         with pytest.raises(InvalidArgumentError):
             store.mender.mend(hole.offset, wrong)
-    with pytest.raises(InvalidArgumentError, match="no hole"):
+    with pytest.raises(InvalidArgumentError, match="no damaged range"):
         store.mender.mend(hole.offset + 1, record)
     assert store.mender.holes == (hole,)
     store.mender.mend(hole.offset, record)
@@ -664,8 +664,8 @@ def test_the_log_reports_truncated_records(tmp_path, caplog):
         store = open_store(root)
     [record] = [record for record in caplog.records if "bytes cut" in record.message]
     assert record.levelno == logging.WARNING
-    assert f"{store.status().cut_bytes} bytes cut behind physical offset" in record.message
-    assert "1 queue units behind the log's end removed" in record.message
+    assert f"{store.status().cut_bytes} bytes cut after physical offset" in record.message
+    assert "1 consume-queue entries after the log's end removed" in record.message
     store.close()
 
 

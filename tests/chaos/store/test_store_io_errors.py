@@ -281,12 +281,12 @@ def test_a_failed_flush_shows_in_the_status(tmp_path):
         # flush.
         eventually((tmp_path / "store" / "commitlog" / f"{4096:020d}").exists, "the next file is made")
         disk.nth = disk.calls["flush"]
-        with pytest.raises(StoreNotWritableError, match="it is unknown whether this append is stored"):
+        with pytest.raises(StoreNotWritableError, match="this append may or may not be stored"):
             store.append([make_batch([b"in doubt"])])
         status = store.status()
         assert not status.writable
         assert "Input/output error" in status.not_writable_reason
-        with pytest.raises(StoreNotWritableError, match="no more appends"):
+        with pytest.raises(StoreNotWritableError, match="refuses appends until"):
             store.append([make_batch([b"after"])])
         assert bodies_of(store) == [b"before"]
         store.close()

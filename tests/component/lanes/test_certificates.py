@@ -150,7 +150,7 @@ def test_the_new_certificate_is_what_a_new_connection_gets(tmp_path, certificate
         exchange(live.certificate, Path(second.certificate).read_text())
         exchange(live.key, Path(second.key).read_text())
         exchange(live.authority, Path(second.authority).read_text())
-        with pytest.raises(TlsRefusedError, match="not accepted here"):
+        with pytest.raises(TlsRefusedError, match="not accepted by this node"):
             echoed(server)
         use(second)
         assert echoed(server) == b"hello"
@@ -187,7 +187,7 @@ def test_a_server_with_a_wrong_certificate_is_refused_with_one_line_at_both_ends
     use(ours)
     with closing(echo_server(None, host="127.0.0.1", tls=others)) as server:
         for _ in range(3):
-            with pytest.raises(TlsRefusedError, match="not accepted here") as caught:
+            with pytest.raises(TlsRefusedError, match="not accepted by this node") as caught:
                 echoed(server)
             assert ours.authority in str(caught.value)
         [line] = eventually(lambda: lines(caplog, "refuses the certificate"), "the server says so")
@@ -204,7 +204,7 @@ def test_an_end_without_tls_gets_a_clear_error(certificates, use, caplog):
         assert echoed(server) == b"hello"
     with closing(echo_server(None, host="127.0.0.1")) as server:
         asked = type(server.address)(server.address.name, server.address.secret, "127.0.0.1", server.address.port, True)
-        with pytest.raises(TlsRefusedError, match="does not speak TLS"):
+        with pytest.raises(TlsRefusedError, match="does not use TLS"):
             Lane(asked, remote=True, timeout_s=WAIT_S)
 
 

@@ -554,10 +554,10 @@ def test_a_watch_breaks_when_the_actor_ends_and_says_so(watched):
     watch = client.open_watch()
     watch.ask([FetchRequest("orders", 0, 0, 1)], WAIT_S)
     actor.lanes.close()
-    with pytest.raises(ServiceNotAvailableError, match="the watch of storage-a-0 broke"):
+    with pytest.raises(ServiceNotAvailableError, match="the connection that watches storage actor storage-a-0 broke"):
         watch.receive()
     assert watch.closed
-    with pytest.raises(ServiceNotAvailableError, match="the watch of storage-a-0 broke"):
+    with pytest.raises(ServiceNotAvailableError, match="the connection that watches storage actor storage-a-0 broke"):
         watch.ask([], 0.0)
     assert client.open_watch() is None
 

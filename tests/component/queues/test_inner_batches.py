@@ -149,7 +149,7 @@ def test_a_record_that_does_not_say_what_it_holds_is_refused(tmp_path, tail):
     records = len(records).to_bytes(4) + records[4:body_end] + size.to_bytes(2) + records[body_end + 2 :]
     good.sizes[0] = len(records)
     good.records = records
-    with pytest.raises(MessageIllegalError, match="how many messages"):
+    with pytest.raises(MessageIllegalError, match="with its number of messages"):
         store.append([good])
     assert store.log.end_offset == 0
     store.close()

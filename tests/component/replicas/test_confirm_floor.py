@@ -108,8 +108,8 @@ def test_a_replica_is_not_cut_below_its_confirm_offset_by_a_master_that_lacks_ac
             group.copy(other)
     account = slave.account()
     assert account.end_offset == ends[other]
-    assert "Nothing was cut here" in account.refusal
-    assert "Nothing was cut here" in slave.status()["refusal"]
+    assert "Nothing was cut on replica" in account.refusal
+    assert "Nothing was cut on replica" in slave.status()["refusal"]
     assert "lacks acknowledged messages" in caplog.text
     group.control(4)
     assert group.control_state.record.sync_state_set.members == {first}

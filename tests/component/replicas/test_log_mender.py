@@ -239,7 +239,7 @@ def test_a_part_that_fails_leaves_the_rest_damaged_and_what_is_mended_stays(make
         overwrite(path, position, data)
 
     monkeypatch.setattr(disk, "overwrite", fail_at_fourth)
-    with pytest.raises(StoreNotWritableError, match="was not mended"):
+    with pytest.raises(StoreNotWritableError, match="was not repaired"):
         group.copy(other)
     step = hole.size // 10
     assert group.replicas[other].holes == (Hole(hole.offset + 3 * step, hole.size - 3 * step, hole.reason),)

@@ -204,5 +204,5 @@ def test_a_chunk_that_comes_while_a_role_changes_is_refused_and_not_waited_for(g
     following = slave.following(0.0)
     assert following is not None
     chunk = group.master.chunk_at(following.epoch, following.position or 0, 1 << 20)
-    with slave._order_lock, pytest.raises(ServiceNotAvailableError, match="changes its role"):
+    with slave._order_lock, pytest.raises(ServiceNotAvailableError, match="is changing its role"):
         slave.start_append_log(following.epoch, chunk)

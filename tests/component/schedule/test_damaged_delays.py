@@ -109,7 +109,7 @@ def test_a_damaged_delayed_message_holds_up_no_other(
             assert (message.body_error is not None, message.message_id) == (True, "ID2")
         else:
             assert message.body == body
-    assert returned or f"the message at offset {DAMAGED} cannot be delivered" in caplog.text
+    assert returned or f"the delayed message at offset {DAMAGED} cannot be delivered" in caplog.text
     assert damaged_deliveries(store) == []
     killed = opened(killed_copy(root, tmp_path / "killed"), deliver=False)
     deliver_all(killed)

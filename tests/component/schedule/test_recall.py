@@ -159,7 +159,7 @@ def test_recalls_are_bounded(opened, clock, monkeypatch):
     handles = [send(store, clock, b"%d" % number, clock.now_ms + 60_000) for number in range(3)]
     for handle in handles[:2]:
         recall(store, clock, handle, handle.message_id)
-    with pytest.raises(SystemBusyError, match="2 recalls of messages are in force"):
+    with pytest.raises(SystemBusyError, match="already keeps 2 recalls of messages"):
         recall(store, clock, handles[2], handles[2].message_id)
     send(store, clock, b"others are not concerned", clock.now_ms + 60_000)
     clock.now_ms += 2 * DAY_MS

@@ -371,7 +371,7 @@ def test_a_disk_that_does_not_take_it_costs_nothing_but_the_extension(root, monk
         patch.setattr(ConsumeQueueExt, "_append", fail)
         fill(store, 5, 5)
     fill(store, 10, 5)
-    assert [record.levelname for record in caplog.records if "hold tag codes" in record.message] == ["WARNING"]
+    assert [record.levelname for record in caplog.records if "contain tag codes" in record.message] == ["WARNING"]
     assert codes_in(root, 10, first=5) == [CODES["odd" if i % 2 else "even"] for i in range(5, 15)]
     assert tagged(store, "odd") == list(range(1, 15, 2))
     assert len(bodies_of(store)) == 15

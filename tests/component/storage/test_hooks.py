@@ -233,7 +233,7 @@ def test_a_consume_hook_that_fails_changes_nothing(hooks, opened):
         ("no_such_package.hooks:check", "cannot be imported in the store's process"),
         (f"{MODULE}:missing", "has no 'missing'"),
         (f"{MODULE}:number", "cannot be called"),
-        (f"{MODULE}:NeedsMore", "making it failed"),
+        (f"{MODULE}:NeedsMore", "creating an instance of this class failed"),
     ],
 )
 def test_a_wrong_path_is_refused_when_the_store_opens(hooks, opened, path, reason):
@@ -291,7 +291,7 @@ def test_the_threads_of_hooks_end_with_the_store(hooks, opened):
 
 def test_a_refusal_needs_a_message_and_a_reason():
     batch = PutBatch("broker-a", "orders", 0, bytes(make_batch([b"one"]).records))
-    with pytest.raises(ValueError, match="no message 1"):
+    with pytest.raises(ValueError, match="message 1 does not exist"):
         batch.refuse(1, "why")
-    with pytest.raises(ValueError, match="needs a reason"):
+    with pytest.raises(ValueError, match="must pass a reason"):
         batch.refuse(0, " ")

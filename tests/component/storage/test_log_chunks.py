@@ -229,6 +229,6 @@ def test_a_chunk_ends_before_damage_and_the_damage_is_reported(tmp_path):
         file.write(b"xxxx")
     reader = LogReader(tmp_path / "a", commit_log_file_size=LOG_FILE_BYTES, consume_queue_file_size=2000)
     assert read_chunk(reader, 0, 0, end, 5000) == whole[:second]
-    with pytest.raises(StoreCorruptError, match="no record is at"):
+    with pytest.raises(StoreCorruptError, match="has no record at"):
         read_chunk(reader, 0, second, end, 5000)
     reader.close()

@@ -143,7 +143,7 @@ class TestAppend:
         store = open_store(root, max_append_bytes=5000)
         fitting = make_batch([b"x" * 1000] * 4)
         for batches in ([fitting, make_batch([b"y" * 1000], queue_id=1)], [make_batch([b"x" * 1000] * 5)]):
-            with pytest.raises(MessageIllegalError, match="max_append_bytes, which is 5000"):
+            with pytest.raises(MessageIllegalError, match=r"max_append_bytes \(5000\)"):
                 store.append(batches)
         assert store.status().max_physical_offset == 0
         assert store.topics.queue_ids() == {}
@@ -262,7 +262,7 @@ class TestDeduplication:
 
     def test_a_producers_older_instance_is_fenced(self, store):
         store.append([make_batch([b"new"], producer=("p", 2, 0))])
-        with pytest.raises(ClientStateError, match="was fenced"):
+        with pytest.raises(ClientStateError, match="is fenced"):
             store.append([make_batch([b"old"], producer=("p", 1, 5))])
         assert bodies_of(store) == [b"new"]
 
@@ -274,7 +274,7 @@ class TestDeduplication:
     def test_a_sequence_older_than_what_is_remembered_is_refused(self, store):
         for sequence in range(1, 40, 2):
             store.append([make_batch([b"%d" % sequence], producer=("p", 0, sequence))])
-        with pytest.raises(MessageIllegalError, match="is older than"):
+        with pytest.raises(MessageIllegalError, match="is too old to check"):
             store.append([make_batch([b"1"], producer=("p", 0, 1))])
         assert len(bodies_of(store)) == 20
 
@@ -496,7 +496,7 @@ class TestFlush:
         with pytest.raises(StoreNotWritableError, match="Input/output error"):
             store.append([make_batch([b"lost?"])])
         monkeypatch.undo()
-        with pytest.raises(StoreNotWritableError, match="no more appends"):
+        with pytest.raises(StoreNotWritableError, match="refuses appends until"):
             store.append([make_batch([b"after"])])
         # The record whose flush failed stays invisible, even if the disk seems to work again.
         assert fetch_one(store, 1, wait_s=0.1).status is PullStatus.NO_NEW_MESSAGE
@@ -573,7 +573,7 @@ class TestFlush:
         store = open_store(root, flush_interval_consume_queue_ms=10)
         store.append([make_batch([b"a"])])
         until(lambda: not store.status().writable)
-        with pytest.raises(StoreNotWritableError, match="no more appends"):
+        with pytest.raises(StoreNotWritableError, match="refuses appends until"):
             store.append([make_batch([b"b"])])
         store.close()
         assert (root / "abort").exists()
@@ -851,12 +851,12 @@ def test_a_store_whose_directory_is_deleted_acknowledges_no_more(tmp_path, flush
     eventually(lambda: store.status().flushed_physical_offset == store.log.end_offset, "the flush")
     shutil.rmtree(root)
     if flush is FlushDiskType.SYNC_FLUSH:
-        with pytest.raises(StoreFailedError, match="was deleted while the store had it open"):
+        with pytest.raises(StoreFailedError, match="was deleted while the store had the file open"):
             store.append([make_batch([b"after"])])
     else:
         store.append([make_batch([b"in doubt"])])
         eventually(lambda: not store.status().writable, "the next flush notices")
-    with pytest.raises(StoreNotWritableError, match="was deleted while the store had it open"):
+    with pytest.raises(StoreNotWritableError, match="was deleted while the store had the file open"):
         store.append([make_batch([b"later"])])
     store.close()
 

@@ -129,7 +129,7 @@ def test_a_slave_takes_no_appends_not_even_by_its_store(make):
     slave = next(r for r in group.replicas.values() if r is not group.master)
     with pytest.raises(NotMasterError):
         slave.append([make_batch([b"x"])])
-    with pytest.raises(StoreNotWritableError, match="not its master"):
+    with pytest.raises(StoreNotWritableError, match="not the master"):
         slave.any_store.append([make_batch([b"x"])])
 
 

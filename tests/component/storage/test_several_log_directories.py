@@ -147,7 +147,7 @@ def test_without_one_of_the_disks_the_store_does_not_open_and_nothing_is_changed
     away = disks.top / "away"
     os.rename(disks.logs[gone], away)
     for _ in range(2):
-        with pytest.raises(StoreCorruptError, match="is missing; see that the disks of store_path_commit_log are all"):
+        with pytest.raises(StoreCorruptError, match="is missing; check that all disks of store_path_commit_log are"):
             disks.open()
     shutil.rmtree(disks.logs[gone])
     os.rename(away, disks.logs[gone])
@@ -165,7 +165,7 @@ def test_without_the_disk_of_the_last_file_the_store_does_not_open_either(disks,
     assert disks.files() == [[0], [1]]
     for log in disks.logs[0 if both else 1 :]:
         log.rename(disks.top / f"{log.name} away")
-    with pytest.raises(StoreCorruptError, match=r"the log reached physical offset .* are all mounted"):
+    with pytest.raises(StoreCorruptError, match=r"the log reached physical offset .* are mounted"):
         disks.open()
     for log in disks.logs[0 if both else 1 :]:
         shutil.rmtree(log)

@@ -149,7 +149,7 @@ def test_a_retried_send_is_recognised_beside_a_damaged_record(opened, clock, tmp
     # If one of these fields is damaged, the record's producer is unreadable. So the store does not recognise a repeat
     # of this batch.
     if field in ("body size", "topic size"):
-        with pytest.raises(MessageIllegalError, match="older than what the store remembers"):
+        with pytest.raises(MessageIllegalError, match="too old to check for repeats"):
             store.append([batches[2]])
     else:
         assert store.append([batches[2]])[0].duplicate

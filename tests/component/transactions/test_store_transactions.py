@@ -84,9 +84,9 @@ def test_the_other_outcome_is_refused_and_changes_nothing(opened, clock):
     one, two = begin(store, b"one", clock=clock), begin(store, b"two", clock=clock)
     one.commit()
     two.rollback()
-    with pytest.raises(TransactionError, match="is committed already"):
+    with pytest.raises(TransactionError, match="is already committed"):
         one.rollback()
-    with pytest.raises(TransactionError, match="is rolled back already"):
+    with pytest.raises(TransactionError, match="is already rolled back"):
         two.commit()
     assert bodies(store) == [b"one"]
 
@@ -103,7 +103,7 @@ def test_another_group_may_not_end_it(opened, clock):
 @pytest.mark.parametrize("offset", [10**9, 17, -1])
 def test_an_offset_without_a_half_message_is_refused(opened, clock, offset):
     one = begin(opened(), clock=clock)
-    with pytest.raises(TransactionError, match="no half message"):
+    with pytest.raises(TransactionError, match="has no half message"):
         one.commit(physical_offset=offset, transaction_id="unknown")
 
 

@@ -187,7 +187,7 @@ def test_wrong_usage_is_exit_code_2(cli: Cli, arguments: list[str]) -> None:
 
 def test_a_place_without_a_message_says_what_the_queue_has(cli: Cli, topic: str) -> None:
     assert "the queue's next offset is 0" in cli.refused("query", topic, "--offset", "broker-a:0:0")
-    assert "holds offsets 0 to 0" in cli.refused("query", topic, "--offset", "broker-a:0:7")
+    assert "has offsets 0 to 0" in cli.refused("query", topic, "--offset", "broker-a:0:7")
 
 
 def test_a_group_without_dead_letters_lists_none_and_an_unknown_group_is_named(cli: Cli, topic: str) -> None:

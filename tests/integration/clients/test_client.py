@@ -549,7 +549,7 @@ def test_a_push_and_a_pull_consumer_of_one_group_share_its_queues(
 def test_creating_a_topic_again_as_it_is_changes_nothing_and_otherwise_is_refused(mq: raymq.Client) -> None:
     mq.admin.create_topic("admin-5", queues=5)
     mq.admin.create_topic("admin-5", queues=5)
-    with pytest.raises(raymq.TopicExistsError, match="delete it first"):
+    with pytest.raises(raymq.TopicExistsError, match="delete the topic first"):
         mq.admin.create_topic("admin-5", queues=8)
     queues = [description.queue for description in mq.admin.describe_topic("admin-5")]
     assert queues == [MessageQueue("admin-5", "broker-a", i) for i in range(3)] + [

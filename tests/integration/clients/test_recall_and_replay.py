@@ -55,7 +55,7 @@ def test_a_message_is_recalled_in_time_and_another_one_too_late(mq: raymq.Client
         assert eventually(lambda: [m.body for m in read(mq, topic) if m.body == b"1"], "the message not recalled")
         with pytest.raises(RecallError):
             producer.recall(topic, handles[1] or "")
-        with pytest.raises(RecallError, match="not of 'other'"):
+        with pytest.raises(RecallError, match="not of topic 'other'"):
             producer.recall("other", handles[1] or "")
     assert sorted(message.body for message in read(mq, topic)) == [b"1", b"now"]
 

@@ -36,7 +36,7 @@ def test_a_concurrent_and_an_orderly_listener_answer(mq: raymq.Client, topic: st
             ]
             assert [future.result(REQUEST_S).body for future in futures] == [b"N%d" % n for n in range(100)]
             producer.send(raymq.Message(topic, b"nobody asks"))
-            eventually(lambda: running.reply_statistics().no_request, "the message that is no request")
+            eventually(lambda: running.reply_statistics().no_request, "the message that is not a request")
             replies = running.reply_statistics()
             assert (replies.sent >= 101, replies.gone, replies.unsent) == (True, 0, 0)
 
@@ -69,7 +69,7 @@ def test_a_reply_that_comes_late_is_dropped_and_counted(mq: raymq.Client, topic:
             assert (after.timed_out - before.timed_out, after.waiting) == (1, 0)
             producer.send(raymq.Message(topic, b"no request"))
             [plain] = eventually(lambda: c.poll(timeout_s=1.0), "a message")
-            with pytest.raises(CreateReplyMessageError, match="is no request"):
+            with pytest.raises(CreateReplyMessageError, match="is not a request"):
                 producer.reply(plain, b"x")
 
 

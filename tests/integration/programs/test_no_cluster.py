@@ -30,7 +30,7 @@ def test_connecting_where_no_ray_runs_says_how_to_start_one(command: list[str]) 
         done = subprocess.run(command, cwd=box.work, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 1
         assert done.stderr.startswith(("refused: no Ray cluster runs on this machine", "raymq: no Ray cluster runs"))
-        assert "start one with `raymq up`" in done.stderr
+        assert "start a Ray cluster with `raymq up`" in done.stderr
         assert "embedded=True" in done.stderr
         assert len(done.stderr.splitlines()) == 1
         assert list(Path(box.home).rglob("*")) == []

@@ -76,7 +76,7 @@ def test_up_starts_everything_once_down_ends_it_and_up_again_has_the_messages(bo
     (box.work / "no-number.yaml").write_text(re.sub(r"broker_groups: \d+\n", "", whole))
     grown = raymq(box, "up", "--config", "no-number.yaml", "--data-dir", str(box.data))
     assert grown["actors"] == started
-    assert "raymq ran already: started broker-b, storage-broker-b-0" in grown["notes"]
+    assert "raymq was already running: started broker-b, storage-broker-b-0" in grown["notes"]
     assert raymq(box, "status")["stopped_stores"] == []
     broker_and_queue = sent["queue"].partition("@")[2]
     message = raymq(box, "query", "orders", "--offset", f"{broker_and_queue}:{sent['offset']}")

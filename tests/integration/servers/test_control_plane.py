@@ -305,7 +305,10 @@ def test_an_import_reports_impossible_entries_and_applies_the_rest(mq: raymq.Cli
     assert steps[f"{topic}-far"].action == "created with 5 queues"
     assert mq.admin.topic_route(f"{topic}-far").queue_counts() == {"broker-a": 3, "broker-b": 2}
     assert "retry_max_times" in steps[group].action
-    assert steps[f"{group}-new in {topic}"].action == "1 of 3 set; 2 left out, which the queues here do not hold"
+    assert (
+        steps[f"{group}-new in {topic}"].action
+        == "1 of 3 set; 2 left out, because the queues here do not contain these offsets"
+    )
     assert GroupOffsets(f"{group}-new").committed_offset(queue_of(topic)) == 1
     with pytest.raises(raymq.InvalidArgumentError, match="no part 'users'"):
         mq.admin.import_metadata(metadata, parts=["users"])  # type: ignore[list-item]  # the point

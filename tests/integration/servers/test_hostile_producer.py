@@ -68,7 +68,7 @@ def test_others_messages_reach_every_kind_of_consumer(mq: raymq.Client, topic: s
     assert [message.body for message in found if message.body_error is None] == expected
     for message in found:
         if message.body_error is not None:
-            with pytest.raises(raymq.BodyUnreadableError, match=f"offset {message.queue_offset} of {topic}@"):
+            with pytest.raises(raymq.BodyUnreadableError, match=f"offset {message.queue_offset} of queue {topic}@"):
                 _ = message.body
 
     with mq.pull_consumer("hostile-table", consume_from=FIRST) as pull:

@@ -117,7 +117,7 @@ def test_every_broker_group_is_checked(mq: raymq.Client) -> None:
 
 
 def test_what_may_not_be_set_is_refused_as_at_a_start(mq: raymq.Client) -> None:
-    with pytest.raises(InvalidArgumentError, match="read when raymq starts"):
+    with pytest.raises(InvalidArgumentError, match="read only when raymq starts"):
         mq.admin.set_config("flush_disk_type", "SYNC_FLUSH")
     result = CliRunner().invoke(cli, ["config", "set", "delete_when", "99"])
     assert isinstance(result.exception, ConfigError)

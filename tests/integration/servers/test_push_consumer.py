@@ -137,7 +137,7 @@ def test_a_coroutine_is_awaited_and_what_it_returns_decides(
         eventually(lambda: subscription.status()[0].consumed == 20 - 1, "all others, consumed")
     [letter] = mq.admin.dead_letters(group).letters()
     assert letter.message.body == b"0"
-    assert letter.reason.startswith("the listener returned False (bool), which is no answer")
+    assert letter.reason.startswith("the listener returned False (bool), which is not a valid answer")
     assert letter.message.system_properties["DLQ_ORIGIN_TOPIC"] == topic
     expected = [f"{number} 0" for number in range(20)] + ["0 1", "1 1"]
     assert sorted(journal.lines()) == sorted(expected)

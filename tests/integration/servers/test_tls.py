@@ -67,6 +67,6 @@ def test_a_cluster_with_the_certificates_of_the_page() -> None:
         )
     assert told.stdout.splitlines() == [
         "SEND_OK",
-        "storage-broker-a-0 True the lane speaks TLS, and RAY_USE_TLS is off here",
-        "broker-a True the lane speaks TLS, and RAY_USE_TLS is off here",
+        "storage-broker-a-0 True the server uses TLS, but RAY_USE_TLS is off in this process",
+        "broker-a True the server uses TLS, but RAY_USE_TLS is off in this process",
     ], told.stderr[-2000:]

@@ -201,7 +201,7 @@ def test_a_topic_is_counted_in_windows_and_a_restart_goes_on(run: Any, mq: raymq
 
     eventually(all_sent, "every window of the first messages")
     other = run(*arguments[:-4], "--window", "5s", code=1)
-    assert "is of another count" in str(other.exception)
+    assert "belongs to another count" in str(other.exception)
 
 
 def test_an_error_is_one_line(run: Any, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_query_reads_what_comes_goes_on_from_its_checkpoint_and_a_group_shows_
     # alone do not show that the topic was deleted.
     send(mq, "stream-orders", range(2000))
     sink.counts.clear()
-    with pytest.raises(StreamingQueryException, match="deleted and created anew"):
+    with pytest.raises(StreamingQueryException, match="deleted and created again"):
         writer.trigger(availableNow=True).start().awaitTermination(60)
     assert not sink.counts
     lenient = stream_topic(spark, "stream-orders", fail_on_data_loss=False, client=mq, tags="paid").writeStream

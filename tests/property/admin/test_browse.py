@@ -154,5 +154,5 @@ def test_a_decoded_cursor_equals_the_encoded_one(spans: list[Span], newest_first
 
 @pytest.mark.parametrize("text", ["", "%", "AAAA", "W10", "WzEsW1sxXV1d", "\u00e4"])
 def test_a_text_that_is_no_cursor_is_refused(text: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="no cursor"):
+    with pytest.raises(InvalidArgumentError, match="the cursor does not name a page"):
         read_cursor("orders", text)

@@ -60,7 +60,7 @@ def test_a_constructor_has_no_argument_of_the_name_of_the_stand_ins():
         def __init__(self, access):
             self.access = access
 
-    with pytest.raises(TypeError, match="no argument called access"):
+    with pytest.raises(TypeError, match="not have a parameter named access"):
         actor_class(Server)
 
 

@@ -164,7 +164,7 @@ def test_with_access_on_the_super_users_secret_is_an_admins(monkeypatch: pytest.
 
 def test_the_viewers_token_is_read_on_the_node(tmp_path: Path) -> None:
     token = tmp_path / "viewers"
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot read the token"):
         application_settings(ConsoleOptions(viewer_token_file=token))
     token.write_text("look\n")
     short = application_settings(ConsoleOptions(viewer_token_file=token))

@@ -98,7 +98,7 @@ def test_the_controller_is_told_whether_roles_are_fixed(role, fixed):
 
 
 def test_without_a_node_there_is_no_plan():
-    with pytest.raises(ConfigError, match="no node"):
+    with pytest.raises(ConfigError, match="no live node"):
         make_plan(ClusterSettings(), [])
 
 
@@ -157,7 +157,7 @@ def test_replicas_on_disk_are_not_left_out_without_a_word():
 
 
 def test_a_name_that_no_store_has_cannot_be_left_out():
-    with pytest.raises(ValueError, match="'broker-1' names no broker group"):
+    with pytest.raises(ValueError, match="'broker-1' is neither the name of a broker group"):
         ClusterSettings(leave_out=("broker-1",))
 
 
@@ -168,7 +168,7 @@ def test_a_raymq_that_runs_is_compared_with_the_plan(monkeypatch):
     assert differences(plan, ["broker-a", "nameserver-0", "rebalance-0", "storage-broker-a-0"], here) == []
     there = ["nameserver-0", "nameserver-1", "storage-broker-a-0", "storage-broker-b-0"]
     assert differences(plan, there, {"storage-broker-a-0": "/other/broker-a-0"}) == [
-        "storage-broker-b-0 runs, too, and goes on",
-        "2 actors nameserver-N run, not 1, and go on",
-        "storage-broker-a-0 keeps its store in /other/broker-a-0, and not in /data/broker-a-0",
+        "storage-broker-b-0 is also running and keeps running",
+        "2 actors nameserver-N are running instead of 1, and keep running",
+        "storage-broker-a-0 keeps its store in /other/broker-a-0, not in /data/broker-a-0",
     ]

@@ -75,7 +75,7 @@ def test_a_session_without_its_application_master_ends_instead_of_waiting(
     with sessions._watched("report-1", gateway):
         monkeypatch.setattr(sessions, "_actor", lambda name: None)
         assert gateway.proc.wait(60) == -signal.SIGKILL
-    with pytest.raises(ClientStateError, match="report-1 ended meanwhile: its application master is gone"):
+    with pytest.raises(ClientStateError, match="report-1 has ended: the session's application master has ended"):
         lose_the_connection(gateway)
 
 

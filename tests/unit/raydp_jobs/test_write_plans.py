@@ -35,5 +35,5 @@ def test_an_earlier_version_refuses_a_plan_with_another_first_queue() -> None:
 
 
 def test_a_plan_of_a_later_version_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="its version is 3"):
+    with pytest.raises(InvalidArgumentError, match="the plan's version is 3"):
         WritePlan.decode("orders", VERSION_1.replace('"version": 1', '"version": 3'), "1.json")

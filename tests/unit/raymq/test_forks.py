@@ -86,7 +86,7 @@ def test_a_copy_refuses_every_attribute_and_may_be_closed(kind: type[OfProcess])
 
     outcomes = in_child(use)
     assert len(outcomes) == len(public) + 2
-    assert all(f"ClientStateError: this {kind.__name__} was made in process {maker}" in one for one in outcomes)
+    assert all(f"ClientStateError: this {kind.__name__} belongs to process {maker}" in one for one in outcomes)
     assert type(item) is kind, "the parent's object has changed"
 
 
@@ -107,7 +107,7 @@ def test_a_producer_of_the_parent_stores_nothing_from_its_child() -> None:
             ]
 
         *refused, closed = in_child(use)
-        assert all("ClientStateError: this Producer was made in process" in one for one in refused)
+        assert all("ClientStateError: this Producer belongs to process" in one for one in refused)
         assert closed == "ok"
         for number in range(4):
             assert producer.send(Message("orders", b"%d" % number)).queue_offset == 1 + number
@@ -138,7 +138,7 @@ def test_a_pool_of_forks_gets_one_clear_error(kind: str) -> None:
                 outcomes = list(executor.map(_send_in_pool, range(8), timeout=60))
         _producer.send(Message("orders", b"after"))
     assert len(outcomes) == 8
-    assert all("ClientStateError: this Producer was made in process" in one for one in outcomes)
+    assert all("ClientStateError: this Producer belongs to process" in one for one in outcomes)
     assert store.everything() == [b"before", b"after"]
 
 
@@ -163,7 +163,7 @@ def test_a_send_under_way_in_the_parent_does_not_hang_the_child() -> None:
         future = producer.send_async(Message("orders", b"x"))
         assert gate.entered.wait(60)
         refused = in_child(lambda: outcome(lambda: future.result(60)))
-        assert "ClientStateError: this send was made in process" in refused
+        assert "ClientStateError: this send belongs to process" in refused
         gate.opened.set()
         result = future.result(60)
         assert in_child(lambda: future.result(1)) == result, "an end that came before the fork can be read"
@@ -204,7 +204,7 @@ def test_an_object_of_a_child_is_refused_in_its_own_child() -> None:
         return in_child(lambda: outcome(lambda: item.send)) + f" | {os.getpid()}"
 
     refused, _, maker = in_child(grandchild).partition(" | ")
-    assert f"ClientStateError: this Producer was made in process {maker}," in refused
+    assert f"ClientStateError: this Producer belongs to process {maker}," in refused
 
 
 def test_threads_that_make_objects_while_others_fork_do_no_harm() -> None:

@@ -90,7 +90,7 @@ def test_each_argument_of_a_checked_function_is_checked_however_it_is_passed() -
         ((1,), {"wait_s": math.nan}, "wait_s"),
         ((1,), {"wait_s": None}, "wait_s"),
         ((1,), {"sizes": {"a": 1, "b": 10}}, "sizes of b must be 1 to 9"),
-        ((1,), {"sizes": 5}, "sizes must map to numbers of 1 to 9"),
+        ((1,), {"sizes": 5}, "sizes must map names to numbers, 1 to 9"),
     ]:
         with pytest.raises(InvalidArgumentError, match=name):
             _call(*arguments, **keywords)  # type: ignore[arg-type]  # bad input on purpose
@@ -99,7 +99,7 @@ def test_each_argument_of_a_checked_function_is_checked_however_it_is_passed() -
 
 
 def test_bounds_of_an_argument_that_does_not_exist_are_a_mistake_of_the_program() -> None:
-    with pytest.raises(TypeError, match="has no numbers called counts"):
+    with pytest.raises(TypeError, match="has no number parameters named counts"):
         checked(bounded(counts=NumberRange(1, 9))(lambda count: count))
 
 
@@ -168,7 +168,7 @@ def test_a_message_has_no_absurd_number(value: Any) -> None:
 
 def test_a_message_of_the_far_future_is_refused_with_the_bound_in_days() -> None:
     for at_ms in (NUMBER_MAX, time.time_ns() // 1_000_000 + 41 * 86_400_000):
-        with pytest.raises(MessageIllegalError, match=r"deliver_at_ms \d+ is .* at most 40 are allowed"):
+        with pytest.raises(MessageIllegalError, match=r"deliver_at_ms \d+ is .* at most 40 days are allowed"):
             Message("orders", b"x", deliver_at_ms=at_ms)
 
 
@@ -210,7 +210,7 @@ def test_a_cursor_with_an_absurd_number_is_refused(number: str) -> None:
 
 @pytest.mark.parametrize("level", ["LOUD", math.nan, 1.5, None, [1]])
 def test_a_log_handler_takes_no_absurd_level(level: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="level must be a level of logging"):
+    with pytest.raises(InvalidArgumentError, match="level must be a logging level"):
         RaymqHandler("logs", client=object(), level=level)  # type: ignore[arg-type]  # it is not used
 
 

@@ -94,10 +94,11 @@ class Metadata:
         try:
             document = json.loads(text)
         except ValueError as error:
-            raise InvalidArgumentError(f"this is no JSON: {error}") from error
+            raise InvalidArgumentError(f"the exported metadata is not JSON: {error}") from error
         if not isinstance(document, dict) or document.get("version") != METADATA_VERSION:
             raise InvalidArgumentError(
-                f'this is no file of `raymq export`: it begins with {{"version": {METADATA_VERSION}, …}}'
+                'the file was not written by `raymq export`: such a file begins with {"version": '
+                f"{METADATA_VERSION}, …}}"
             )
         unknown = sorted(document.keys() - {"version", *METADATA_PARTS})
         if unknown:
@@ -246,7 +247,8 @@ class MetadataAdmin(GroupAdmin):
         for fixed in (CLEANUP_POLICY, QUEUE_TYPE):
             if known.attributes.get(fixed, "") != topic.attributes.get(fixed, ""):
                 raise InvalidArgumentError(
-                    f"the topic exists with another {fixed}, which cannot change: delete it first, or keep it"
+                    f"the topic exists with another {fixed}, which cannot change: delete the topic first, or "
+                    f"leave {fixed} unchanged"
                 )
         changes: dict[str, Any] = {}
         if sum(topic.queues.values()) > sum(known.queues.values()):
@@ -300,7 +302,7 @@ class MetadataAdmin(GroupAdmin):
             held = {one.queue: one for one in self.describe_topic(topic)}
         except TopicNotExistError:
             if is_new:
-                return f"0 of {len(wanted)} set: the topic would be new"
+                return f"0 of {len(wanted)} set: the topic does not exist yet"
             raise
         usable = {
             queue: at
@@ -318,14 +320,14 @@ class MetadataAdmin(GroupAdmin):
         if not new and not left_out:
             return "same"
         return f"{len(new)} of {len(wanted)} set" + (
-            f"; {left_out} left out, which the queues here do not hold" if left_out else ""
+            f"; {left_out} left out, because the queues here do not contain these offsets" if left_out else ""
         )
 
 
 def _table(document: Mapping[str, Any], part: str) -> Mapping[str, Any]:
     table = document.get(part, {})
     if not isinstance(table, dict):
-        raise InvalidArgumentError(f"{part} is a table of names, not {table!r:.80}")
+        raise InvalidArgumentError(f"{part} must be a table of names, not {table!r:.80}")
     return table
 
 
@@ -334,19 +336,19 @@ def _fields(where: str, entry: object, kind: type, also: Iterable[str] = ()) -> 
     the class `kind` does not have."""
     known = {one.name for one in fields(kind)} | set(also)
     if not isinstance(entry, dict) or not entry.keys() <= known:
-        raise InvalidArgumentError(f"{where} has {', '.join(sorted(known))}; it is {entry!r:.120}")
+        raise InvalidArgumentError(f"{where} must have the fields {', '.join(sorted(known))}, but is {entry!r:.120}")
     return entry
 
 
 def _read_topic(name: str, entry: object) -> TopicMetadata:
     if is_internal_topic(name):
-        raise InvalidArgumentError(f"topic {name!r} is the server's own")
+        raise InvalidArgumentError(f"topic {name!r} is a system topic and cannot be imported")
     values = _fields(f"topic {name!r}", entry, TopicMetadata)
     queues, attributes = values.get("queues"), values.get("attributes", {})
     if not isinstance(queues, dict) or not queues or not all(_is_count(count) for count in queues.values()):
-        raise InvalidArgumentError(f"the queues of topic {name!r} are numbers by broker group, not {queues!r:.80}")
+        raise InvalidArgumentError(f"the queues of topic {name!r} must be numbers by broker group, not {queues!r:.80}")
     if not isinstance(attributes, dict):
-        raise InvalidArgumentError(f"the attributes of topic {name!r} are a table, not {attributes!r:.80}")
+        raise InvalidArgumentError(f"the attributes of topic {name!r} must be a table, not {attributes!r:.80}")
     TopicAttributes.parse(attributes)
     if values.get("order_config"):
         parse_order_config(values["order_config"])
@@ -357,7 +359,9 @@ def _read_group(name: str, entry: object) -> GroupMetadata:
     values = dict(_fields(f"group {name!r}", entry, GroupConfig, ["forbidden"]))
     forbidden = values.pop("forbidden", [])
     if not isinstance(forbidden, list) or not all(isinstance(topic, str) for topic in forbidden):
-        raise InvalidArgumentError(f"the forbidden topics of group {name!r} are a list of names, not {forbidden!r:.80}")
+        raise InvalidArgumentError(
+            f"the forbidden topics of group {name!r} must be a list of names, not {forbidden!r:.80}"
+        )
     return GroupMetadata(GroupConfig(**{**values, "group": name}), tuple(sorted(forbidden)))
 
 
@@ -372,13 +376,15 @@ def _read_offsets(table: Mapping[str, Any]) -> Offsets:
         }
     except (AttributeError, ValueError) as error:
         raise InvalidArgumentError(
-            f"offsets are numbers by group, topic, broker group and queue id: {error}"
+            f"offsets must be numbers by group, topic, broker group and queue id: {error}"
         ) from error
     for group, by_topic in found.items():
         for topic, by_broker in by_topic.items():
             for queues in by_broker.values():
                 if not all(_is_offset(at) for at in queues.values()):
-                    raise InvalidArgumentError(f"the offsets of {group!r} in {topic!r} are numbers from 0 on: {queues}")
+                    raise InvalidArgumentError(
+                        f"the offsets of group {group!r} in topic {topic!r} must be numbers from 0, not {queues}"
+                    )
     return found
 
 

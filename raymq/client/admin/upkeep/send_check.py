@@ -65,7 +65,7 @@ class CheckAdmin(TopicAdmin):
             first.setdefault(queue.broker_name, queue)
         if broker_name is not None and broker_name not in first:
             raise InvalidArgumentError(
-                f"topic {topic!r} has no queue that takes messages in {broker_name!r}; see `raymq status`"
+                f"topic {topic!r} has no writable queue in broker group {broker_name!r}; see `raymq status`"
             )
         return [queue for name, queue in first.items() if broker_name in (None, name)]
 
@@ -106,7 +106,7 @@ def check_queue(
             error = str(failure)
             continue
         if [message.body for message in found[:1]] != [body]:
-            error = f"the message at offset {result.queue_offset} is not read back as it was sent"
+            error = f"the message at offset {result.queue_offset} differs from the message that was sent"
             continue
         sends_ms.append((stored_s - begun_s) * 1000)
         trips_ms.append((clock_s() - begun_s) * 1000)

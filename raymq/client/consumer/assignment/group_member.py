@@ -78,7 +78,10 @@ class GroupMember:
             lost = self._core.fence(time.monotonic())
         if lost:
             logger.warning(
-                "%s gives up its queues: group %s gave no answer for %g s", self._name, self._group, FENCE_AFTER_S
+                "member %s releases its queues: group %s has not answered for %g s",
+                self._name,
+                self._group,
+                FENCE_AFTER_S,
             )
 
     def release(self) -> None:
@@ -128,7 +131,7 @@ class GroupMember:
                 )
             if not self._core.lose_all():
                 return None
-        logger.warning("%s leaves group %s: its program does not poll", self._name, self._group)
+        logger.warning("member %s leaves group %s: its program has stopped polling", self._name, self._group)
         return self._farewell()
 
     def assigned(self, assignment: GroupAssignment, sent_s: float) -> None:
@@ -144,7 +147,7 @@ class GroupMember:
 
     def unanswered(self, error: RaymqError) -> None:
         """Record that the group did not answer a heartbeat. The member uses its queues while the lease lasts."""
-        logger.info("%s: %s", self._name, error)
+        logger.info("member %s got no answer from its group: %s", self._name, error)
         self._failure = error
         self.fence()
 
@@ -152,7 +155,7 @@ class GroupMember:
         """Record that the group does not accept this member. Heartbeats continue, so that this member gets queues after
         the conflicting members have left. While the lease lasts, the member uses the queues that it holds."""
         if self.refusal is None:
-            logger.warning("%s: %s", self._name, error)
+            logger.warning("the group refuses member %s: %s", self._name, error)
         self.refusal = error
         self.fence()
         self._on_assigned()

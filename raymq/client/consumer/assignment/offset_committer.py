@@ -186,17 +186,17 @@ class OffsetCommitter:
             forbidden = set(self.core.forbidden)
             committed = self.core.commit_answered(commits, answer)
             stopped, allowed = self.core.forbidden.keys() - forbidden, forbidden - self.core.forbidden.keys()
-        for verdict, queues in (("has a new owner", answer.fenced), ("is deleted", answer.gone)):
+        for verdict, queues in (("now belongs to another member", answer.fenced), ("is deleted", answer.gone)):
             for queue in sorted(queues):
-                logger.warning("%s gives up %s: it %s", self.name, queue, verdict)
+                logger.warning("member %s releases queue %s: the queue %s", self.name, queue, verdict)
         for reason in sorted({answer.stopped[queue] for queue in stopped}):
-            logger.warning("%s stops reading: %s", self.name, reason)
+            logger.warning("member %s stops reading: %s", self.name, reason)
         if allowed:
-            logger.info("%s may read again: %s", self.name, ", ".join(map(str, sorted(allowed))))
+            logger.info("member %s may read again from queues %s", self.name, ", ".join(map(str, sorted(allowed))))
         if stopped or allowed:
             self.on_started()
         if answer.reset:
-            logger.info("%s goes on where offsets were reset: %s", self.name, dict(answer.reset))
+            logger.info("member %s continues at reset offsets: %s", self.name, dict(answer.reset))
             self.on_started()
         self.on_committed()
         return committed
@@ -280,11 +280,20 @@ class _BrokerThread:
                 work.do()
                 backoff.reset()
             except RaymqError as error:
-                logger.warning("%s: offsets at %s, trying again: %s", work.committer.name, self.broker_name, error)
+                logger.warning(
+                    "member %s cannot read or commit offsets at broker group %s, retrying: %s",
+                    work.committer.name,
+                    self.broker_name,
+                    error,
+                )
                 self._not_before_s = time.monotonic() + backoff.next()
                 work.schedule(now=True)
             except Exception:  # a bug in one consumer must not stop the queues of the other consumers
-                logger.exception("%s: offsets at %s, trying again", work.committer.name, self.broker_name)
+                logger.exception(
+                    "member %s cannot read or commit offsets at broker group %s, retrying",
+                    work.committer.name,
+                    self.broker_name,
+                )
                 work.failed()
 
 
@@ -358,7 +367,12 @@ class _BrokerWork:
                 self._prepared = False
             elif error.retryable:
                 raise
-            logger.warning("%s: offsets at %s, trying again: %s", self.committer.name, self.thread.broker_name, error)
+            logger.warning(
+                "member %s cannot read or commit offsets at broker group %s, retrying: %s",
+                self.committer.name,
+                self.thread.broker_name,
+                error,
+            )
             self.failed()
 
     def failed(self) -> None:
@@ -413,7 +427,7 @@ class _BrokerWork:
                     start = self._start_offset(assigned, starts, refusals)
                 # The topic was deleted, or has fewer queues now, so that this queue no longer exists.
                 except (TopicNotExistError, InvalidArgumentError) as error:
-                    logger.warning("%s gives up %s: %s", committer.name, assigned.queue, error)
+                    logger.warning("member %s releases queue %s: %s", committer.name, assigned.queue, error)
                     with committer.lock:
                         committer.core.lose([assigned.queue])
                     continue
@@ -424,7 +438,7 @@ class _BrokerWork:
                     refusal = refusals[assigned.queue.topic]
                     new = committer.core.forbid(assigned, refusal)
                 if new:
-                    logger.warning("%s cannot read %s: %s", committer.name, assigned.queue, refusal)
+                    logger.warning("member %s cannot read queue %s: %s", committer.name, assigned.queue, refusal)
         finally:
             committer.on_started()
 

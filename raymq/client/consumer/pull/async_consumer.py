@@ -167,7 +167,8 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
     ) -> list[tuple[PolledRecords, Found]]:
         if asyncio.get_running_loop() is not self._loop:
             raise ClientStateError(
-                "this async consumer was made in another event loop: make one here by client.async_pull_consumer(...)"
+                "this async consumer belongs to another event loop: create a consumer in this event loop "
+                "with client.async_pull_consumer(...)"
             )
         deadline_s = time.monotonic() + timeout_s
         step = aside(turn.step, self._begin, turn, decode, max_messages, deadline_s)

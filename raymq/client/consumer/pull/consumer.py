@@ -343,4 +343,7 @@ class PullConsumer(PullConsumerBase):
         aside(self._engine.close, finished=kind is None)
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a raymq consumer cannot be pickled: call raymq.connect().pull_consumer(...) where it is used")
+        raise TypeError(
+            "a raymq consumer cannot be pickled: call raymq.connect().pull_consumer(...) in the process that "
+            "uses the consumer"
+        )

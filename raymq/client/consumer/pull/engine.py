@@ -251,15 +251,15 @@ class PullEngine:
     def consume_directly(self, client_id: str, record: bytes, broker_name: str) -> DirectConsumption:
         """Raise InvalidArgumentError, because a pull consumer has no listener."""
         raise InvalidArgumentError(
-            f"member {self._name} of {self.settings.group!r} is a pull consumer, whose program polls: it has no "
-            "listener to call; `raymq replay` delivers the message to the group again"
+            f"member {self._name} of group {self.settings.group!r} is a pull consumer, which has no listener; "
+            "`raymq replay` delivers the message to the group again"
         )
 
     def _check_mode(self, mode: str) -> None:
         self.check_open()
         if self._mode not in ("", mode):
             raise ClientStateError(
-                f"this consumer uses {self._mode}, which excludes {mode}; make another consumer for that"
+                f"this consumer uses {self._mode}, so it cannot use {mode}; create another consumer for {mode}"
             )
 
     # Methods that read and change positions in queues
@@ -318,7 +318,9 @@ class PullEngine:
         self.check_open()
         if offsets is not None:
             if self.settings.acknowledge_each:
-                raise ClientStateError("this consumer acknowledges each message: call acknowledge, not commit(offsets)")
+                raise ClientStateError(
+                    "this consumer acknowledges each message: call acknowledge(...), not commit(offsets)"
+                )
             stored = {self.names.queue(queue): at for queue, at in offsets.items()}
             self._with_core(lambda core: core.finish(stored))
         began_ns = time.time_ns()
@@ -331,7 +333,8 @@ class PullEngine:
         """Mark messages as finished. A later automatic commit commits their offsets. Does not block."""
         if not self.settings.acknowledge_each:
             raise ClientStateError(
-                "acknowledge needs a consumer that acknowledges each message: pass acknowledge_each=True"
+                "this consumer does not acknowledge each message: create it with acknowledge_each=True to "
+                "call acknowledge(...)"
             )
         offsets: dict[MessageQueue, list[int]] = {}
         for message in messages:
@@ -406,8 +409,8 @@ class PullEngine:
     def _lose(self, queue: MessageQueue, offset: int, error: DataLossError | PredicateFailedError) -> None:
         if isinstance(error, DataLossError):
             error = DataLossError(
-                f"{queue}: the message at offset {offset} cannot be read: {error}; restore the file, or seek past the "
-                "lost messages (`raymq topic describe` shows the offsets that the queue holds)"
+                f"the message at offset {offset} of queue {queue} cannot be read: {error}; restore the file, or "
+                "seek past the lost messages (`raymq topic describe` shows the queue's offsets)"
             )
         with self._lock:
             if not self._core.reads(queue, offset):
@@ -449,7 +452,7 @@ class PullEngine:
     def check_open(self) -> None:
         """Raise ClientStateError if the consumer was closed."""
         if self._closing.is_set():
-            raise ClientStateError("this consumer is closed; make a new one with client.pull_consumer(...)")
+            raise ClientStateError("this consumer is closed; create a new consumer with client.pull_consumer(...)")
 
     def _with_core(self, question: Callable[[SubscriptionState], T]) -> T:
         self.check_open()

@@ -216,7 +216,7 @@ class InPlaceReader:
             watch = None if reader is None else storage.open_watch()
             failed = reader is not None and watch is None
         except (RaymqError, OSError) as error:
-            logger.info("%s is read by fetches, its files cannot be watched now: %s", name, error)
+            logger.info("cannot watch the files of storage actor %s, reading by fetches instead: %s", name, error)
         with self._open_lock:
             if failed:
                 self._not_before_s[name] = time.monotonic() + OPEN_AGAIN_AFTER_S
@@ -253,7 +253,7 @@ class InPlaceReader:
                 if store.answered:
                     self._take_answer(store, now_s)
                 elif store.asked and now_s > store.deadline_s:
-                    raise TimeoutError("no answer in time")
+                    raise TimeoutError("the storage actor did not answer in time")
                 self._ask(store, now_s)
             except (RaymqError, OSError, EOFError) as error:
                 self._break(store, error)
@@ -278,7 +278,7 @@ class InPlaceReader:
                 self._read_by_fetches([queue])  # fetches then report the failure, and retry the queue after a pause
                 continue
             except DataLossError as error:
-                logger.info("%s is read by fetches for once: %s", queue, error)
+                logger.info("cannot read queue %s from its files, reading by one fetch instead: %s", queue, error)
                 if store.reader.makes_records(queue.topic, queue.queue_id):
                     self._made.add(queue)
                 self._read_by_fetches([queue])
@@ -350,7 +350,7 @@ class InPlaceReader:
             return
         asked, store.asked, store.answered_s = store.asked, [], now_s
         if len(ends) != len(asked):
-            raise ConnectionError(f"{store.name} answers for {len(ends)} queues, not {len(asked)}")
+            raise ConnectionError(f"storage actor {store.name} answered for {len(ends)} queues, not {len(asked)}")
         check_all = now_s - store.stay_checked_s > STAY_CHECK_S
         if check_all:
             store.stay_checked_s = now_s
@@ -409,7 +409,7 @@ class InPlaceReader:
     def _break(self, store: _MappedStore, error: Exception) -> None:
         """Close the watch of a storage actor that has ended or hangs. The actor's queues are read by fetches until the
         actor is found again."""
-        logger.info("the watch of %s has ended: %s", store.name, error)
+        logger.info("the connection that watches storage actor %s has ended: %s", store.name, error)
         with self._open_lock:
             self._stores.pop(store.name, None)
             self._not_before_s[store.name] = time.monotonic() + OPEN_AGAIN_AFTER_S

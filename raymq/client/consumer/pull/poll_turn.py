@@ -56,7 +56,7 @@ class PollTurn:
         """Run a step of this poll, or a whole poll. Raises ClientStateError if the poll was abandoned."""
         with self._step:
             if self.abandoned:
-                raise ClientStateError("this poll was interrupted")
+                raise ClientStateError("the poll was interrupted")
             return call(*arguments)
 
     def end_dropped(self, end: Callable[[PollTurn], None]) -> None:

@@ -133,7 +133,7 @@ class Polls:
             # checked under the lock, so that no poll begins after `close` has looked for running polls
             self._check_open()
             if turn.abandoned:
-                raise ClientStateError("this poll was interrupted before it began")
+                raise ClientStateError("the poll was interrupted before it began")
             self._core.poll_begins(now_s)
             self._turn = turn
             useless = not self._core.expressions and not self._assigns()
@@ -159,7 +159,7 @@ class Polls:
         self._wake()
         turn.end_dropped(self.end)
         if not turn.has_ended:
-            raise ClientStateError("an interrupted poll of this consumer has not ended yet; call again")
+            raise ClientStateError("an earlier, interrupted poll of this consumer is still running; call poll() again")
         with self._lock:
             if self._turn is turn:
                 self._core.give_back(turn.taken)
@@ -256,7 +256,7 @@ class Polls:
         """Return the function that decodes polled records for a table. Raises ClientStateError if the consumer was made
         with acknowledge_each, and InvalidArgumentError if no table can be created with these options."""
         if self._settings.acknowledge_each:
-            raise ClientStateError("this consumer acknowledges each message: use poll, not poll_table")
+            raise ClientStateError("this consumer acknowledges each message: call poll(), not poll_table()")
         check_table(body_type, columns, unreadable)
         return partial(
             decode_tables,

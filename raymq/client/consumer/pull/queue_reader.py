@@ -150,6 +150,6 @@ class QueueReader:
         with self._lock:
             jumps = self._core.out_of_range(queue, offset, next_offset)
         if jumps:
-            logger.warning("%s: offset %d is gone, going on at %d", queue, offset, next_offset)
+            logger.warning("queue %s: offset %d no longer exists, continuing at offset %d", queue, offset, next_offset)
             self._in_place.take_up([queue])
             self._wake()

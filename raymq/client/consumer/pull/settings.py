@@ -91,7 +91,9 @@ class PullSettings:
         check_group(self.group)
         check_fields(self, RANGES)
         if self.acknowledge_each and not self.auto_commit:
-            raise InvalidArgumentError("acknowledge_each commits what is acknowledged: leave auto_commit on")
+            raise InvalidArgumentError(
+                "acknowledge_each=True commits acknowledged messages by itself: do not set auto_commit=False"
+            )
 
     @classmethod
     def of(cls, group: str, **options: Unpack[PullOptions]) -> PullSettings:

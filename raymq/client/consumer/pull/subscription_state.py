@@ -123,7 +123,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         assigned."""
         assigned = self._queues.get(queue)
         if assigned is None or assigned.state is not AssignmentState.STARTED:
-            raise ClientStateError(f"this consumer does not hold {queue} now; see assignment()")
+            raise ClientStateError(f"queue {queue} is not assigned to this consumer now; see assignment()")
         return assigned
 
     # Methods that choose and release queues
@@ -179,7 +179,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         """Begin a poll. With auto-commit, all messages that earlier polls returned count as finished. Raises
         ClientStateError if another thread or task is inside a poll."""
         if self._polling:
-            raise ClientStateError("another thread or task polls this consumer now; one may at a time")
+            raise ClientStateError("another thread or task is polling this consumer: only one may poll at a time")
         self._polling = True
         self._polled_s = now_s
         if self._settings.acknowledge_each:
@@ -413,7 +413,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             position = (self._revoked.get(queue) or self.get(queue)).position
             if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= position:
                 raise InvalidArgumentError(
-                    f"{queue}: cannot commit {offset!r}: polls have reached {position}; use seek to skip messages"
+                    f"cannot commit offset {offset!r} of queue {queue}: polls have only reached offset "
+                    f"{position}; use seek to skip messages"
                 )
         for queue, offset in offsets.items():
             assigned = self._queues[queue]

@@ -75,9 +75,9 @@ def _unknown(answer: Any) -> str:
         shown = f"an object whose repr raises {type(error).__name__}"
     shown = shown if len(shown) <= ANSWER_SHOWN_MAX else shown[:ANSWER_SHOWN_MAX] + "…"
     return (
-        f"the listener returned {shown} ({type(answer).__name__}), which is no answer: return None or "
-        "ConsumeStatus.CONSUME_SUCCESS for a consumed message, ConsumeStatus.RECONSUME_LATER or ConsumeLater(...) to "
-        "get it again, or raise"
+        f"the listener returned {shown} ({type(answer).__name__}), which is not a valid answer: return None or "
+        "ConsumeStatus.CONSUME_SUCCESS for a consumed message, ConsumeStatus.RECONSUME_LATER or "
+        "ConsumeLater(...) to get it again, or raise"
     )
 
 
@@ -85,10 +85,10 @@ def check_listener(listener: Callable[[Any], Any], name: str) -> None:
     """Raise ListenerError if a listener cannot be called, or if calling it would run none of its code (a generator
     function or an async generator function). Coroutine functions are allowed."""
     if not callable(listener):
-        raise ListenerError(f"a listener must be callable with one argument, {name} object is not")
+        raise ListenerError(f"a listener must be callable with one argument, but {name} is not callable")
     kind = deferred_kind(listener)
     if kind not in ("", "a coroutine function"):
         raise ListenerError(
-            f"listener {name} is {kind}: a call of it runs none of its code. Remove `yield`; a listener is a function "
-            "or a coroutine function (async def) that returns one answer"
+            f"listener {name} is {kind}, so calling it runs none of its code. Remove `yield`: a listener must be "
+            "a function or a coroutine function (async def) that returns one answer"
         )

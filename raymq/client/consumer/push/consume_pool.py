@@ -342,7 +342,12 @@ class ConsumePool:
             answer = self._awaited(answer, worker)
         failure = judge(answer, request.messages_of(index), request.calls[index], self._replier)
         if failure is not None and failure.unknown:
-            logger.error("group %s, topic %s: %s", self._shown_group, request.topic, failure.error)
+            logger.error(
+                "group %s rejects an answer of its listener for topic %s: %s",
+                self._shown_group,
+                request.topic,
+                failure.error,
+            )
         return failure
 
     def _awaited(self, awaitable: Awaitable[Any], worker: _Worker | None) -> Any:
@@ -430,7 +435,7 @@ class ConsumePool:
 
 
 def _raised(request: ConsumeRequest, index: int) -> Failure:
-    logger.exception("the listener failed")
+    logger.exception("the listener raised an exception")
     return request.failure(index, traceback.format_exc(), raised=True)
 
 

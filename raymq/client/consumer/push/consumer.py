@@ -215,7 +215,7 @@ class PushConsumer(OfProcess):
             except ValueError:  # another actor has this name
                 continue
             return RunningInstance(instance, listener, traced=self._make_trace is not None)
-        raise AssertionError("unreachable")
+        raise AssertionError("this code cannot be reached")
 
 
 def _named(settings: PushSettings, index: int) -> PushSettings:

@@ -43,4 +43,4 @@ def call_hooks(hooks: Sequence[ConsumeHook], name: str, context: ConsumeContext)
         try:
             method(context)
         except Exception:  # an exception in the user's hook must not make the message fail
-            logger.exception("consume hook %s.%s failed", type(hook).__name__, name)
+            logger.exception("consume hook %s.%s raised an exception", type(hook).__name__, name)

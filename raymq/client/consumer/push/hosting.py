@@ -115,7 +115,9 @@ class Hosted:
                 answer: HostAnswer = self._pull.call("host", self._make_call(self.life), timeout_s=HOST_CALL_TIMEOUT_S)
             except RaymqError as error:
                 self._hosted.clear()
-                logger.info("%s is not hosted by %s: %s", self._instance.name, self._pull.name, error)
+                logger.info(
+                    "instance %s is not hosted by Pull actor %s: %s", self._instance.name, self._pull.name, error
+                )
                 self._start_pull()
                 time.sleep(RETRY_S)
                 continue
@@ -140,6 +142,6 @@ class Hosted:
             try:
                 ActorRef(broker).call("start_pull", self._node_id, timeout_s=START_PULL_TIMEOUT_S)
             except RaymqError as error:
-                logger.info("%s does not start %s: %s", broker, self._pull.name, error)
+                logger.info("%s cannot start Pull actor %s: %s", broker, self._pull.name, error)
             else:
                 return

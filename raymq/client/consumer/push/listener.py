@@ -78,10 +78,13 @@ def ship_hook(hook: ConsumeHook) -> ShippedListener:
     a coroutine or generator function, or if the hook cannot be pickled."""
     name = type(hook).__qualname__
     if not all(callable(getattr(hook, method, None)) for method in ("before", "after")):
-        raise ListenerError(f"a consume hook must have the methods before(context) and after(context), {name} has not")
+        raise ListenerError(
+            f"a consume hook must have the methods before(context) and after(context), but {name} lacks at least "
+            "one of them"
+        )
     for method in ("before", "after"):
         if kind := deferred_kind(getattr(hook, method)):
-            raise ListenerError(f"{name}.{method} is {kind}, which a consume hook cannot be: make it a plain function")
+            raise ListenerError(f"method {name}.{method} of the consume hook is {kind}: make it a plain function")
     return ShippedListener(_dumps(hook, f"consume hook {name}"), False, name)
 
 
@@ -89,8 +92,8 @@ def _dumps(thing: Any, what: str) -> bytes:
     return dumps_by_value(
         thing,
         lambda error: ListenerError(
-            f"{what} cannot be shipped to its actor: {error}. It must not hold locks, open files, connections "
-            "or a raymq client; make those in the listener's first call"
+            f"{what} cannot be pickled for its actor: {error}. Do not store locks, open files, connections or a "
+            "raymq client in it; create them in the listener's first call"
         ),
     )
 
@@ -199,7 +202,7 @@ class Listener:
             raise ListenerError(f"the listener could not be loaded: {self._failure}")
         if not self._direct.acquire(blocking=False):
             raise SystemBusyError(
-                f"the listener already consumes {DIRECT_CALLS_MAX} messages for administrators; try again"
+                f"the listener is already consuming {DIRECT_CALLS_MAX} messages for administrators; try again later"
             )
         try:
             return self._tasks.consume_directly(message)

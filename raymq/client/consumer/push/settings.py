@@ -87,7 +87,7 @@ class PushSettings:
         if not isinstance(self.message_model, MessageModel):
             raise InvalidArgumentError(f"message_model must be a MessageModel, not {self.message_model!r}")
         if self.group == "DEFAULT_CONSUMER":
-            raise InvalidArgumentError("DEFAULT_CONSUMER is no consumer group's name: choose one of your own")
+            raise InvalidArgumentError("DEFAULT_CONSUMER cannot be used as a consumer group: choose another name")
 
     @property
     def retry_topic(self) -> str:

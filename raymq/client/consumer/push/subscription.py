@@ -103,7 +103,7 @@ class RunningInstance:
         deadline_s = time.monotonic() + timeout_s
         while self._pull is None:
             if time.monotonic() > deadline_s:
-                raise RequestTimeoutError(f"a Pull actor for {self.name}", timeout_s)
+                raise RequestTimeoutError(f"the start of a Pull actor for instance {self.name}", timeout_s)
             self._look()
 
     def call(self, method: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
@@ -113,7 +113,7 @@ class RunningInstance:
         def attempt(left_s: float) -> Any:
             pull = self._pull or self._look()
             if pull is None:
-                raise ServiceNotAvailableError(f"no Pull actor hosts {self.name} at the moment")
+                raise ServiceNotAvailableError(f"no Pull actor hosts instance {self.name} now; retry later")
             try:
                 return pull.call(method, self.name, *args, timeout_s=left_s)
             except RaymqError:
@@ -125,7 +125,7 @@ class RunningInstance:
     def ask_listener(self, method: str, *args: Any, timeout_s: float = LISTENER_TIMEOUT_S) -> Any:
         """Call a method of the instance's Listener. Raises RequestTimeoutError or ServiceNotAvailableError if the
         Listener does not answer."""
-        return self._calls.call(method, *args, what=f"the listener of {self.name}", timeout_s=timeout_s)
+        return self._calls.call(method, *args, what=f"the listener of instance {self.name}", timeout_s=timeout_s)
 
     def stop(self, timeout_s: float) -> str:
         """Stop the instance. Returns why the instance could not finish its messages, or an empty string if it finished
@@ -136,7 +136,7 @@ class RunningInstance:
                 "stop", self._instance.key, STOP_CALL_S, timeout_s=STOP_CALL_S + DEFAULT_TIMEOUT_S
             ):
                 if time.monotonic() > deadline_s:
-                    return f"{self.name} did not finish within {timeout_s:g} s"
+                    return f"instance {self.name} did not finish within {timeout_s:g} s"
             if self._traced:
                 self.ask_listener("close_trace")
         except RaymqError as error:
@@ -173,7 +173,7 @@ class PushSubscription(OfProcess):
         for instance in self.instances:
             failure = instance.ask_listener("ready", timeout_s=max(0.1, deadline_s - time.monotonic()))
             if failure:
-                raise ListenerError(f"listener {name} cannot be loaded in its actor:\n{failure}")
+                raise ListenerError(f"the Listener actor cannot load listener {name}:\n{failure}")
 
     def wait_running(self, timeout_s: float) -> None:
         """Wait until Pull actors serve all instances. Raises RequestTimeoutError or ServiceNotAvailableError if an
@@ -220,8 +220,9 @@ class PushSubscription(OfProcess):
         for status in self.status():
             if status.last_error:
                 raise ListenerError(
-                    f"the listener of group {self.group!r} failed {status.failures} time(s) in {status.instance}; its "
-                    f"messages are delivered again. The last failure:\n{status.last_error}"
+                    f"the listener of group {self.group!r} failed {status.failures} time(s) in instance "
+                    f"{status.instance}; the failed messages are delivered again. The last "
+                    f"failure:\n{status.last_error}"
                 )
 
     def stop(self, timeout_s: float = CONSUMER_STOP_TIMEOUT_S) -> None:
@@ -239,7 +240,8 @@ class PushSubscription(OfProcess):
         self._on_close(self)
         if failures:
             raise ServiceNotAvailableError(
-                f"group {self.group!r} was stopped, but {'; '.join(failures)}: its last messages may be delivered again"
+                f"group {self.group!r} was stopped, but {'; '.join(failures)}: the last messages of the group "
+                "may be delivered again"
             )
 
     def close(self) -> None:

@@ -152,7 +152,7 @@ class TaskFeed:
         try:
             request = self._consume_request(task)
         except Exception as error:  # unreadable records, or a bug: later tasks must not wait for this task
-            logger.exception("a task of %s cannot be begun", task.queue)
+            logger.exception("cannot begin a task of queue %s", task.queue)
             request, failure = None, f"the messages cannot be read: {error!r}"
         with self._lock:
             if request is not None:
@@ -226,10 +226,10 @@ class TaskFeed:
             try:
                 self.begin(feed.next_tasks(self.epoch, self.got))
             except RaymqError as error:
-                logger.info("no tasks come now, asking again: %s", error)
+                logger.info("cannot receive tasks from the Pull actor, retrying: %s", error)
                 self._closed.wait(max(FEED_RETRY_S, min(error.retry_after_s or 0.0, FEED_PAUSE_MAX_S)))
             except Exception:  # a bug: if this thread ended, the listener would never be called again
-                logger.exception("tasks cannot be taken, asking again")
+                logger.exception("cannot receive tasks from the Pull actor, retrying")
                 self._closed.wait(FEED_RETRY_S)
 
     def _report(self, feed: Feed) -> None:
@@ -251,9 +251,9 @@ class TaskFeed:
                     self.heard()
                     reports, awake_until_s = [], time.monotonic() + AWAKE_S
             except RaymqError as error:
-                logger.info("what was consumed cannot be reported now, trying again: %s", error)
+                logger.info("cannot report consumed messages to the Pull actor, retrying: %s", error)
             except Exception:  # a bug: if this thread ended, no message would be committed
-                logger.exception("what was consumed cannot be reported, trying again")
+                logger.exception("cannot report consumed messages to the Pull actor, retrying")
                 self._closed.wait(FEED_RETRY_S)
 
 

@@ -46,7 +46,7 @@ class TaskReader:
                 messages = messages + some if messages else some
                 damaged |= some_damaged
         except (DataLossError, OSError) as error:
-            logger.info("a task of %s cannot be read in place: %s", task.queue, error)
+            logger.info("cannot read a task of queue %s from the store's files: %s", task.queue, error)
             return None
         return messages, damaged
 
@@ -58,7 +58,7 @@ class TaskReader:
         offsets = np.frombuffer(places.offsets, np.int64) if places.offsets else np.full(len(positions), -1)
         found = self._reader(log).records_at(positions, sizes, offsets)
         if len(found.starts) < len(positions):
-            raise DataLossError(f"the log at {log.root} does not hold all records from {positions[0]} on")
+            raise DataLossError(f"the log at {log.root} lacks records after physical offset {positions[0]}")
         return found
 
     def _reader(self, log: StoreLog) -> LogReader:

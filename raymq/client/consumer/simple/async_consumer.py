@@ -71,8 +71,8 @@ class AsyncSimpleConsumer(AsyncConsumer[SimpleConsumer]):
             self._engine.change_invisible(received.result(), 0.0, counted=False)
         except RaymqError as error:
             logger.info(
-                "messages of a cancelled receive are delivered again after their invisible time, because they could "
-                "not be given back: %s",
+                "cannot return the messages of a cancelled receive, so they are delivered again after their "
+                "invisible time: %s",
                 error,
             )
 

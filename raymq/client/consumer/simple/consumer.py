@@ -109,7 +109,10 @@ class SimpleConsumer(Closing):
         self._engine.close()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a raymq consumer cannot be pickled: call raymq.connect().simple_consumer(...) there")
+        raise TypeError(
+            "a raymq consumer cannot be pickled: call raymq.connect().simple_consumer(...) in the process that "
+            "uses the consumer"
+        )
 
 
 def refuse(message: ReceivedMessage) -> NoReturn:

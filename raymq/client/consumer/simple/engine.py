@@ -94,8 +94,8 @@ class SimpleEngine:
         subscription = Subscription.parse(topic, expression)
         if subscription.predicate is not None:
             raise InvalidArgumentError(
-                f"a simple consumer cannot receive {topic!r} by a predicate: subscribe by tags, or to all messages, "
-                "and acknowledge what is not wanted"
+                f"a simple consumer cannot filter topic {topic!r} by a predicate: subscribe by tags or to all "
+                "messages, and acknowledge the unwanted messages"
             )
         self._routes.wait(topic, SETTLE_TIMEOUT_S)
         with self._lock:
@@ -107,7 +107,7 @@ class SimpleEngine:
         self.check_open()
         with self._lock:
             if self._subscriptions.pop(self.names.wrap(topic), None) is None:
-                raise ClientStateError(f"this consumer does not subscribe to {topic!r}")
+                raise ClientStateError(f"this consumer does not subscribe to topic {topic!r}")
         self._announce_subscriptions()
 
     def _announce_subscriptions(self) -> None:
@@ -133,8 +133,8 @@ class SimpleEngine:
     def consume_directly(self, client_id: str, record: bytes, broker_name: str) -> DirectConsumption:
         """Raise InvalidArgumentError, because a simple consumer has no listener."""
         raise InvalidArgumentError(
-            f"a member of {self.settings.group!r} is a simple consumer, whose program receives: it has no listener "
-            "to call; `raymq replay` delivers the message to the group again"
+            f"a member of group {self.settings.group!r} is a simple consumer, which has no listener; `raymq "
+            "replay` delivers the message to the group again"
         )
 
     # Methods that receive messages
@@ -145,7 +145,7 @@ class SimpleEngine:
         with self._lock:
             subscriptions = dict(self._subscriptions)
         if not subscriptions:
-            raise ClientStateError("there is nothing to receive: call subscribe(topic) first")
+            raise ClientStateError("this consumer has no subscription; call subscribe(topic) before receive()")
         wish = ReceiveRequest(
             self.settings.group,
             tuple(sorted(subscriptions)),
@@ -292,7 +292,7 @@ class SimpleEngine:
         for offset, (message, error, record) in list(found.unreadable.items()):
             self._unreadable.note(error)
             if error.record_damaged:
-                logger.error("group %s skips a message: %s", self.settings.group, error)
+                logger.error("group %s skips a message that cannot be read: %s", self.settings.group, error)
                 del found.unreadable[offset]
             elif message.reconsume_times + given.attempts > retry_max_times:
                 self._give_up(name, record, message.reconsume_times + given.attempts, error.reason)
@@ -392,7 +392,7 @@ class SimpleEngine:
     def check_open(self) -> None:
         """Raise ClientStateError if the consumer was closed."""
         if self.closed:
-            raise ClientStateError("this consumer is closed")
+            raise ClientStateError("this consumer is closed; create a new consumer with client.simple_consumer(...)")
 
     def close(self) -> None:
         """Close the consumer. A waiting receive ends within a few seconds. Idempotent."""
@@ -453,6 +453,7 @@ def _renewed(receipt: Receipt, messages: Sequence[ReceivedMessage], new: LeasedR
 def _require_received(message: ReceivedMessage) -> ReceivedMessage:
     if not isinstance(message, ReceivedMessage):
         raise InvalidArgumentError(
-            f"only what receive() has returned can be settled, not {type(message).__name__}; see ack_handles for texts"
+            f"expected a message that receive() returned, not {type(message).__name__}; for receipt handles "
+            "as text call ack_handles"
         )
     return message

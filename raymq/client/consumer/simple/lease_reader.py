@@ -113,7 +113,7 @@ def _parts(
         request = FetchRequest(given.topic, given.queue_id, offset, end - offset, wanted.tag_codes, wanted.sql)
         try:
             if reader is None:
-                raise DataLossError("the files are on another node")
+                raise DataLossError("the files of the store are on another node")
             located, next_offset = reader.find(request, end, max_bytes)
         except DataLossError:
             part, offset = _fetch(storage, request, min(max_bytes, LEASE_FETCH_MAX_BYTES), end)
@@ -134,9 +134,14 @@ def _fetch(storage: StorageClient, request: FetchRequest, max_bytes: int, end: i
     if result.max_offset < end:
         # This store is the master, but does not show the offset yet. Another store has shown the offset, or this store
         # will show it soon.
-        raise ServiceNotAvailableError(f"{storage.name} does not show offset {end - 1} of {request.topic} yet")
+        raise ServiceNotAvailableError(
+            f"storage actor {storage.name} does not serve offset {end - 1} of topic {request.topic!r} yet; retry later"
+        )
     if result.status is PullStatus.NO_NEW_MESSAGE or result.next_offset <= request.queue_offset:
-        raise ServiceNotAvailableError(f"{storage.name} does not show offset {request.queue_offset} now")
+        raise ServiceNotAvailableError(
+            f"storage actor {storage.name} does not serve offset {request.queue_offset} of topic "
+            f"{request.topic!r} now; retry later"
+        )
     records = LocatedRecords.of_fetch(result.records, result.count, request.queue_offset, result.next_offset)
     return records, min(end, result.next_offset)
 

@@ -63,13 +63,13 @@ def parse_handle(group: str, topic: str, handle: str) -> tuple[Receipt, int]:
     fields = handle.split(" ") if isinstance(handle, str) else []
     try:
         if len(fields) != _FIELDS:
-            raise ValueError("it has not 8 fields")
+            raise ValueError("the handle does not have 8 fields")
         start, pop_ms, invisible_ms, revive_queue, retry = map(int, fields[:5])
         queue_id, queue_offset = int(fields[6]), int(fields[7])
         if not 0 <= start <= queue_offset:
-            raise ValueError("its offset is not in its range")
+            raise ValueError("the handle's offset is outside the handle's range of offsets")
     except ValueError as error:
-        raise InvalidArgumentError(f"{handle!r} is no handle of a received message: {error}") from None
+        raise InvalidArgumentError(f"{handle!r} is not the receipt handle of a received message: {error}") from None
     of_topic = retry_topic(group) if retry else topic
     ordered = revive_queue == ORDER_REVIVE_QUEUE
     return Receipt(of_topic, fields[5], queue_id, start, pop_ms, invisible_ms, ordered=ordered), queue_offset

@@ -34,7 +34,7 @@ class SimpleSettings:
     def __post_init__(self) -> None:
         check_group(self.group)
         if not isinstance(self.ordered, bool):
-            raise InvalidArgumentError(f"ordered is a bool, not {self.ordered!r}")
+            raise InvalidArgumentError(f"ordered must be a bool, not {self.ordered!r}")
 
     @classmethod
     def of(cls, group: str, **options: Unpack[SimpleOptions]) -> SimpleSettings:

@@ -23,14 +23,16 @@ def check_batch(messages: Iterable[Message], *, as_objects: bool = False) -> Seq
     otherwise as a list. Raises MessageIllegalError unless all messages can be sent together."""
     batch = message_list(messages)
     if not batch:
-        raise MessageIllegalError("send_batch was given no messages")
+        raise MessageIllegalError("send_batch got no messages: pass at least one")
     columns = None if as_objects else _columns(batch)
     if columns is not None:
         return columns
     if len({message.topic for message in batch}) > 1:
-        raise MessageIllegalError("all messages of a batch must have one topic; send one batch per topic")
+        raise MessageIllegalError("all messages of a batch must have one topic; send a separate batch for each topic")
     if len({message.wait_store_msg_ok for message in batch}) > 1:
-        raise MessageIllegalError("all messages of a batch must have the same wait_store_msg_ok")
+        raise MessageIllegalError(
+            "all messages of a batch must have the same wait_store_msg_ok; send a separate batch for each value"
+        )
     for message in with_more(batch):
         if may_exceed_a_record(message):
             check_record_size(message)

@@ -68,8 +68,8 @@ def check_type(topic: str, attributes: TopicAttributes, given: TopicMessageType,
     if wanted is TopicMessageType.FIFO and given is TopicMessageType.NORMAL and chosen:
         return
     raise MessageIllegalError(
-        f"topic {topic!r} takes {wanted} messages, and this one is {given}: {_WAYS[wanted]}, send it to another topic, "
-        f"or have this one take all: admin.update_topic({topic!r}, message_type='MIXED')"
+        f"topic {topic!r} accepts {wanted} messages, and this message is {given}: {_WAYS[wanted]}, send it to "
+        f"another topic, or let the topic accept all types: admin.update_topic({topic!r}, message_type='MIXED')"
     )
 
 
@@ -95,16 +95,16 @@ def check_rows(route: TopicRoute, table: pa.Table | pa.RecordBatch, delayed: int
 
 def _no_single_error(topic: str) -> MessageIllegalError:
     return MessageIllegalError(
-        f"the queues of topic {topic!r} hold inner batches ({QUEUE_TYPE} BatchCQ), so it takes neither delayed "
-        "messages nor transactions, which come one at a time; send them to another topic"
+        f"the queues of topic {topic!r} hold inner batches ({QUEUE_TYPE} BatchCQ), so the topic accepts neither "
+        "delayed messages nor transactions, which are stored one at a time; send such messages to another topic"
     )
 
 
 def no_key_error(topic: str) -> MessageIllegalError:
     """Return the error for a message without keys that is sent to a compaction topic."""
     return MessageIllegalError(
-        f"topic {topic!r} keeps the newest message of each key (cleanup.policy COMPACTION), and this message has none: "
-        "give it keys=[…]"
+        f"topic {topic!r} keeps the newest message of each key (cleanup.policy COMPACTION), and this message has "
+        "no key: pass keys=[…]"
     )
 
 

@@ -185,11 +185,11 @@ def check_deliver_times(times_ms: pa.Array, *, fixed: bool) -> None:
     row = int(ahead_ms.argmax()) if len(ahead_ms) else 0
     if len(ahead_ms) and ahead_ms[row] > TIMER_DELAY_MAX_MS:
         raise MessageIllegalError(
-            f"row {row}: its deliver_time is {ahead_ms[row] / TIMER_ROLL_MS:.1f} days ahead; at most "
-            f"{TIMER_DELAY_MAX_MS // TIMER_ROLL_MS} are possible"
+            f"the deliver_time of row {row} is {ahead_ms[row] / TIMER_ROLL_MS:.1f} days ahead; at most "
+            f"{TIMER_DELAY_MAX_MS // TIMER_ROLL_MS} days are allowed"
         )
     if len(ahead_ms) and not fixed and ahead_ms[row] > TIMER_ROLL_MS:
         raise InvalidArgumentError(
-            f"row {row} has a deliver_time more than a day ahead: a write that may be repeated takes such rows only if "
-            "it is given the time from which it counts (now_ms), the same in each repeat"
+            f"row {row} has a deliver_time more than a day ahead: a repeatable write accepts such rows only with "
+            "now_ms, which must be the same in each repeat of the write"
         )

@@ -171,8 +171,8 @@ class RepeatableWriter(Closing):
             here = self._placement.next_sequences.get(queue, 0)
             if stored > here:
                 raise ClientStateError(
-                    f"an earlier attempt of this write stored {stored} rows in {queue}, and this one has {here}: a "
-                    "repeat must have the same rows in the same order"
+                    f"an earlier attempt of this write stored {stored} rows in queue {queue}, and this attempt "
+                    f"has {here} rows: repeat the write with the same rows in the same order"
                 )
         return WriteResult(self._placement.rows, self._left_out, done.ranges())
 
@@ -188,9 +188,9 @@ class RepeatableWriter(Closing):
 
     def _check_open(self) -> None:
         if self._broken is not None:
-            raise ClientStateError(f"this write has failed ({self._broken}); repeat it with another writer")
+            raise ClientStateError(f"this write has failed ({self._broken}); repeat the write with a new writer")
         if self._finished:
-            raise ClientStateError("this write is finished or closed; make another writer for more rows")
+            raise ClientStateError("this write is finished or closed; create a new writer for more rows")
 
     def _hand_over(self, route: TopicRoute, part: RowRange) -> None:
         while self._in_flight.failure is not None:
@@ -326,7 +326,8 @@ def _checked_queues(topic: str, queues: Sequence[MessageQueue]) -> tuple[Message
     chosen = tuple(queues)
     if not chosen or len(set(chosen)) < len(chosen) or any(queue.topic != topic for queue in chosen):
         raise InvalidArgumentError(
-            f"a write to {topic!r} needs a list of its queues, each once; take it from client.write_queues({topic!r})"
+            f"a write to topic {topic!r} needs a list of the topic's queues, each once; get the list from "
+            f"client.write_queues({topic!r})"
         )
     return chosen
 
@@ -337,11 +338,11 @@ def check_identity(producer_id: str, epoch: int) -> None:
     long = len(producer_id.encode()) > _PRODUCER_ID_MAX
     if not producer_id or long or not producer_id.isprintable() or producer_id.startswith(SYSTEM_PREFIX):
         raise InvalidArgumentError(
-            f"a producer id is 1 to {_PRODUCER_ID_MAX} bytes of printable text that does not begin with "
+            f"a producer id must be 1 to {_PRODUCER_ID_MAX} bytes of printable text that does not begin with "
             f"{SYSTEM_PREFIX}, not {producer_id!r}"
         )
     if not 0 <= epoch <= _EPOCH_MAX:
-        raise InvalidArgumentError(f"an epoch is a number from 0 to 2**63 - 1, not {epoch}")
+        raise InvalidArgumentError(f"an epoch must be a number from 0 to 2**63 - 1, not {epoch}")
 
 
 def _split_times(table: pa.Table | pa.RecordBatch) -> tuple[pa.Table | pa.RecordBatch, pa.Array | None]:
@@ -356,6 +357,6 @@ def _split_times(table: pa.Table | pa.RecordBatch) -> tuple[pa.Table | pa.Record
     if pa.types.is_null(column.type):
         return rest, None
     if not pa.types.is_timestamp(column.type):
-        raise InvalidArgumentError(f"this table cannot be sent: column 'deliver_time' is {column.type}, not timestamp")
+        raise InvalidArgumentError(f"the table cannot be sent: column 'deliver_time' is {column.type}, not timestamp")
     times = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
     return rest, times.combine_chunks() if times.num_chunks != 1 else times.chunk(0)

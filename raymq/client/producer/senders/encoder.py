@@ -141,8 +141,8 @@ class BatchEncoder:
         for message in messages:
             if message.light_queues:
                 raise MessageIllegalError(
-                    f"a message of {message.topic!r} names light queues, and its broker group's store puts none there: "
-                    "set enable_lmq and enable_multi_dispatch to true"
+                    f"a message of topic {message.topic!r} names light queues, which its broker group does not "
+                    "support: set enable_lmq and enable_multi_dispatch to true"
                 )
 
     def check_size(self, message: Message, max_body_bytes: int) -> None:
@@ -155,7 +155,7 @@ class BatchEncoder:
             stored, _ = self._compression.compress_body(body)
             if len(stored) > max_body_bytes:
                 raise MessageIllegalError(
-                    f"a body of {len(stored)} bytes exceeds the store's limit of {max_body_bytes} "
+                    f"a message body of {len(stored)} bytes exceeds the store's limit of {max_body_bytes} "
                     "(max_message_size_bytes): send a reference to the data, or split it"
                 )
 
@@ -292,7 +292,8 @@ class BatchEncoder:
         properties = b"%b%b%b%04X\x02%b%d\x02" % (own, _UNIQUE, stem, number, shared.identity, sequence)
         if len(properties) > MAX_PROPERTIES_BYTES:
             raise MessageIllegalError(
-                f"a message's properties, tags and keys take {len(properties)} bytes; {MAX_PROPERTIES_BYTES} fit"
+                f"a message's properties, tags and keys take {len(properties)} bytes; at most "
+                f"{MAX_PROPERTIES_BYTES} are allowed"
             )
         size = shared.fixed_size + len(body) + len(properties)
         head = shared.header.pack(

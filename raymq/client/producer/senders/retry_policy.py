@@ -78,5 +78,5 @@ def given_up(error: RaymqError, timeout_s: float) -> RaymqError:
     `error`: the last attempt's error."""
     kind = SystemBusyError if isinstance(error, SystemBusyError) else ServiceNotAvailableError
     return kind(
-        f"not sent within {timeout_s:g} s, nothing of this one was stored (last failure: {error}); see `raymq status`"
+        f"the message was not sent within {timeout_s:g} s and is not stored (last failure: {error}); see `raymq status`"
     )

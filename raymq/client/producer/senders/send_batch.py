@@ -271,7 +271,7 @@ class Flight(Struct, eq=False):
             ends = np.cumsum(self.encoded.sizes, dtype=np.int64)
             physical_offsets = result.physical_offset + ends - self.encoded.sizes
         if len(queue_offsets) != count or len(physical_offsets) != count:
-            raise ValueError(f"an answer for {len(queue_offsets)} messages to {count}")
+            raise ValueError(f"the store answered for {len(queue_offsets)} messages, but {count} were sent")
         status, queue, ids, host = result.status, self.sends.queue, self.encoded.message_ids, self.store_host
         batches = self.batches
         if len(batches) == 1 and batches[0].stage is not Stage.ENDED:

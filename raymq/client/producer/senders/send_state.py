@@ -106,7 +106,9 @@ class SendState(SendQueues):
     def __init__(self, broker_name: str, *, settle_status: bool) -> None:
         super().__init__()
         self._settle_status = settle_status
-        self.last_failure: RaymqError = ServiceNotAvailableError(f"{broker_name} took no messages in time")
+        self.last_failure: RaymqError = ServiceNotAvailableError(
+            f"broker group {broker_name!r} accepted no messages in time"
+        )
 
     # Methods that take batches out of the queues before an attempt
 
@@ -422,4 +424,4 @@ class SendState(SendQueues):
 
 def closed_error() -> ClientStateError:
     """Return the error of a send to a closed producer."""
-    return ClientStateError("this producer is closed; make a new one with client.producer(...)")
+    return ClientStateError("this producer is closed; create a new producer with client.producer(...)")

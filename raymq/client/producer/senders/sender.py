@@ -277,7 +277,7 @@ class Sender:
                 self._work()
             # a bug in `_work` must fail the futures of the messages; otherwise the callers would wait forever
             except Exception as error:
-                logger.exception("sending to %s failed", self.broker_name)
+                logger.exception("sending to broker group %s failed", self.broker_name)
                 self._abandon(self._taken, error)
             self._taken = []
 
@@ -470,7 +470,7 @@ class Sender:
         try:
             return self._context.move(batch, self.broker_name)
         except Exception:
-            logger.exception("a message for %s was not given to another broker", batch.queue)
+            logger.exception("cannot send a message for queue %s to another broker", batch.queue)
             return False
 
     def _share_locked(self, decision: SendDecision) -> None:

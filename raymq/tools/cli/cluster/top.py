@@ -67,7 +67,7 @@ def top(admin: Admin, sort: SortKey, interval: float, once: bool, as_json: bool)
     Example: raymq top --sort in, or raymq top --once --json
     """
     if as_json and not once:
-        raise click.UsageError("--json prints one table: add --once")
+        raise click.UsageError("--json needs --once: raymq top prints one table as JSON")
     if not once and not (out.is_terminal and sys.stdin.isatty()):
         raise click.UsageError("raymq top needs a terminal: add --once to print one table")
     # Connect in this thread, because the namespace of the connection is set for this thread only.

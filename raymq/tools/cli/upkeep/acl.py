@@ -182,7 +182,9 @@ def _need(action: str, resource: str) -> Need:
     actions = make_entry(resource, [action]).actions
     pattern = Pattern.parse(resource)
     if pattern.is_prefix:
-        raise click.UsageError(f"{resource} is a pattern for several resources; name one, such as Topic:orders")
+        raise click.UsageError(
+            f"{resource} is a pattern for several resources; name one resource, such as Topic:orders"
+        )
     one = Resource(pattern.type, pattern.name)
     return Need(tuple(actions), topic_resource(one.name) if one.type is ResourceType.TOPIC else one)
 
@@ -197,12 +199,12 @@ def _read(file: Path) -> str:
         with file.open("rb") as stream:
             content = stream.read(USERS_FILE_MAX_BYTES + 1)
         if len(content) > USERS_FILE_MAX_BYTES:
-            raise ConfigError(f"{file} has more than {USERS_FILE_MAX_BYTES} bytes: it is not a file of ACL 1.0")
+            raise ConfigError(f"file {file} has more than {USERS_FILE_MAX_BYTES} bytes, so it is not a file of ACL 1.0")
         return content.decode()
     except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from None
+        raise ConfigError(f"cannot read file {file}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{file} is not a text in UTF-8") from None
+        raise ConfigError(f"file {file} is not a text in UTF-8") from None
 
 
 def _write_new(target: Path, text: str) -> None:
@@ -213,12 +215,12 @@ def _write_new(target: Path, text: str) -> None:
     try:
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise ConfigError(f"{target} exists already and was not changed: name another file") from None
+        raise ConfigError(f"file {target} exists already and was not changed: choose another file") from None
     except OSError as error:
-        raise ConfigError(f"cannot create {target}: {error.strerror}") from None
+        raise ConfigError(f"cannot create file {target}: {error.strerror}") from None
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             stream.write(text)
     except OSError as error:
         target.unlink()
-        raise ConfigError(f"cannot write {target}: {error.strerror}") from None
+        raise ConfigError(f"cannot write file {target}: {error.strerror}") from None

@@ -41,7 +41,7 @@ def export(admin: Admin, file: Path | None, topics: str, groups: str) -> Command
     try:
         file.write_text(metadata.to_json(), encoding="utf-8")
     except OSError as error:
-        raise click.ClickException(f"cannot write {file}: {error.strerror}") from error
+        raise click.ClickException(f"cannot write file {file}: {error.strerror}") from error
     counts = {"topics": len(metadata.topics), "groups": len(metadata.groups)}
     text = f"wrote {counts['topics']} topics and {counts['groups']} groups to {file}"
     return CommandResult({"file": str(file), **counts}, text)
@@ -64,7 +64,7 @@ def import_(admin: Admin, file: Path, parts: tuple[str, ...], dry_run: bool) -> 
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise click.ClickException(f"cannot read {file}: {error}") from error
+        raise click.ClickException(f"cannot read file {file}: {error}") from error
     metadata = Metadata.from_json(text)
     wanted = cast("tuple[Part, ...]", parts or _PARTS)
     with counting("importing") as counter:

@@ -56,7 +56,7 @@ def rows_as_file(request: Request, name: str, columns: Sequence[str], rows: Sequ
     line. Raises InvalidArgumentError for another format."""
     form = request.query_params.get("format", "csv")
     if form not in ("csv", "json"):
-        raise InvalidArgumentError(f"there is no format {form!r}; choose csv or json")
+        raise InvalidArgumentError(f"format {form!r} does not exist; choose csv or json")
     text = (
         json_lines(rows)
         if form == "json"

@@ -91,9 +91,13 @@ class Replays:
         with self._lock:
             before = self._replays.get(replay.group)
             if before is not None and before.running:
-                raise InvalidArgumentError(f"a replay of group {replay.group!r} is under way; stop it, or wait for it")
+                raise InvalidArgumentError(
+                    f"a replay of group {replay.group!r} is already running; stop this replay, or wait for its end"
+                )
             if sum(other.running for other in self._replays.values()) >= REPLAYS_AT_ONCE_MAX:
-                raise ServiceNotAvailableError(f"{REPLAYS_AT_ONCE_MAX} replays are under way; wait for one to end")
+                raise ServiceNotAvailableError(
+                    f"{REPLAYS_AT_ONCE_MAX} replays are already running; wait until one of them ends"
+                )
             self._replays[replay.group] = replay
             self._replays.move_to_end(replay.group)
             self._drop_old()
@@ -125,8 +129,8 @@ class Replays:
         except RaymqError as error:
             replay.error = str(error)
         except Exception:
-            logger.exception("the replay of the dead letters of group %s", replay.group)
-            replay.error = "it failed; see the console's log"
+            logger.exception("the replay of the dead letters of group %s failed", replay.group)
+            replay.error = "the replay failed; see the console's log"
         replay.ended_s = self._clock()
         ended(replay)
 

@@ -30,7 +30,9 @@ def check_text_search(contains: str, *, with_body: bool) -> None:
     """Raise NoPermissionError if a user who may not see bodies searches for a text in bodies. The search results would
     reveal the bodies' content."""
     if contains and not with_body:
-        raise NoPermissionError("viewers cannot search in bodies that are hidden from them (console.show_bodies)")
+        raise NoPermissionError(
+            "viewers cannot search in bodies, because bodies are hidden from viewers (console.show_bodies)"
+        )
 
 
 SEARCH_STARTS: Final = {
@@ -67,9 +69,11 @@ class SearchForm:
         """Convert the search form's fields to arguments of `Admin.browse`. The topic is not included. Raises
         InvalidArgumentError if a field has an invalid value."""
         if self.start not in SEARCH_STARTS:
-            raise InvalidArgumentError(f"{self.start!r} is no way to begin; choose {', '.join(SEARCH_STARTS)}")
+            raise InvalidArgumentError(f"{self.start!r} is not a start of a search; choose {', '.join(SEARCH_STARTS)}")
         if self.limit not in SEARCH_LIMITS:
-            raise InvalidArgumentError(f"{self.limit!r} messages cannot be shown; choose {', '.join(SEARCH_LIMITS)}")
+            raise InvalidArgumentError(
+                f"a search cannot show {self.limit!r} messages; choose {', '.join(SEARCH_LIMITS)}"
+            )
         queue = parse_queue(topic, self.queue) if self.queue else None
         arguments: dict[str, Any] = {
             "queue": queue,
@@ -81,7 +85,7 @@ class SearchForm:
         }
         if self.start == "offset":
             if queue is None:
-                raise InvalidArgumentError("an offset counts in one queue: choose the queue, too")
+                raise InvalidArgumentError("offsets count in each queue: choose a queue, too")
             return arguments | {"begin_offset": number_of_text("the offset", self.offset)}
         if self.start == "time":
             begin_ms, end_ms = (parse_time(text, now_ms) if text else None for text in (self.begin, self.end))

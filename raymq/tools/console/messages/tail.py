@@ -123,7 +123,7 @@ class _Reader:
                 for viewer in self.viewers:
                     viewer.fail(str(error))
             except Exception:
-                logger.exception("the tail of topic %s cannot be read", self._topic)
+                logger.exception("cannot read the tail of topic %s", self._topic)
                 pause_s = max(TAIL_ERROR_PAUSE_S, pause_s)
                 for viewer in self.viewers:
                     viewer.fail("the topic cannot be read; see the console's log")
@@ -154,7 +154,8 @@ class Tails:
         TooManyViewersError if the limit of viewers is reached, or after `close`."""
         if self._closed or self.viewers >= self._max_viewers:
             raise TooManyViewersError(
-                f"{self.viewers} tails are open, and console.max_viewers is {self._max_viewers}: close one"
+                f"{self.viewers} tails are open, as many as console.max_viewers ({self._max_viewers}) allows: "
+                "close one of them"
             )
         if topic not in self._readers:
             self._readers[topic] = _Reader(topic, self._read, max(1, round(self._rate * self._round_s)), self._round_s)

@@ -100,7 +100,7 @@ async def drain(request: Request) -> Response:
     try:
         node = form.needed("node", "The node")
         if drained and form.text("confirm") != "on":
-            raise InvalidArgumentError(f"confirm that all replicas shall leave node {node}")
+            raise InvalidArgumentError(f"confirm that all replicas should leave node {node}")
     except InvalidArgumentError as error:
         return refused(request, error, CLUSTER_ADDRESS)
     return await change(
@@ -136,7 +136,7 @@ async def set_write_permission(request: Request) -> Response:
     try:
         broker_name, write = form.needed("broker", "The broker group"), form.needed("write", "On or off")
         if write not in ("on", "off"):
-            raise InvalidArgumentError(f"write is on or off, not {write!r}")
+            raise InvalidArgumentError(f"write must be on or off, not {write!r}")
     except InvalidArgumentError as error:
         return refused(request, error, CLUSTER_ADDRESS)
     writable = write == "on"

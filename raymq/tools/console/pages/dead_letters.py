@@ -130,7 +130,7 @@ async def _choice(request: Request, group: str) -> tuple[list[LetterPlace] | Non
     if which == "all":
         return None, rate
     if not texts:
-        raise InvalidArgumentError("no dead letter is chosen: tick some, or replay all")
+        raise InvalidArgumentError("no dead letter is selected: select some, or replay all")
     places = [parse_position(group, text) for text in texts]
     return [LetterPlace(queue.broker_name, queue.queue_id, offset) for queue, offset in places], rate
 
@@ -179,7 +179,7 @@ def _place(cursor: str | None) -> LetterPlace | None:
         name, queue_id, offset = json.loads(cursor)
         return LetterPlace(str(name), int(queue_id), int(offset))
     except (ValueError, TypeError) as error:
-        raise InvalidArgumentError(f"this is no cursor of dead letters: {error}") from None
+        raise InvalidArgumentError(f"the cursor does not name a page of dead letters: {error}") from None
 
 
 def _file_rows(letters: Sequence[DeadLetter], *, with_body: bool) -> list[dict[str, Any]]:

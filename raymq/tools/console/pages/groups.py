@@ -137,7 +137,7 @@ async def update(request: Request) -> Response:
     try:
         consume = form.text("consume")
         if consume not in ("", "on", "off"):
-            raise InvalidArgumentError(f"consume is on or off, not {consume!r}")
+            raise InvalidArgumentError(f"consume must be on or off, not {consume!r}")
         retries = form.number("retry_max_times", "Retries", RETRY_MAX_TIMES)
         changes: GroupChanges = {}
         if consume:

@@ -137,7 +137,7 @@ async def _found(request: Request, form: Form) -> Sequence[MessageExt]:
     if not topic and not (key or message_id or place):
         return ()
     if not topic or sum(map(bool, (key, message_id, place))) != 1:
-        raise InvalidArgumentError("give a topic, and one of key, id and place")
+        raise InvalidArgumentError("pass a topic, and one of key, id and place")
     console = console_of(request)
     if key:
         return await console.ask(lambda cluster: cluster.admin.query_by_key(topic, key, max_messages=KEY_HITS_MAX))
@@ -163,7 +163,9 @@ async def _message(request: Request, form: Form) -> MessageExt:
     queue, offset = parse_position(form.needed("topic", "the topic"), form.needed("offset", "the place"))
     message = await console_of(request).ask(lambda cluster: message_at(cluster.admin, queue, offset))
     if message is None:
-        raise InvalidArgumentError(f"no message is at {queue.broker_name}:{queue.queue_id}:{offset} of {queue.topic!r}")
+        raise InvalidArgumentError(
+            f"topic {queue.topic!r} has no message at {queue.broker_name}:{queue.queue_id}:{offset}"
+        )
     return message
 
 

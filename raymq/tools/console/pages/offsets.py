@@ -46,9 +46,9 @@ class MoveForm:
             arguments["offset"] = form.number("offset", "The offset")
             words = f"offset {arguments['offset']}"
         else:
-            raise InvalidArgumentError(f"the target is earliest, latest, time or offset, not {to!r}")
+            raise InvalidArgumentError(f"the target must be earliest, latest, time or offset, not {to!r}")
         if None in arguments.values():
-            raise InvalidArgumentError(f"the {to} is missing")
+            raise InvalidArgumentError(f"the {to} of the target is missing")
         if text := form.text("queue"):
             arguments["queue"] = parse_queue(topic, text)
             words += f", queue {text} only"
@@ -61,7 +61,7 @@ class MoveForm:
         missing or the groups are the same."""
         topic, source = form.needed("topic", "The topic"), form.needed("source", "The other group")
         if source == group:
-            raise InvalidArgumentError("a group has its own offsets already: name another one")
+            raise InvalidArgumentError("the source and the target are the same group: choose another group")
         arguments = {"source": source, "target": group, "topic": topic}
         return MoveForm({"topic": topic, "source": source}, f"to the offsets of group {source}", arguments)
 
@@ -119,7 +119,7 @@ async def _move(request: Request, kind: str) -> Response:
         wanted.arguments,
         lambda cluster: _call(cluster, kind, wanted, dry_run=False),
         then=group_address(group),
-        done=f"Group {group} goes on in topic {topic} {wanted.words}.",
+        done=f"Group {group} continues in topic {topic} {wanted.words}.",
     )
 
 

@@ -105,7 +105,7 @@ def parse_properties(text: str) -> dict[str, str]:
     for line in filter(None, map(str.strip, text.splitlines())):
         name, separator, value = line.partition("=")
         if not separator or not name.strip():
-            raise InvalidArgumentError(f"property {line!r} must be NAME=VALUE, one in a line")
+            raise InvalidArgumentError(f"property {line!r} must be NAME=VALUE, one property per line")
         properties[name.strip()] = value.strip()
     return properties
 
@@ -125,5 +125,5 @@ def parse_delay_ms(text: str) -> int:
 def _body(form: Form) -> bytes:
     body = form.raw("body").replace("\r\n", "\n")
     if not body:
-        raise InvalidArgumentError("the body is empty; a message needs one byte at least")
+        raise InvalidArgumentError("the body is empty; a message needs at least one byte")
     return body.encode(errors="surrogatepass")

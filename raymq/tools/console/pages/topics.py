@@ -192,7 +192,7 @@ async def update(request: Request) -> Response:
     try:
         perm = form.text("perm")
         if perm and perm not in PERMISSION_BITS:
-            raise InvalidArgumentError(f"a permission is R, W or RW, not {perm!r}")
+            raise InvalidArgumentError(f"a permission must be R, W or RW, not {perm!r}")
         wanted: dict[str, Any] = {
             "queues": form.number("queues", "Queues", QUEUES),
             "perm": PERMISSION_BITS.get(perm),

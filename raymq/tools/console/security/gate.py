@@ -56,7 +56,7 @@ class AuthMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            raise RuntimeError("the console has no web sockets")
+            raise RuntimeError("the console does not support web sockets")
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -71,7 +71,9 @@ class AuthMiddleware:
         is_open = path in OPEN_PATHS or path.startswith("/static/")
         is_change = scope["method"] not in _READS
         if is_change and not from_own_page(connection.headers, scope["scheme"]):
-            return _refused("Changes come from the console's own pages only; this one came from another site.", 403)
+            return _refused(
+                "The console accepts changes only from its own pages; this change came from another site.", 403
+            )
         user, refusal = self._user(connection)
         scope["user"] = user
         if refusal is not None and not is_open:
@@ -89,12 +91,12 @@ class AuthMiddleware:
             return None
         parts = _parts_of(f"//{Headers(scope=scope).get('host', '')}")
         if parts is None or parts.hostname not in LOOPBACK_HOSTS:
-            return _refused("A console without login answers to localhost only.", 403)
+            return _refused("A console without a login only answers requests to localhost.", 403)
         return None
 
     def _refuse_change(self, user: ConsoleUser | None) -> Response | None:
         if user is None or not user.is_admin:
-            return _refused("Viewers change nothing; log in as an admin.", 403)
+            return _refused("Viewers cannot make changes; log in as an admin.", 403)
         if self._settings.read_only:
             return _refused("This console is read-only (console.read_only).", 403)
         return None

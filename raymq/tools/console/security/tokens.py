@@ -32,9 +32,9 @@ def read_token(path: Path) -> str:
     try:
         token = path.read_text().strip()
     except OSError as error:
-        raise ConfigError(f"the token in {path} cannot be read: {error.strerror or error}") from None
+        raise ConfigError(f"cannot read the token in file {path}: {error.strerror or error}") from None
     if not token:
-        raise ConfigError(f"{path} holds no token; put one there, for example with `openssl rand -hex 32`")
+        raise ConfigError(f"file {path} has no token; write a token to it, for example with `openssl rand -hex 32`")
     return token
 
 
@@ -90,7 +90,7 @@ class GuardedCheck:
             return known
         left_s = self._wrong_s[0] + WRONG_SECRETS_S - now_s if len(self._wrong_s) == WRONG_SECRETS_MAX else 0.0
         if left_s > 0:
-            raise SystemBusyError(f"Too many wrong secrets came: wait {left_s:.0f} s, or use Ray's token.")
+            raise SystemBusyError(f"Too many wrong secrets were entered: wait {left_s:.0f} s, or use Ray's token.")
         role = self._check(given)
         if role:
             self._right[digest] = role

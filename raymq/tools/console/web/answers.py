@@ -118,13 +118,13 @@ async def raymq_error(request: Request, error: Exception) -> Response:
 async def console_error(request: Request, error: Exception) -> Response:
     """Show the error page for a failure of the console itself. The server logs the failure. The page contains no
     details of it."""
-    return _error_page(request, 500, "The console itself failed; its log has more.")
+    return _error_page(request, 500, "The console failed; its log has the details.")
 
 
 async def http_error(request: Request, error: Exception) -> Response:
     """Show the error page for a path that does not exist, or a method that the path does not allow."""
     assert isinstance(error, HTTPException)
-    text = "There is no such page." if error.status_code == 404 else error.detail
+    text = "This page does not exist." if error.status_code == 404 else error.detail
     return _error_page(request, error.status_code, text)
 
 
@@ -136,6 +136,6 @@ def _error_page(request: Request, status: int, text: str) -> Response:
     return page(
         request,
         "error.html",
-        {"title": ERROR_TITLES.get(status, "This did not work"), "text": sentence(text)},
+        {"title": ERROR_TITLES.get(status, "The request failed"), "text": sentence(text)},
         status=status,
     )

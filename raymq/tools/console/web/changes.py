@@ -122,7 +122,7 @@ async def audited(
     """Make a call that changes the cluster, and write its outcome into the audit log. Returns the result of the call,
     or raises the error of the call."""
     console = console_of(request)
-    outcome = "an error of the console itself; its log has more"
+    outcome = "an internal error of the console; its log has the details"
     try:
         result = await console.calls.call(call, PAGE_CHANGE_TIMEOUT_S, about=action)
         outcome = "done"
@@ -151,5 +151,5 @@ async def write_audit(request: Request, action: str, arguments: Mapping[str, Any
     try:
         await console.calls.call(lambda cluster: cluster.control.record_audit(entry), LIST_TIMEOUT_S, about="the audit")
     except RaymqError as error:
-        logger.warning("the audit has no entry of %s: %s", entry, error)
-        notify(request, "failed", f"The audit has no entry of this change: {error}")
+        logger.warning("cannot write the change %s to the audit log: %s", entry, error)
+        notify(request, "failed", f"This change could not be written to the audit log: {error}")

@@ -84,9 +84,9 @@ class Console:
                 self.history.add(await self.ask(_figures, LIST_TIMEOUT_S))
                 self._sparklines.clear()
             except RaymqError as error:
-                logger.info("no sample of the cluster's figures: %s", error)
+                logger.info("cannot sample the cluster's metrics: %s", error)
             except Exception:  # a failed sample must not stop the sampling
-                logger.exception("no sample of the cluster's figures")
+                logger.exception("cannot sample the cluster's metrics")
             await asyncio.sleep(SAMPLE_INTERVAL_S)
 
     def sparkline(self, topic: str) -> str:

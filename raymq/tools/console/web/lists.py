@@ -22,7 +22,7 @@ from raymq.tools.console.web.texts import permission
 BROKER_READINGS_TIMEOUT_S: Final = 3.0
 """Timeout in seconds of the call that reads the totals of one broker. It is shorter than the 5 s that a page
 waits."""
-NO_ANSWER: Final = f"it gave no figures in {BROKER_READINGS_TIMEOUT_S:g} s; see `raymq status`"
+NO_ANSWER: Final = f"no answer within {BROKER_READINGS_TIMEOUT_S:g} s; see `raymq status`"
 
 Row_co = TypeVar("Row_co", covariant=True)
 

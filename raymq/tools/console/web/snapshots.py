@@ -104,7 +104,9 @@ class CallPool:
         """Run `call` in a thread of the pool, and return its result. Raises RequestTimeoutError after `timeout_s`,
         ServiceNotAvailableError if too many calls are waiting, and the errors of the call."""
         if not self._free.acquire(blocking=False):
-            raise ServiceNotAvailableError("too many questions wait for the cluster already; try again soon")
+            raise ServiceNotAvailableError(
+                "too many requests of the console already wait for the cluster; try again soon"
+            )
         future = self._pool.submit(call, self.cluster)
         future.add_done_callback(lambda ended: self._free.release())
         try:

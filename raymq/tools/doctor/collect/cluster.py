@@ -143,7 +143,9 @@ def collect_prometheus(url: str) -> PrometheusFacts:
     except HTTPError as error:
         return PrometheusFacts(url, f"the request for its rules failed: {error}")
     except URLError as error:
-        return PrometheusFacts(url, f"it does not answer: {getattr(error.reason, 'strerror', None) or error.reason}")
+        return PrometheusFacts(
+            url, f"Prometheus does not answer: {getattr(error.reason, 'strerror', None) or error.reason}"
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         return PrometheusFacts(url, str(error))
 

@@ -44,11 +44,11 @@ def test_a_task_that_loses_messages_ends_the_run_with_its_error_in_one_line(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     def read(item: OffsetRange) -> Iterator[pa.RecordBatch]:
-        raise DataLossError(f"{item.queue}: offsets 0 to 17 are gone")
+        raise DataLossError(f"offsets 0 to 17 of queue {item.queue} no longer exist")
 
     with (
         locked(tmp_path / "orders") as folder,
-        pytest.raises(DataLossError, match=r"^orders@broker-a:0: offsets 0 to 17 are gone$"),
+        pytest.raises(DataLossError, match=r"^offsets 0 to 17 of queue orders@broker-a:0 no longer exist$"),
         clear_errors(),
     ):
         archive(folder, "orders", dict(list(QUEUES.items())[:1]), stage_with(spark, read))

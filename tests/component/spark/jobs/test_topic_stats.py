@@ -104,6 +104,6 @@ def test_a_period_has_its_first_moment_and_not_its_last(spark: SparkSession) -> 
 @pytest.mark.usefixtures("topics")
 def test_more_buckets_than_can_be_held_are_refused(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topic_stats, "BUCKETS_MAX", 2)
-    with pytest.raises(InvalidArgumentError, match="take longer ones with --every"):
+    with pytest.raises(InvalidArgumentError, match="choose longer intervals with --every"):
         run(spark, "orders")
     assert not spark.sparkContext._jsc.getPersistentRDDs()

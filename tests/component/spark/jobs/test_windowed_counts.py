@@ -157,13 +157,13 @@ def test_counts_are_messages_of_their_tag_or_key(spark: SparkSession) -> None:
 
 
 def test_windows_with_gaps_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="--slide is at most --window"):
+    with pytest.raises(InvalidArgumentError, match="set --slide to at most --window"):
         Windows(60, 61)
 
 
 def test_a_checkpoint_is_of_one_count(tmp_path: Path) -> None:
     fix_options(tmp_path / "c", {"by": "tags", "length_s": 60})
     fix_options(tmp_path / "c", {"length_s": 60, "by": "tags"})
-    with pytest.raises(InvalidArgumentError, match=r"is of another count \(length_s=60\)"):
+    with pytest.raises(InvalidArgumentError, match=r"belongs to another count \(length_s=60\)"):
         fix_options(tmp_path / "c", {"by": "tags", "length_s": 300})
     assert [path.name for path in (tmp_path / "c").iterdir()] == ["raymq-windowed-counts.json"]

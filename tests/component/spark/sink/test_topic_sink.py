@@ -159,7 +159,7 @@ def test_a_repeat_with_other_partitions_is_an_error(spark, source, tmp_path):
     with changed(spark, {"spark.sql.adaptive.enabled": "false"}):
         with pytest.raises(StreamingQueryException, match="the driver dies"):
             run(frame, fail, tmp_path / "d")
-        with pytest.raises(StreamingQueryException, match="was begun with 2 partitions and has 1 now"):
+        with pytest.raises(StreamingQueryException, match="was begun with 2 partitions and now has 1"):
             run(frame, topic_sink("orders"), tmp_path / "d")
 
 

@@ -105,7 +105,7 @@ def test_workers_that_are_killed_lose_and_double_nothing(spark, server, store):
 @pytest.mark.parametrize(
     ("columns", "error"),
     [
-        (["'x' AS text"], "column 'body' is missing: name one so"),
+        (["'x' AS text"], "column 'body' is missing: rename a column with"),
         (["3 AS body"], r"column 'body' is int, not binary or string: use F\.to_json"),
         (["'x' AS body", "'y' AS tag"], r"a message has no 'tag': leave columns out with df\.select\('body'\)"),
         (["'x' AS body", "array(1) AS keys"], "column 'keys' is array<int>, not string or array of"),
@@ -124,7 +124,7 @@ def test_columns_that_do_not_fit_are_an_error_before_any_job(spark, store, colum
 @pytest.mark.parametrize("nulls", ["id = 77", "id >= 50", "true"], ids=["one row", "a whole partition", "all rows"])
 def test_null_bodies_are_refused_whatever_else_their_partition_holds(spark, store, nulls):
     rows = spark.range(0, 100, 1, 2).selectExpr(f"IF({nulls}, NULL, 'ok') AS body")
-    with pytest.raises(MessageIllegalError, match="the body is null"):
+    with pytest.raises(MessageIllegalError, match="the message body is null"):
         write_topic(rows, "orders", check_first=True)
     assert store.appends == 0
 
@@ -132,7 +132,7 @@ def test_null_bodies_are_refused_whatever_else_their_partition_holds(spark, stor
 def test_an_unknown_topic_is_an_error_before_any_job(spark, store):
     with pytest.raises(TopicNotExistError):
         write_topic(frame(spark, 3), "nowhere")
-    with pytest.raises(InvalidArgumentError, match="sort is 'auto'"):
+    with pytest.raises(InvalidArgumentError, match="sort must be 'auto'"):
         write_topic(frame(spark, 3), "orders", sort="sometimes")
     assert store.appends == 0
 

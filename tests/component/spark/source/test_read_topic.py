@@ -294,13 +294,13 @@ def test_messages_deleted_between_the_plan_and_the_job_fail_it_or_are_left_out_a
     topics.near.describe()
     kept = {queue_id: topics.store.queues.bounds("orders", queue_id).min_offset for queue_id in range(QUEUES)}
     assert all(offset > 0 for offset in kept.values())
-    with pytest.raises(PySparkException, match=r"DataLossError: orders@a:0: offsets 0 to 119 are gone"):
+    with pytest.raises(PySparkException, match=r"DataLossError: offsets 0 to 119 of queue orders@a:0 no longer exist"):
         strict.collect()
     expected = [number for number in range(COUNT) if number // QUEUES >= kept[number % QUEUES]]
     with caplog.at_level(logging.WARNING):
         assert numbers(lenient) == expected
     assert [record.getMessage() for record in caplog.records if record.name.endswith("losses")] == [
-        f"orders@a:{queue_id}: a Spark task has left out offsets 0 to {first - 1}, which are gone"
+        f"queue orders@a:{queue_id}: a Spark task has skipped offsets 0 to {first - 1}, which no longer exist"
         for queue_id, first in kept.items()
     ]
 

@@ -231,7 +231,7 @@ def test_lost_messages_fail_the_query_or_are_left_out(spark: SparkSession, tmp_p
     run_available(stream(spark, topics, max_offsets=30), batches, tmp_path / "checkpoint")
     topics.held = {A0: (80, 100), B0: (0, 15)}
     with pytest.raises(
-        StreamingQueryException, match=r"orders@a:0: offsets 50 to 79 are gone.*fail_on_data_loss=False"
+        StreamingQueryException, match=r"orders@a:0: offsets 50 to 79 no longer exist.*fail_on_data_loss=False"
     ):
         run_available(stream(spark, topics), batches, tmp_path / "checkpoint")
     before = set(batches.all_rows)

@@ -373,7 +373,7 @@ def test_a_damaged_record_is_not_copied_and_stays_in_the_log_until_it_is_mended(
     kept = {**it.newest(), 30: it.sent[30][1]}
     damaged = {90: None}
     assert intact(it.store) == kept | damaged
-    assert "orders:0 at offset 90, " in caplog.text
+    assert "orders:0 at offset 90 (physical" in caplog.text
     it.drop_log()
     assert it.store.log.min_offset <= at
     it.send(("new", b"new" + b"x" * 300))

@@ -139,7 +139,7 @@ def fill_log(store: MessageStore, size: int = 1000) -> int:
         except StoreNotWritableError as error:
             refused = str(error)
             break
-    assert re.search("no room for another file .*MiB are free.*mapped_file_size", refused)
+    assert re.search("no space for another file .*MiB are free.*mapped_file_size", refused)
     return count
 
 
@@ -152,7 +152,7 @@ def test_without_room_for_another_log_file_appends_are_refused_and_nothing_has_f
         assert count > 10
         with monkeypatch.context() as full:
             full.setattr(reports, "disk_free_bytes", lambda path: 0)
-            assert "no room for another file" in store.status().not_writable_reason
+            assert "no space for another file" in store.status().not_writable_reason
         assert store.status().writable  # The disk has space again, although no append has tested it.
         assert store.gate.failure == ""
         assert len(bodies_of(store)) == count
@@ -164,7 +164,7 @@ def test_without_room_for_another_log_file_appends_are_refused_and_nothing_has_f
 def test_a_disk_too_small_for_the_first_log_file_is_named_by_the_first_append(stores, monkeypatch, tmp_path):
     no_room(monkeypatch, "preallocate", "/commitlog")
     store = stores()
-    with pytest.raises(StoreNotWritableError, match=f"the disk of {tmp_path}/store has no room"):
+    with pytest.raises(StoreNotWritableError, match=f"the disk of {tmp_path}/store has no space"):
         store.append([state(b"a topic")])
 
 
@@ -180,7 +180,7 @@ def test_a_slave_without_room_for_another_log_file_refuses_the_chunk_and_goes_on
 
     with monkeypatch.context() as patch:
         no_room(patch, "preallocate", "/slave/commitlog")
-        with pytest.raises(StoreNotWritableError, match="no room for another file"):
+        with pytest.raises(StoreNotWritableError, match="no space for another file"):
             copy_all()
         assert slave.gate.failure == ""
     copy_all()
@@ -192,7 +192,7 @@ def test_without_room_for_a_snapshot_the_store_goes_on_and_nothing_is_lost(store
     with monkeypatch.context() as patch:
         no_room(patch, "write_file", "/store/")
         store.append([make_batch([b"1"])])
-        with pytest.raises(OSError, match="no room for its snapshot"):
+        with pytest.raises(OSError, match="no space for the recovery snapshot"):
             store._checkpoints.flush_queues()
         store.append([make_batch([b"2"])])
         wait_until(lambda: store._checkpoints._is_out_of_room)  # The checkpoint thread finds that the disk is full.
@@ -278,7 +278,7 @@ def test_messages_leave_the_end_of_the_last_log_file_to_the_brokers_state(small)
         append_states(store)
         assert store.log.end_offset > refused_at
         for _ in range(3):  # Even a small message is refused: the space is for the broker's state.
-            with pytest.raises(StoreNotWritableError, match="no room for another file"):
+            with pytest.raises(StoreNotWritableError, match="no space for another file"):
                 store.append([make_batch([b"x"])])
         append_states(store, 10)
         assert not (small.path / "store" / RESERVE_FILE).exists(), "the queue of the state needed it"
@@ -314,7 +314,7 @@ def test_a_slave_on_a_full_disk_takes_state_to_the_end_of_its_last_log_file(smal
         while slave.log.end_offset < master.log.end_offset:
             copy()
         master.append([make_batch([b"x"])])
-        with pytest.raises(StoreNotWritableError, match="no room for another file"):
+        with pytest.raises(StoreNotWritableError, match="no space for another file"):
             copy()
         assert slave.gate.failure == ""
         small.make_room()

@@ -126,7 +126,7 @@ def test_no_failure_ends_a_thread(monkeypatch, caplog, fails, thread, tasks):
     broker = broker_that(monkeypatch, is_ready=True, fails=fails)
     getattr(broker, thread)()
     assert broker.calls == tasks * ROUNDS
-    assert f"{tasks[0]} failed and is tried again later" in caplog.text
+    assert f"{tasks[0]} failed, retrying later" in caplog.text
 
 
 def test_before_the_masters_state_is_read_nothing_is_registered_and_no_housekeeping_done(monkeypatch):

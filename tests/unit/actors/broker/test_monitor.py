@@ -123,7 +123,7 @@ def test_groups_that_had_not_read_what_a_full_disk_took_are_named_though_they_go
     for _ in range(2):
         watch.note_deletions()
         assert watch.unread() == [{"group": "slow", "topic": "orders", "messages": first - 10}]
-    assert caplog.text.count(f"group slow had not read messages 10 to {first - 1} of orders:0") == 1
+    assert caplog.text.count(f"group slow has lost messages 10 to {first - 1} of queue orders:0") == 1
     watch.forget(group="slow")
     assert watch.unread() == []
     store.close()

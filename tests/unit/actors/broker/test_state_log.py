@@ -376,7 +376,7 @@ def test_a_log_that_cannot_be_read_to_its_end_is_no_state(scene: Scene) -> None:
     scene.fail_over()
     fetch = scene.second.fetch
     scene.second.fetch = lambda *args: [FetchResult(PullStatus.NO_NEW_MESSAGE, 0, 0, 0, b"", 0)]  # type: ignore[method-assign]
-    with pytest.raises(ServiceNotAvailableError, match="shows its state up to 0"):
+    with pytest.raises(ServiceNotAvailableError, match="serves the broker's state only up to offset 0"):
         scene.log.load()
     assert not scene.log.is_ready
     scene.second.fetch = fetch  # type: ignore[method-assign]
@@ -734,7 +734,7 @@ def test_a_log_that_is_closed_carries_out_what_waits_and_takes_no_more(scene: Sc
     scene.log.close()
     assert first.result(WAIT_S)
     assert waiting.result(WAIT_S)
-    with pytest.raises(ServiceNotAvailableError, match="is being stopped"):
+    with pytest.raises(ServiceNotAvailableError, match="is stopping"):
         scene.log.submit(group("i"))
 
 

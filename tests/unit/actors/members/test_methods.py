@@ -106,7 +106,8 @@ def test_a_client_that_does_not_listen_here_has_not_got_the_question(broker: Bro
 
 
 @pytest.mark.parametrize(
-    ("error", "told"), [(InvalidArgumentError("not me"), "not me"), (KeyError("bug"), "it failed: KeyError('bug')")]
+    ("error", "told"),
+    [(InvalidArgumentError("not me"), "not me"), (KeyError("bug"), "the query failed: KeyError('bug')")],
 )
 def test_a_failure_at_the_client_is_reported(broker: Broker, client: Any, error: Exception, told: str) -> None:
     def fail(question: Question) -> MemberAnswer:
@@ -125,7 +126,7 @@ def test_an_answer_that_is_too_late_is_dropped_and_the_next_question_is_answered
         return MemberAnswer("done")
 
     client(answer)
-    with pytest.raises(RequestTimeoutError, match="client c, asked about group 'billing'"):
+    with pytest.raises(RequestTimeoutError, match="the query to client c about group 'billing'"):
         ask(broker, 0.05)
     late.set()
     assert answered.wait(WAIT_S)

@@ -391,7 +391,7 @@ def test_a_report_that_comes_twice_counts_once(scenes):
 
 def test_a_process_that_has_not_called_gets_nothing_and_changes_nothing(scenes):
     scene = scenes(lambda message: None)
-    with pytest.raises(ServiceNotAvailableError, match="has no call of its listener"):
+    with pytest.raises(ServiceNotAvailableError, match="waits for its listener"):
         scene.feed.asked("another", 0, 0, print)
     scene.feed.reported("another", scene.feed._epoch, [(1, None)])
 

@@ -34,7 +34,7 @@ def test_from_a_damaged_file_the_one_before_is_taken(tmp_path, damage):
     (tmp_path / "offsets.json").write_text(damage)
     assert offsets.load() == {Q: 5}
     (tmp_path / "offsets.json.bak").write_text(damage)
-    with pytest.raises(ServiceNotAvailableError, match="repair the file or delete it"):
+    with pytest.raises(ServiceNotAvailableError, match="repair or delete the file"):
         offsets.load()
 
 

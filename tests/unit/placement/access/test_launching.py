@@ -34,7 +34,7 @@ def test_a_key_that_others_may_read_or_that_is_none_is_refused(tmp_path: Path, c
     file.parent.mkdir()
     file.write_bytes(content)
     file.chmod(mode)
-    with pytest.raises(ConfigError, match="remove it"):
+    with pytest.raises(ConfigError, match="remove the file"):
         internal_key(str(tmp_path))
 
 

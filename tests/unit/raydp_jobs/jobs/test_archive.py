@@ -282,7 +282,7 @@ def test_a_task_that_fails_leaves_the_archive_as_it_was(tmp_path: Path) -> None:
 
 
 def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
-    with locked(tmp_path / "orders"), pytest.raises(ClientStateError, match="another run archives"):
+    with locked(tmp_path / "orders"), pytest.raises(ClientStateError, match="another run is archiving"):
         run(tmp_path / "orders")
     run(tmp_path / "orders")
 
@@ -301,7 +301,7 @@ def test_files_that_were_not_asked_for_never_come_into_place(tmp_path: Path) -> 
     def too_much(ranges: Sequence[OffsetRange], staging: Path) -> list[Written]:
         return stage([*ranges, OffsetRange("orders", "broker-c", 0, 0, 5)], staging)
 
-    with pytest.raises(StoreCorruptError, match="was written and not asked for"):
+    with pytest.raises(StoreCorruptError, match="was written, but does not belong to the plan"):
         run(tmp_path / "orders", stage=too_much)
     assert find_pieces(tmp_path / "orders") == []
 
@@ -345,15 +345,18 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a byte flipped": (_flip, "is damaged"),
     "named otherwise": (
         lambda path: path.rename(path.with_name(path.name.replace("48.", "47."))),
-        "its metadata says otherwise",
+        "its metadata gives",
     ),
     "another day": (
         lambda path: path.rename(path.parent.parent / "day=2026-03-01" / path.name),
-        "its metadata says otherwise",
+        "its metadata gives",
     ),
-    "a row less": (lambda path: _rewrite(path, lambda table: table.slice(1)), "its metadata says otherwise"),
-    "a row twice": (_with("queue_offset", lambda values: [24, *values[:-1]]), "not in order, or twice"),
-    "other offsets": (_with("queue_offset", lambda values: [n + 1 for n in values]), "not those of its name"),
+    "a row less": (lambda path: _rewrite(path, lambda table: table.slice(1)), "its metadata gives"),
+    "a row twice": (
+        _with("queue_offset", lambda values: [24, *values[:-1]]),
+        "out of order, or an offset occurs twice",
+    ),
+    "other offsets": (_with("queue_offset", lambda values: [n + 1 for n in values]), "do not match its name"),
     "another queue": (_with("queue_id", lambda values: [4] * len(values)), "whose queue_id is not 3"),
     "stored another day": (
         _with("store_timestamp", lambda values: values[:1] * 23 + [values[0].replace(year=2027)]),
@@ -381,7 +384,7 @@ def test_a_file_is_checked_by_its_footer_before_it_comes_into_place(tmp_path: Pa
         _rewrite(staging / written[0].piece.path, lambda table: table.slice(1))
         return written
 
-    with pytest.raises(StoreCorruptError, match="its metadata says otherwise"):
+    with pytest.raises(StoreCorruptError, match="its metadata gives"):
         run(tmp_path / "orders", stage=damaged)
     assert find_pieces(tmp_path / "orders") == []
 
@@ -389,7 +392,7 @@ def test_a_file_is_checked_by_its_footer_before_it_comes_into_place(tmp_path: Pa
 def test_a_footer_has_as_many_rows_as_it_says(tmp_path: Path) -> None:
     [written, *_] = write_range(RANGE, messages_of(RANGE), tmp_path)
     assert check_file(tmp_path / written.piece.path, "orders", written.piece) == 24
-    with pytest.raises(StoreCorruptError, match="its metadata says otherwise"):
+    with pytest.raises(StoreCorruptError, match="its metadata gives"):
         check_file(tmp_path / written.piece.path, "bills", written.piece)
 
 

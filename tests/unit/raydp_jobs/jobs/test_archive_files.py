@@ -79,9 +79,9 @@ def test_the_next_offset_of_a_queue_is_the_end_of_its_last_piece() -> None:
 
 
 def test_a_gap_and_an_overlap_are_damage() -> None:
-    assert problems_of([piece(0, 9), piece(10, 12)]) == ["broker-a:3: no file has offsets 9 to 9"]
+    assert problems_of([piece(0, 9), piece(10, 12)]) == ["queue broker-a:3: no file has offsets 9 to 9"]
     [problem] = problems_of([piece(0, 9), piece(8, 12)])
-    assert problem.startswith("broker-a:3: offsets from 8 on are in day=2026-03-01/")
+    assert problem.startswith("queue broker-a:3: offsets from 8 on are both in file day=2026-03-01/")
     with pytest.raises(StoreCorruptError, match="no file has offsets 9 to 9"):
         next_offsets([piece(0, 9), piece(10, 12)])
 
@@ -116,7 +116,7 @@ def test_messages_that_were_deleted_first_are_an_error_or_absent() -> None:
 
 
 def test_a_topic_that_was_made_anew_is_refused() -> None:
-    with pytest.raises(StoreCorruptError, match="the topic was made anew since"):
+    with pytest.raises(StoreCorruptError, match="the topic was deleted and created again"):
         plan_round(bounds(0, 10), {("broker-a", 3): 11}, most=1000)
 
 

@@ -110,7 +110,7 @@ def test_a_pattern_may_match_nothing_yet_and_a_name_must_exist(monkeypatch: pyte
     assert joined(monkeypatch, cluster, TopicChoice(pattern="orders.*")).queues() == []
     with pytest.raises(TopicNotExistError):
         joined(monkeypatch, cluster, TopicChoice(["logs", "orders"])).queues()
-    with pytest.raises(InvalidArgumentError, match="only one"):
+    with pytest.raises(InvalidArgumentError, match="exactly one"):
         joined(monkeypatch, cluster, TopicChoice("logs", "orders.*")).queues()
 
 

@@ -130,7 +130,7 @@ def test_a_topic_that_is_deleted_is_an_error_or_is_left_out() -> None:
     topics.append(A0, 1)
     assert query.batch() == {A0: range(6, 7)}
     assert StreamOffsets.from_json(query.position or "").offsets == {A0: 7}
-    with pytest.raises(DataLossError, match="payments: deleted"):
+    with pytest.raises(DataLossError, match="topic payments was deleted"):
         strict.batch()
 
 
@@ -149,7 +149,7 @@ def test_a_topic_that_was_created_anew_is_an_error_or_is_read_from_its_beginning
         assert one.batch() == {A0: range(5), B0: range(5)}
     made_anew(topics, count)
     topics.append(B0, 1)
-    with pytest.raises(DataLossError, match="its topic was deleted and created anew"):
+    with pytest.raises(DataLossError, match="the topic was deleted and created again"):
         strict.batch()
     assert query.batch() == {A0: range(count), B0: range(5, 6)}
     assert query.batch() is None
@@ -164,7 +164,7 @@ def test_a_planned_batch_is_not_read_from_a_topic_that_was_created_anew_since() 
     query, strict = Query(topics, fail_on_data_loss=False), Query(topics)
     end = query.source.latest_offset("q", None, unlimited=False) or ""
     made_anew(topics, 206)
-    with pytest.raises(DataLossError, match="orders: deleted and created anew since this batch was planned"):
+    with pytest.raises(DataLossError, match="topic orders was deleted and created again after this batch was planned"):
         strict.source.batch(None, end)
     parts, _, _ = query.source.batch(None, end)
     assert [one.queue for part, _ in parts for one in part.ranges] == [B0]
@@ -185,7 +185,7 @@ def test_a_checkpoint_of_an_older_version_goes_on_and_knows_its_topic_from_then_
     query.position = OF_AN_OLDER_VERSION
     assert query.batch() == {A0: range(5, 7)}
     made_anew(topics, 206)
-    with pytest.raises(DataLossError, match="created anew"):
+    with pytest.raises(DataLossError, match="created again"):
         query.batch()
 
 
@@ -201,7 +201,7 @@ def test_a_topic_without_an_id_is_another_one_once_it_has_one_but_an_unknown_id_
         assert StreamOffsets.from_json(query.position or "").creations == {"orders": {"a": ""}}
     topics.ids = {"orders": {"a": "2"}}
     topics.append(A0, 1)
-    with pytest.raises(DataLossError, match="created anew"):
+    with pytest.raises(DataLossError, match="created again"):
         query.batch()
 
 
@@ -237,7 +237,7 @@ def test_progress_tells_what_the_query_has_seen() -> None:
     ["", "{}", "[]", "12", '{"version": 1}', '{"orders": {"0": 12}}', '{"version":1,"offsets":{"a":3},"starts":{}}'],
 )
 def test_offsets_of_another_source_are_refused(text: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="checkpoint location of its own"):
+    with pytest.raises(InvalidArgumentError, match="separate checkpoint location"):
         StreamOffsets.from_json(text)
 
 

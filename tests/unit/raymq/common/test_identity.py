@@ -34,7 +34,9 @@ def test_no_other_user_may_act_meanwhile(other):
             identity.take(other)
         with pytest.raises(ClientStateError) as refused:
             identity.take(other)
-        wanted = "acts as 'bob'" if other is BOB else "with another secret: close its clients before it uses"
+        wanted = (
+            "acts as 'bob'" if other is BOB else "with another secret: close all clients of this process before it uses"
+        )
         assert wanted in str(refused.value)
         identity.give_back(other)  # releasing another identity changes nothing
         assert identity.present() == ALICE

@@ -73,5 +73,5 @@ def test_predicates_checks_and_send_hooks_refuse_it(function: Any, kind: str) ->
 
 
 def test_a_stores_hooks_refuse_it() -> None:
-    with pytest.raises(ConfigError, match="is a coroutine function, which returns without running its code"):
+    with pytest.raises(ConfigError, match="is a coroutine function, so calling it does not run its code"):
         find_hook(f"{__name__}:Later", "put_hooks")

@@ -105,7 +105,7 @@ def test_rows_without_columns_are_counted_as_ray_data_counts_them(batch: pa.Reco
 
 
 def test_columns_that_are_not_there_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="no column 'body'"):
+    with pytest.raises(InvalidArgumentError, match="unknown column 'body'"):
         schema_of(["offset", "body"])
     with pytest.raises(InvalidArgumentError, match="twice"):
         schema_of(["offset", "offset"])

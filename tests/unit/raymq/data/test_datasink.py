@@ -144,7 +144,7 @@ def test_a_failure_closes_the_writer(cluster: FakeCluster) -> None:
 
 def test_the_start_checks_the_fields_and_fixes_the_queues_anew(cluster: FakeCluster) -> None:
     sink = TopicDatasink("orders", body_field="y")
-    with pytest.raises(InvalidArgumentError, match="body_field='y'; they have x"):
+    with pytest.raises(InvalidArgumentError, match="body_field='y'; their fields are x"):
         sink.on_write_start(pa.schema([("x", pa.string())]))
     sink.on_write_start(pa.schema([]))  # Ray Data passes an empty schema if the dataset's columns are not known yet
     with pytest.raises(InvalidArgumentError, match="body_field='y'"):

@@ -126,7 +126,7 @@ def test_tags_are_a_text() -> None:
 
 
 def test_fields_that_are_not_there_are_all_named() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"no body_field='b', keys_field='k'; they have x, y"):
+    with pytest.raises(InvalidArgumentError, match=r"no field body_field='b', keys_field='k'; their fields are x, y"):
         messages({"x": [1], "y": [2]}, body="b", keys="k", tags="x")
 
 
@@ -141,7 +141,7 @@ def test_serializers_that_make_no_sense_are_refused(options: dict[str, Any]) -> 
 def test_values_that_cannot_be_are_refused() -> None:
     with pytest.raises(MessageIllegalError, match="not UTF-8"):
         messages({"id": [b"\xff"], "x": ["1"]}, body="x", key="id")
-    with pytest.raises(InvalidArgumentError, match="deliver_at_field='at' is string"):
+    with pytest.raises(InvalidArgumentError, match="deliver_at_field='at' has type string"):
         messages({"at": ["soon"], "x": ["1"]}, body="x", deliver_at="at")
     with pytest.raises(MessageIllegalError, match="the row cannot be written as JSON"):
         messages({"x": ArrowPythonObjectArray.from_objects([object()])})

@@ -99,7 +99,7 @@ def test_a_client_that_cannot_be_closed_is_logged_and_replaced(caplog: pytest.Lo
     shared = SharedClient(lambda namespace: made.append(Broken()) or made[-1], idle_s=0.01)  # type: ignore[func-returns-value]  # append
     with shared.use():
         pass
-    eventually(lambda: "could not be closed" in caplog.text, "the warning")
+    eventually(lambda: "cannot close the raymq client" in caplog.text, "the warning")
     with shared.use() as again:
         assert again is made[1]
 
@@ -125,7 +125,7 @@ def test_a_user_ends_with_its_tasks() -> None:
 
 def test_a_task_of_another_user_does_not_get_a_client_in_use() -> None:
     shared = SharedClient(Connections(), idle_s=60.0)
-    with shared.use(ALICE), pytest.raises(ClientStateError, match="another user"), shared.use(BOB):
+    with shared.use(ALICE), pytest.raises(ClientStateError, match="another raymq user"), shared.use(BOB):
         pass
     with shared.use(BOB):
         pass

@@ -56,9 +56,9 @@ def test_options_have_bounds_and_no_others(fields):
     ("fields", "reason"),
     [
         ({"max_retries": -1}, "0 or more"),
-        ({"failed_task_queue_name": "jobs"}, "topics of their own"),
-        ({"unprocessable_task_queue_name": "jobs-results"}, "topics of their own"),
-        ({"adapter_config": RaymqAdapterConfig(result_topic="jobs")}, "topics of their own"),
+        ({"failed_task_queue_name": "jobs"}, "dead queues must differ"),
+        ({"unprocessable_task_queue_name": "jobs-results"}, "dead queues must differ"),
+        ({"adapter_config": RaymqAdapterConfig(result_topic="jobs")}, "dead queues must differ"),
         ({"adapter_config": "redis://"}, "RaymqAdapterConfig, not a str"),
     ],
 )

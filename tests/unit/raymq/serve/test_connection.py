@@ -236,7 +236,7 @@ def test_a_broker_that_is_away_is_said_so(client, tasks):
         queues = tuple(data for data in both.queues if data.broker_name == broker_name)
         client.topics["jobs-results"] = TopicRoute("jobs-results", brokers, queues, layout="a:3;b:2")
         if select_queue_by_hash(both.all_queues, Message("jobs", b"-"), "t1").broker_name != broker_name:
-            with pytest.raises(ServiceNotAvailableError, match="has the states of task t1"):
+            with pytest.raises(ServiceNotAvailableError, match="has the states of task 't1'"):
                 tasks.history("t1")
         else:
             assert tasks.history("t1").latest is None

@@ -54,7 +54,7 @@ def test_a_message_that_is_no_task_is_put_aside():
     end = rules().receive(b"{", {"resize"}, 0, 9.0)
     assert isinstance(end, End)
     assert (end.state, end.copy_to, end.delay_level) == (None, "odd", None)
-    assert "it is not JSON" in end.error
+    assert "the body is not JSON" in end.error
 
 
 def test_a_task_without_a_handler_is_put_aside_and_has_failed():

@@ -119,7 +119,7 @@ def test_a_block_with_an_offset_before_the_queue_s_first_unit_is_left_to_the_car
     queues = Queues({("orders", 0): Queue(next_offset=10, first_offset=4)})
     redispatch = walk(queues, DedupTable(10))
     assert not redispatch.put_block(block_of(data), 0, may_fill_gaps=False)
-    with pytest.raises(QueueGapError, match="has lost its offset 3"):
+    with pytest.raises(QueueGapError, match="has lost the entry of offset 3"):
         redispatch.put_record(dispatch_view(data), 0, may_fill_gaps=False)
     assert redispatch.put_block(block_of(data), 0, may_fill_gaps=True)
 

@@ -67,7 +67,7 @@ def test_an_older_repeat_of_a_producer_that_sent_since_is_refused_and_not_stored
     lose_snapshot(root)
     store = open_store(root, mapped_file_size_commit_log_bytes=FILE_BYTES)
     end = store.log.end_offset
-    with pytest.raises(MessageIllegalError, match="older than what"):
+    with pytest.raises(MessageIllegalError, match="too old to check"):
         append(store, "goes on")
     assert store.log.end_offset == end
     store.close()

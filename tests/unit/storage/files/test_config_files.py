@@ -94,7 +94,7 @@ def test_a_damaged_file_is_dropped_and_its_bak_is_read(config, damage):
 def test_no_file_is_none_and_a_damaged_bak_is_an_error(config):
     assert config.read("topics.json") is None
     (config.directory / "topics.json.bak").write_text("{")
-    with pytest.raises(StoreCorruptError, match="restore one of them"):
+    with pytest.raises(StoreCorruptError, match="restore one of the two files"):
         config.read("topics.json")
 
 

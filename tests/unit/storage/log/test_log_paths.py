@@ -87,11 +87,11 @@ def test_a_missing_file_and_one_that_is_there_twice_are_told(tmp_path, disks):
     for directory, start in ((disks[0], 0), (disks[0], 200)):
         write_file(directory, start)
     paths = LogPaths(tmp_path, SIZE, disks)
-    with pytest.raises(StoreCorruptError, match=f"disk-a/{file_name(100)} or .* is missing; see that .* mounted"):
+    with pytest.raises(StoreCorruptError, match=f"disk-a/{file_name(100)} or .* is missing; check that .* mounted"):
         paths.find()
     write_file(disks[1], 100)
     write_file(disks[2], 100)
-    with pytest.raises(StoreCorruptError, match=f"{file_name(100)} is also in "):
+    with pytest.raises(StoreCorruptError, match=f"{file_name(100)} also exists in "):
         paths.find()
 
 

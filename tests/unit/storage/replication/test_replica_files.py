@@ -34,5 +34,5 @@ def test_the_newest_set_is_remembered(tmp_path):
 def test_a_set_that_cannot_be_understood_is_an_error(tmp_path):
     config = ConfigFiles(tmp_path)
     config.write(SET_FILE, '{"epoch": 1}')
-    with pytest.raises(StoreCorruptError, match="no sync-state set"):
+    with pytest.raises(StoreCorruptError, match="not contain a sync-state set"):
         ReplicaFiles(config)

@@ -79,9 +79,11 @@ def test_an_end_from_a_check_is_never_too_late():
     ("found", "text"),
     [
         pytest.param(None, "no half message", id="no record there"),
-        pytest.param({"producer_group": "b"}, "producer group b, not a", id="94 another group"),
-        pytest.param({"queue_offset": 5}, "queue offset 5, not 4", id="another queue offset"),
-        pytest.param({"physical_offset": 500}, "physical offset 500, not 400", id="another physical offset"),
+        pytest.param({"producer_group": "b"}, "producer group 'b', but the request names 'a'", id="94 another group"),
+        pytest.param({"queue_offset": 5}, "queue offset 5, but the request names 4", id="another queue offset"),
+        pytest.param(
+            {"physical_offset": 500}, "physical offset 500, but the request names 400", id="another physical offset"
+        ),
     ],
 )
 def test_an_end_that_names_another_half_message_is_refused_with_code_1(found, text):

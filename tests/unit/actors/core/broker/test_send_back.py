@@ -190,7 +190,7 @@ def test_a_message_with_a_damaged_body_is_a_dead_letter_that_nobody_takes_for_in
     assert check_record(letter).ok, "the log can hold it"
     message = read_record(letter, 0, RecordPlace(MessageQueue("%DLQ%billing", "a", 0)))
     assert "unknown compression type" in message.body_error.reason
-    assert message.system_properties[PROPERTY_DLQ_ORIGIN_ERROR] == "its body's CRC is wrong"
+    assert message.system_properties[PROPERTY_DLQ_ORIGIN_ERROR] == "the body's CRC is wrong"
     assert message.properties == {"a": "b"}
     body_at = BODY_OFFSET
     assert letter[body_at : body_at + 19] == bytes(record[body_at : body_at + 19]), "the bytes are kept"
@@ -215,7 +215,7 @@ def test_a_message_that_cannot_be_read_is_dead_at_once_with_the_reason_and_nothi
 def test_a_damaged_record_cannot_be_given_back(offset):
     record = bytearray(consumed(b"body"))
     record[offset] ^= 1
-    with pytest.raises(InvalidArgumentError, match="whole records"):
+    with pytest.raises(InvalidArgumentError, match="not whole, unchanged records"):
         give_back(bytes(record))
 
 

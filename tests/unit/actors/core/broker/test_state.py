@@ -290,7 +290,7 @@ def test_a_topic_is_not_changed_into_what_it_cannot_be():
             state.decide_topic_update("orders", queue_nums, None, None)
     with pytest.raises(NoPermissionError):
         state.decide_topic_update("orders", None, 8, None)
-    with pytest.raises(InvalidArgumentError, match="is no order configuration"):
+    with pytest.raises(InvalidArgumentError, match="is not an order configuration"):
         state.decide_topic_update("orders", None, None, "a")
     with pytest.raises(TopicNotExistError):
         state.decide_topic_update("nothing", 8, None, None)
@@ -354,7 +354,9 @@ def test_a_group_may_not_read_what_it_is_forbidden_until_that_is_taken_back():
     for change in state.decide_forbid("billing", "orders", forbidden=True):
         state.apply(decode_change(encode_change(change)), 0)
     assert state.decide_forbid("billing", "orders", forbidden=True) == []
-    with pytest.raises(NoPermissionError, match="'billing' is forbidden to read topic 'orders'; `raymq group allow"):
+    with pytest.raises(
+        NoPermissionError, match="'billing' is forbidden to read topic 'orders'; to allow it: `raymq group allow"
+    ):
         state.check_readable("billing", "orders")
     with pytest.raises(NoPermissionError, match="forbidden"):
         state.check_broadcast("billing", ["orders"])

@@ -206,7 +206,7 @@ def test_the_message_that_kills_the_listener_is_found_and_sent_back_and_no_other
     sent, deaths, consumed = die_until_sent_back(core, deadly=17)
     assert (sent_offsets(sent), sent.delay_level) == ([17], 0)
     assert deaths == SUSPECT_DEATHS + TRIALS_MAX
-    assert "died 4 times over the message at offset 17" in sent.reason
+    assert "died 4 times while it consumed the message at offset 17" in sent.reason
     core.sent_back(sent)
     while tasks := core.deliverable(0.0):
         for task in tasks:

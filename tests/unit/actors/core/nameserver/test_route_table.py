@@ -176,7 +176,7 @@ def test_each_holder_tells_all_of_the_topics_queues(table, present):
 def test_a_topic_of_a_silent_broker_is_away_and_does_not_cease_to_exist(table):
     table.register(registration("a"), 0.0)
     table.expire(120.1)
-    with pytest.raises(ServiceNotAvailableError, match="on a, which sent no heartbeat"):
+    with pytest.raises(ServiceNotAvailableError, match="its broker group a has sent no heartbeat"):
         table.route("orders")
     with pytest.raises(TopicNotExistError):
         table.route("nothing")

@@ -94,9 +94,9 @@ def test_nearby_gives_a_rooms_queues_to_its_own_members():
 
 def test_nearby_refuses_a_member_or_a_broker_without_a_room():
     queues = queues_of("broker-a", "broker-c", count=1)
-    with pytest.raises(InvalidArgumentError, match="broker broker-c has no room"):
+    with pytest.raises(InvalidArgumentError, match="broker broker-c has no machine room"):
         allocate_nearby(queues, ["m"], ROOMS, {"m": "A"})
-    with pytest.raises(InvalidArgumentError, match="member m has no room"):
+    with pytest.raises(InvalidArgumentError, match="member m has no machine room"):
         allocate_nearby(queues[:1], ["m"], ROOMS, {"m": " "})
 
 
@@ -132,7 +132,7 @@ STRATEGIES = {
 def test_no_queues_no_members_and_blank_members_are_refused(strategy):
     """Golden fact 10: every strategy refuses an empty list of queues, an empty list of members, and a blank member
     name."""
-    with pytest.raises(InvalidArgumentError, match="a member's name is blank"):
+    with pytest.raises(InvalidArgumentError, match="the name of a member is blank"):
         strategy(queues_of("broker-a", count=1), ["a", " "])
     with pytest.raises(InvalidArgumentError, match="the list of queues is empty"):
         strategy([], ["a"])

@@ -221,7 +221,7 @@ def test_the_member_that_joined_first_decides_the_strategy_and_the_description_s
     beat(group, "a", 1.0)
     text = group.describe(1.0)
     assert text["strategy"] == "STICKY"
-    assert text["disagreements"] == ["a asks for AVG; the group uses STICKY, as b joined first"]
+    assert text["disagreements"] == ["member a requests AVG; the group uses STICKY, because member b joined first"]
     assert ids(beat(group, "b", 2.0, held, allocation=STICKY)) == [0, 1]  # AVG would assign queues 2 and 3 to member b
 
 
@@ -238,7 +238,7 @@ def test_a_strategy_that_refuses_keeps_the_assignment_and_the_reason_is_told(gro
     assert held == QUEUES
     beat(group, "b", 1.0, allocation=NEARBY)  # member b is in no machine room, because its heartbeat contains no node
     assert beat(group, "a", 2.0, held, allocation=NEARBY, node="node-1") == QUEUES
-    assert "member b has no room" in group.describe(2.0)["failures"]["orders"]
+    assert "member b has no machine room" in group.describe(2.0)["failures"]["orders"]
     beat(group, "b", 3.0, allocation=NEARBY, node="node-1")
     assert group.describe(3.0)["failures"] == {}
     assert ids(beat(group, "a", 4.0, held, allocation=NEARBY, node="node-1")) == [0, 1]

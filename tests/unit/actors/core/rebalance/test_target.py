@@ -84,7 +84,9 @@ def test_a_member_that_asks_for_other_machine_rooms_is_named():
         "a": MemberRequest(BOTH, Allocation(AllocateStrategy.MACHINE_ROOM, machine_rooms=frozenset({"room2"}))),
     }
     said = disagreements(view(requests))
-    assert said == ["a asks for machine rooms ['room2']; the group uses ['room1'], as b joined first"]
+    assert said == [
+        "member a requests machine rooms ['room2']; the group uses ['room1'], because member b joined first"
+    ]
 
 
 def test_a_queue_that_is_configured_twice_goes_to_its_holder_and_is_named():
@@ -92,11 +94,11 @@ def test_a_queue_that_is_configured_twice_goes_to_its_holder_and_is_named():
     target, _ = make_target(view(requests, holders={ORDERS[0]: "b"}))
     assert target == {ORDERS[0]: "b"}
     said = disagreements(view(requests, target=target))
-    assert said == [f"{ORDERS[0]} is configured for a, b; b gets it"]
+    assert said == [f"queue {ORDERS[0]} is configured for several members (a, b); the queue goes to b"]
 
 
 def test_a_queue_that_is_configured_but_not_there_is_named():
     nowhere = MessageQueue("orders", "broker-z", 0)
     requests = {"a": MemberRequest(BOTH, Allocation(AllocateStrategy.CONFIG, queues=frozenset({nowhere})))}
     said = disagreements(view(requests))
-    assert said == [f"{nowhere} is configured for a, which does not subscribe to such a queue"]
+    assert said == [f"queue {nowhere} is configured for member a, which does not subscribe to its topic"]

@@ -141,7 +141,7 @@ def test_only_a_group_and_a_topic_that_exist_are_forbidden(cluster):
 
 
 def test_a_broker_that_a_restarted_nameserver_does_not_know_yet_is_not_left_out(cluster):
-    restarted = ServiceNotAvailableError("the NameServer was restarted and does not know yet every broker")
+    restarted = ServiceNotAvailableError("the NameServer was restarted and cannot yet list all brokers")
     answers = iter([restarted, restarted, {"a": None, "b": None}])
 
     def all_brokers():
@@ -232,7 +232,7 @@ def test_a_groups_fields_are_changed_at_every_broker(cluster):
     assert changed == GroupConfig("billing", retry_max_times=2)
     assert cluster.called("update_groups") == [("a", [changed]), ("b", [changed])]
     assert cluster.called("offsets_reset") == []
-    with pytest.raises(InvalidArgumentError, match="no retry_times; known are"):
+    with pytest.raises(InvalidArgumentError, match="no setting retry_times; its settings are"):
         cluster.admin.update_group("billing", retry_times=2)
 
 

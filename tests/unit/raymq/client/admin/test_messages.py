@@ -78,7 +78,7 @@ def test_messages_of_all_broker_groups_are_found_by_key_in_the_order_they_were_s
     assert bodies(admin.query_by_key("orders", "all", broker_name="broker-b")) == [b"n1", b"n3", b"n5", b"n7", b"n9"]
     with pytest.raises(InvalidArgumentError):
         admin.query_by_key("orders", " ")
-    with pytest.raises(InvalidArgumentError, match="no queue in 'broker-c'"):
+    with pytest.raises(InvalidArgumentError, match="no queue in broker group 'broker-c'"):
         admin.query_by_key("orders", "all", broker_name="broker-c")
 
 

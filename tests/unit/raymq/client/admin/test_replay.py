@@ -198,7 +198,7 @@ def test_more_messages_of_a_second_than_a_query_returns_are_refused(admin, store
     many = [Message("orders", b"1", keys=("many",)) for _ in range(70)]
     batch = encode_batch(many, 0, born_host=("127.0.0.1", 1), born_timestamp_ms=1, message_ids=[""] * 70)
     stores["broker-a"].store.append([batch])
-    with pytest.raises(InvalidArgumentError, match="replay them by their times"):
+    with pytest.raises(InvalidArgumentError, match="choose these messages by begin_ms and end_ms"):
         admin.replay("orders", key="many", to_topic="again")
 
 

@@ -163,10 +163,10 @@ def test_a_topic_on_chosen_brokers_is_on_no_other(cluster):
             ["c"],
             {},
             InvalidArgumentError,
-            "'c' does not exist; choose one of the broker groups that run: a, b",
+            "'c' does not exist; the broker groups are a, b",
         ),
         ([], {}, InvalidArgumentError, "at least one"),
-        (["b"], {"a": 2}, TopicExistsError, "on a, too"),
+        (["b"], {"a": 2}, TopicExistsError, "and has queues in broker group a"),
     ],
 )
 def test_brokers_that_cannot_be_chosen_are_refused_before_anything_is_created(cluster, brokers, elsewhere, error, text):

@@ -117,7 +117,7 @@ def test_a_child_that_writes_much_to_standard_error_does_not_block(child):
 def test_a_child_that_takes_too_long_is_killed(child, monkeypatch):
     monkeypatch.setattr(launcher, "LAUNCHER_TIMEOUT_S", 0.2)
     child("sys.stdin.read(); signal.pause()")
-    with pytest.raises(RequestTimeoutError, match=r"start of the servers gave no answer within 0\.2 s"):
+    with pytest.raises(RequestTimeoutError, match=r"start of raymq's servers did not complete within 0\.2 s"):
         launcher.launch("start", "address")
 
 

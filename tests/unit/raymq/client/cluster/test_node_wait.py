@@ -22,6 +22,8 @@ def test_more_nodes_than_asked_for_are_enough() -> None:
 
 
 def test_when_nodes_stay_away_it_names_those_that_are_there() -> None:
-    with pytest.raises(ServiceNotAvailableError, match=r"1 of 3 nodes joined .*\(10\.0\.0\.1\), and no server") as said:
+    with pytest.raises(
+        ServiceNotAvailableError, match=r"1 of 3 nodes joined .*\(10\.0\.0\.1\), so no raymq server"
+    ) as said:
         await_nodes(3, 0, pytest.fail, lambda: ["10.0.0.1"])
     assert "run `raymq up` again" in str(said.value)

@@ -71,7 +71,7 @@ def test_queues_are_those_of_now(lookup, routes):
 
 def test_a_queue_the_known_route_lacks_is_looked_for_in_the_route_of_now(lookup, routes):
     new = MessageQueue("orders", "a", 1)
-    with pytest.raises(InvalidArgumentError, match=r"has no queue orders@a:1; it has 2 queues"):
+    with pytest.raises(InvalidArgumentError, match=r"orders@a:1 does not exist: topic 'orders' has 2 queues"):
         lookup.bounds(new)
     routes.invalidate = lambda topic: routes.routes.update(orders=topic_route(a=2, b=1))
     assert lookup.check(new) == new

@@ -423,7 +423,7 @@ def test_the_holder_is_found_from_any_actor(cluster, monkeypatch):
 def test_a_group_that_nobody_holds_is_an_error(cluster, monkeypatch):
     cluster.start()
     monkeypatch.setattr(RebalanceServer, "other_server", lambda self, group, now_s: OtherServer(""))
-    with pytest.raises(ServiceNotAvailableError, match="no Rebalance actor holds"):
+    with pytest.raises(ServiceNotAvailableError, match="no Rebalance actor serves"):
         offsets_reset("g", timeout_s=0.05)
 
 

@@ -24,6 +24,6 @@ def test_each_message_is_counted_and_one_in_a_while_is_logged(
     assert totals == {("orders", "billing"): 6}
     first, second = caplog.messages
     assert "group billing" in first
-    assert "offset 0 of orders@a:0" in first
-    assert "4 more before it" in second
-    assert "offset 9 of orders@a:0" in second
+    assert "offset 0 of queue orders@a:0" in first
+    assert "and skipped 4 before it" in second
+    assert "offset 9 of queue orders@a:0" in second

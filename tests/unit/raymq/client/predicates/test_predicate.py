@@ -111,7 +111,7 @@ def test_a_runtime_env_of_its_own_stays():
         (expensive, {"on_error": "ignore"}, "on_error"),
         (expensive, {"timeout_s": 0}, "timeout_s"),
         (expensive, {"timeout_s": True}, "timeout_s"),
-        (threading.Lock().acquire, {}, "cannot be shipped"),
+        (threading.Lock().acquire, {}, "cannot be pickled"),
     ],
 )
 def test_what_cannot_be_a_predicate_is_refused(function, options, said):
@@ -121,5 +121,5 @@ def test_what_cannot_be_a_predicate_is_refused(function, options, said):
 
 def test_the_error_names_message_and_reason_and_says_what_to_do():
     error = pickle.loads(pickle.dumps(PredicateFailedError("predicate p 12", "orders/a/0", 7, "KeyError: 'price'")))
-    assert "offset 7 of orders/a/0: KeyError: 'price'" in str(error)
+    assert "offset 7 of queue orders/a/0: KeyError: 'price'" in str(error)
     assert "on_error" in str(error)

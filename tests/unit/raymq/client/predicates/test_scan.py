@@ -184,7 +184,7 @@ def test_what_cannot_be_printed_is_a_failure_like_others():
     def function(message):
         raise MuteError
 
-    assert call_each(function, [1], bytearray(1), on_error="raise").failure == "MuteError: it has no text"
+    assert call_each(function, [1], bytearray(1), on_error="raise").failure == "MuteError: the exception has no text"
 
 
 def test_records_are_kept_in_pieces_where_the_time_is_short():

@@ -97,7 +97,7 @@ def test_callbacks_are_called_once_before_or_after_the_end(caplog):
     completion.end(acknowledged(2), 0, 2)
     futures[0].add_done_callback(seen.append)
     assert [id(future) for future in seen] == [id(futures[1]), id(futures[0])]
-    assert "a callback of a send failed" in caplog.text
+    assert "a callback of a send raised an exception" in caplog.text
 
 
 def test_parts_of_a_batch_have_ends_of_their_own():

@@ -137,7 +137,7 @@ def test_sequences_grow_in_the_queue_where_messages_wait_whatever_they_are_for(p
         ({"delay_level": "3"}, "delay_level must be a whole number, .* not '3'"),
         ({"delay_level": 19}, "delay_level must be 0 to 18, not 19"),
         ({"delay_level": 99}, "delay_level must be 0 to 18, not 99"),
-        ({"delay_level": 1, "deliver_at_ms": 0}, "not both"),
+        ({"delay_level": 1, "deliver_at_ms": 0}, "pass only one"),
         ({"deliver_at_ms": -1}, "deliver_at_ms must be .*, not -1"),
         ({"deliver_at_ms": 1}, r"deliver_at_ms must be .*, or 0, not 1 \(is it in milliseconds\?\)"),
         ({"deliver_at_ms": 1_764_000_000}, r"not 1764000000 \(is it in milliseconds\?\)"),

@@ -70,7 +70,7 @@ def test_a_hook_that_fails_is_logged_and_changes_nothing(make, caplog):
     producer = make(FakeStore(), hooks=[Failing(), hook])
     assert producer.send(Message("orders", b"1")).queue_offset == 0
     assert len(hook.after) == 1
-    assert caplog.text.count("a send hook failed for a message to orders@a:0") == 2
+    assert caplog.text.count("a send hook raised an exception for a message to queue orders@a:0") == 2
 
 
 def test_the_error_of_a_check_reaches_the_sender_and_nothing_of_the_batch_is_sent(make):

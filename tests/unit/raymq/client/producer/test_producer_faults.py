@@ -231,7 +231,7 @@ def test_out_of_time_without_an_attempt_that_may_have_stored_it_nothing_was(make
     store = FakeStore()
     getattr(store, failing).extend([failure, clock.passes(failure)])
     producer = make(store)
-    with pytest.raises(type(failure), match="nothing of this one was stored"):
+    with pytest.raises(type(failure), match="and is not stored"):
         producer.send(message())
     producer.flush(WAIT_S)
     assert store.everything() == []
@@ -385,7 +385,7 @@ def test_close_gives_up_messages_that_cannot_be_sent_and_every_future_ends(make)
     assert lost.entered.wait(WAIT_S)
     lost.opened.set()
     [waiting] = handed_over(producer, [message(b"2")], {}, 1000.0)
-    with pytest.raises(RequestTimeoutError, match="flushing"):
+    with pytest.raises(RequestTimeoutError, match="the flush of the producer"):
         producer.close()
     assert isinstance(pinned.exception(WAIT_S), SendUnknownError)
     assert isinstance(waiting.exception(WAIT_S), (ServiceNotAvailableError, SendUnknownError))
@@ -459,7 +459,7 @@ def test_a_message_with_a_key_waits_for_the_broker_of_its_queue(make):
 
 def test_a_broker_that_does_not_come_back_in_time_is_named(make):
     producer = make(FakeStore("storage-b-0"), route=replace(topic_route(b=1), layout="a:1;b:1"))
-    with pytest.raises(ServiceNotAvailableError, match=r"was stored .*a, which holds queues of topic"):
+    with pytest.raises(ServiceNotAvailableError, match=r"is not stored .*'a', which has queues of topic"):
         producer.send(message(), sharding_key=0, timeout_s=0.1)
 
 

@@ -139,7 +139,7 @@ def test_a_selector_gets_the_queues_the_message_and_the_argument():
 
 @pytest.mark.parametrize("chosen", [None, MessageQueue("orders", "a", 3), MessageQueue("other", "a", 0), "a"])
 def test_a_selector_that_chooses_none_of_the_queues_is_an_error(chosen):
-    with pytest.raises(InvalidArgumentError, match="none of the queues"):
+    with pytest.raises(InvalidArgumentError, match="not one of the queues"):
         Destination(selector=lambda *arguments: chosen).select(topic_route(a=3), MESSAGE)
 
 
@@ -151,11 +151,11 @@ def test_a_queue_can_be_named():
 @pytest.mark.parametrize(
     ("queue", "error", "what"),
     [
-        (MessageQueue("other", "a", 0), InvalidArgumentError, "of another topic"),
-        (MessageQueue("orders", "a", 3), InvalidArgumentError, "does not exist: there are 3"),
+        (MessageQueue("other", "a", 0), InvalidArgumentError, "belongs to another topic"),
+        (MessageQueue("orders", "a", 3), InvalidArgumentError, "does not exist: the topic has 3"),
         (MessageQueue("orders", "a", -1), InvalidArgumentError, "queue_id must be 0 to"),
-        (MessageQueue("orders", "z", 0), ServiceNotAvailableError, "no broker"),
-        (MessageQueue("orders", "r", 0), NoPermissionError, "may not be written"),
+        (MessageQueue("orders", "z", 0), ServiceNotAvailableError, "no running broker"),
+        (MessageQueue("orders", "r", 0), NoPermissionError, "is not writable"),
     ],
 )
 def test_a_queue_that_cannot_be_written_is_refused(queue, error, what):
@@ -171,7 +171,7 @@ def test_a_topic_that_may_only_be_read_is_refused(faults):
         lambda: QueueTurns(faults).next(route, 1, 0.0),
         lambda: Destination(sharding_key="x").select(route, MESSAGE),
     ):
-        with pytest.raises(NoPermissionError, match="may not be written"):
+        with pytest.raises(NoPermissionError, match="is not writable"):
             attempt()
     away = TopicRoute("orders", {"a": BrokerData("c", "a", {1: "s"})}, (QueueData("a", 3, 3, 6),))
     with pytest.raises(ServiceNotAvailableError, match="no writable queue now"):
@@ -179,9 +179,9 @@ def test_a_topic_that_may_only_be_read_is_refused(faults):
 
 
 def test_two_destinations_are_one_too_many():
-    with pytest.raises(InvalidArgumentError, match="not by two"):
+    with pytest.raises(InvalidArgumentError, match="pass only one of them"):
         Destination(sharding_key="x", queue=MessageQueue("orders", "a", 0))
-    with pytest.raises(InvalidArgumentError, match="for a selector"):
+    with pytest.raises(InvalidArgumentError, match="passed to a selector"):
         Destination(argument=1)
 
 

@@ -109,9 +109,9 @@ def test_a_smaller_epoch_is_fenced(writers):
     new.write(rows(2))
     new.finish()
     old.write(rows(2))
-    with pytest.raises(ClientStateError, match="was fenced"):
+    with pytest.raises(ClientStateError, match="is fenced"):
         old.finish()
-    with pytest.raises(ClientStateError, match="was fenced"):
+    with pytest.raises(ClientStateError, match="is fenced"):
         writers.make(epoch=1)
 
 
@@ -233,9 +233,9 @@ def test_a_key_chooses_among_the_queues_that_were_fixed(store, writers):
 def test_queues_that_are_gone_are_an_error(writers):
     with pytest.raises(InvalidArgumentError, match="does not exist"):
         writers.make(queues=topic_route(a=3).all_queues).write(rows(1))
-    with pytest.raises(InvalidArgumentError, match="list of its queues"):
+    with pytest.raises(InvalidArgumentError, match="list of the topic's queues"):
         writers.make(queues=[])
-    with pytest.raises(InvalidArgumentError, match="list of its queues"):
+    with pytest.raises(InvalidArgumentError, match="list of the topic's queues"):
         writers.make(queues=[MessageQueue("others", "a", 0)])
 
 

@@ -50,5 +50,5 @@ def test_an_error_says_if_the_batch_may_be_stored_and_if_another_broker_helps(er
 def test_the_error_after_the_timeout_says_that_nothing_was_stored():
     busy = given_up(SystemBusyError("full"), 3.0)
     assert type(busy) is SystemBusyError
-    assert "nothing of this one was stored" in str(busy)
+    assert "and is not stored" in str(busy)
     assert type(given_up(RequestTimeoutError("describe", 1.0), 3.0)) is ServiceNotAvailableError

@@ -242,13 +242,13 @@ def test_an_argument_that_is_no_table_is_refused(make):
 @pytest.mark.parametrize(
     ("column", "value", "what"),
     [
-        ("body", None, "row 4000: the body is null"),
+        ("body", None, "row 4000: the message body is null"),
         ("body", b"", "row 4000: a message body must not be empty"),
         ("tags", "a || b", "row 4000: tag 'a || b'"),
         ("tags", "*", r"row 4000: tag '\*' cannot be subscribed to"),
         ("keys", "two words", "row 4000: key 'two words' contains a space"),
         ("properties", [("TAGS", "x")], "row 4000: property 'TAGS' is reserved"),
-        ("properties", [("a", "x"), ("a", "y")], "row 4000: a property exists twice"),
+        ("properties", [("a", "x"), ("a", "y")], "row 4000: a property name occurs twice"),
         ("properties", [("a", "x" * 33000)], "row 4000: a message's properties"),
     ],
 )
@@ -349,7 +349,9 @@ def test_a_body_that_the_store_finds_too_long_is_refused(make):
 
 def test_a_body_longer_than_the_producer_allows_is_refused(make):
     producer = make(store := FakeStore(), max_message_size_bytes=10)
-    with pytest.raises(MessageIllegalError, match="row 1: a body of 11 bytes exceeds this producer's max_message_size"):
+    with pytest.raises(
+        MessageIllegalError, match="row 1: a message body of 11 bytes exceeds this producer's max_message_size"
+    ):
         producer.send_table("orders", pa.table({"body": [b"x" * 10, b"y" * 11]}))
     assert store.attempts == []
 
@@ -380,8 +382,8 @@ def test_large_tables_are_handed_over_in_parts_of_bounded_size(make, monkeypatch
 
 @pytest.mark.parametrize("table", [pa.table({"body": pa.nulls(2)}), pa.table({"body": ["x", None]})])
 def test_null_bodies_are_refused_whatever_else_the_table_holds(make, table):
-    with pytest.raises(MessageIllegalError, match="the body is null"):
+    with pytest.raises(MessageIllegalError, match="the message body is null"):
         make(store := FakeStore()).send_table("orders", table)
-    with pytest.raises(MessageIllegalError, match="the body is null"):
+    with pytest.raises(MessageIllegalError, match="the message body is null"):
         make(store).send_table("orders", pa.Table.from_pandas(table.to_pandas(), preserve_index=False))
     assert store.attempts == []

@@ -59,7 +59,9 @@ def test_a_topic_takes_its_own_messages_and_no_others(make, kind, name):
         assert len(store.everything()) == 2
     else:
         for send in (producer.send, producer.send_async, producer.send_oneway):
-            with pytest.raises(MessageIllegalError, match=f"topic 'orders' takes {kind} messages, and this one is"):
+            with pytest.raises(
+                MessageIllegalError, match=f"topic 'orders' accepts {kind} messages, and this message is"
+            ):
                 send(message, **where)
         assert store.everything() == []
         producer.flush(WAIT_S)
@@ -73,7 +75,7 @@ def test_a_half_message_is_a_transaction_whatever_else_it_has(make, kind):
         producer.send(half, sharding_key="k", timeout_s=WAIT_S)
         assert store.bodies(MessageQueue(HALF_TOPIC, "a", 0)) == [b"x"]
     else:
-        with pytest.raises(MessageIllegalError, match="this one is TRANSACTION"):
+        with pytest.raises(MessageIllegalError, match="this message is TRANSACTION"):
             producer.send(half, sharding_key="k")
 
 

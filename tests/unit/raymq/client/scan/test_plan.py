@@ -78,10 +78,10 @@ def test_equal_times_read_nothing() -> None:
 @pytest.mark.parametrize(
     ("topic", "options", "said"),
     [
-        (None, {}, "say which topics to read"),
-        ("orders", {"topic_pattern": "o.*"}, "say which topics to read"),
+        (None, {}, "choose the topics to read"),
+        ("orders", {"topic_pattern": "o.*"}, "choose the topics to read"),
         ([], {}, "the list of topics to read is empty"),
-        (None, {"topic_pattern": "("}, "is no regular expression"),
+        (None, {"topic_pattern": "("}, "is not a regular expression"),
     ],
 )
 def test_topics_are_said_once(topic: Any, options: dict[str, Any], said: str) -> None:
@@ -136,7 +136,9 @@ def test_an_ending_timestamp_after_everything_is_the_end() -> None:
 
 
 def test_a_starting_timestamp_that_a_queue_has_nothing_for_is_an_error_or_its_end() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"no message was stored then or later in orders@broker-a:1, .*b:0;"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"no message was stored at that time or later in queue orders@broker-a:1, .*b:0;"
+    ):
         spans({"starting_timestamp": T0_MS + 30_000})
     assert spans({"starting_timestamp": T0_MS + 30_000, "starting_offsets_by_timestamp_strategy": "latest"}) == {
         "a0": (30, 100)
@@ -168,12 +170,12 @@ def test_timestamps_per_queue(form: Any) -> None:
         ({"ending_timestamp": True}, "ending_timestamp must be milliseconds"),
         (
             {"starting_offsets_by_timestamp": times(T0_MS, "x")},
-            "starting_offsets_by_timestamp of broker-a:1 must be milli",
+            "starting_offsets_by_timestamp of queue broker-a:1 must be milli",
         ),
         ({"starting_offsets_by_timestamp": {"broker-a": {"0": T0_MS}}}, "missing: broker-a:1, broker-b:0"),
         ({"starting_offsets_by_timestamp": 7}, "must be times per queue"),
-        ({"starting_timestamp": 1, "starting_offsets": times(20, 7, -2)}, "say two things"),
-        ({"starting_timestamp": 1, "starting_offsets_by_timestamp": times(1, 1)}, "say two things"),
+        ({"starting_timestamp": 1, "starting_offsets": times(20, 7, -2)}, "exclude each other"),
+        ({"starting_timestamp": 1, "starting_offsets_by_timestamp": times(1, 1)}, "exclude each other"),
         ({"ending_offsets": "group:billing"}, "only starting_offsets can"),
         ({"starting_offsets": "group:"}, "group name"),
     ],

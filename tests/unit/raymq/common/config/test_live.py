@@ -49,7 +49,7 @@ def test_a_name_that_means_nothing_or_two_things_is_refused():
 
 @pytest.mark.parametrize("name", ["flushDiskType", "replication.replicas", "broker_groups", "metrics.enable"])
 def test_settings_that_are_read_at_a_start_say_so(name):
-    with pytest.raises(InvalidArgumentError, match=r"is read when raymq starts.*raymq\.yaml"):
+    with pytest.raises(InvalidArgumentError, match=r"is read only when raymq starts.*raymq\.yaml"):
         live_name(name)
 
 

@@ -73,7 +73,7 @@ def test_without_a_master_slaves_are_read_from_where_that_is_enabled():
     data = BrokerData("raymq", "a", {1: "s1"}, slave_read_enable=True)
     one = TopicRoute("orders", {"a": data}, (QueueData("a", 1, 1, 6),))
     assert one.pull_storages("a") == ("s1",)
-    with pytest.raises(ServiceNotAvailableError, match="away"):
+    with pytest.raises(ServiceNotAvailableError, match="not available"):
         route(QueueData("a", 1, 1, 6), masterless=("a",)).pull_storages("a")
 
 
@@ -125,7 +125,7 @@ def test_the_queues_of_an_order_topic_do_not_change_while_a_broker_is_away():
     assert ordered.publish_queues == queues("a", 0, 1) + queues("b", 0)
     assert ordered.subscribe_queues == queues("a", 0, 1, 2, 3)
     assert ordered.master_storage("a") == "storage-a-0"
-    with pytest.raises(ServiceNotAvailableError, match="b, which holds"):
+    with pytest.raises(ServiceNotAvailableError, match="'b', which has"):
         ordered.master_storage("b")
 
 

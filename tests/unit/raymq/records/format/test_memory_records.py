@@ -58,7 +58,7 @@ def test_each_record_and_its_offset_is_found():
 
 def test_records_whose_sizes_do_not_add_up_are_refused():
     records = stored_records(b"a", b"bb")
-    with pytest.raises(RecordError, match="end at byte"):
+    with pytest.raises(RecordError, match="ends at byte"):
         MemoryRecords.read(records.data[:-1])
 
 

@@ -102,7 +102,7 @@ def test_a_range_has_one_stem_also_where_its_millisecond_has_too_few_ids() -> No
     assert [len(ids) for ids in ranges] == [IDS_PER_MS - 5, 10, IDS_PER_MS]
     assert len({ids.stem for ids in ranges}) == 3
     assert len({identifier for ids in ranges for identifier in ids}) == sum(map(len, ranges))
-    with pytest.raises(InvalidArgumentError, match="do not fit"):
+    with pytest.raises(InvalidArgumentError, match="too many for one millisecond"):
         generator.next_range(IDS_PER_MS + 1)
 
 

@@ -149,18 +149,21 @@ def test_an_admin_with_permissions_of_its_own_administers_topics_and_groups_and_
         ),
         pytest.param("accounts: [{accessKey: account, secretKey: s3cret}]", "secretKey 7", id="golden-142"),
         ("accounts: [{accessKey: acount, secretKey: xs3cretx}]", "accessKey must have at least 7"),
-        ("accounts: [{accessKey: 'ac count', secretKey: xs3cretx}]", "account 1: a user's name"),
+        ("accounts: [{accessKey: 'ac count', secretKey: xs3cretx}]", "account 1: user name 'ac count'"),
         ("accounts: [{accessKey: account, secretKey: xs3cretx, topicPerms: [a=PUB=SUB]}]", "NAME=PERM"),
         ("accounts: [{accessKey: account, secretKey: xs3cretx, topicPerms: ['a*=PUB']}]", "no prefixes"),
-        ("accounts: [{accessKey: account, secretKey: xs3cretx, topicPerms: ['=PUB']}]", "no resource"),
+        ("accounts: [{accessKey: account, secretKey: xs3cretx, topicPerms: ['=PUB']}]", "not a resource"),
         ("accounts: [{accessKey: account, secretKey: xs3cretx, topicPerms: {a: PUB}}]", "must be a list"),
-        ("accounts: [{accessKey: account, secretKey: [xs3cretx]}]", "secretKey must be one value"),
-        ("accounts: [{accessKey: account, secretKey: xs3cretx, whiteRemoteAddress: 10.0.0.0/8}]", "no address pattern"),
-        ("accounts: [account]", "account 1: it must have"),
-        ("globalWhiteRemoteAddresses: [abc]\naccounts: []", "no address pattern"),
-        ("accounts: []", "no accounts"),
-        ("accounts: [{secretKey: xs3cretx", r"no YAML \(line 1\)"),
-        ("[]", "must hold `accounts`"),
+        ("accounts: [{accessKey: account, secretKey: [xs3cretx]}]", "secretKey must be a single value"),
+        (
+            "accounts: [{accessKey: account, secretKey: xs3cretx, whiteRemoteAddress: 10.0.0.0/8}]",
+            "not an address pattern",
+        ),
+        ("accounts: [account]", "account 1: an account must have"),
+        ("globalWhiteRemoteAddresses: [abc]\naccounts: []", "not an address pattern"),
+        ("accounts: []", "the accounts are missing"),
+        ("accounts: [{secretKey: xs3cretx", r"not YAML \(line 1\)"),
+        ("[]", "must have the key `accounts`"),
     ],
 )
 def test_a_file_that_is_refused_says_where_and_no_secret(text: str, says: str) -> None:
@@ -173,7 +176,7 @@ def test_the_first_of_equal_access_keys_counts_and_unknown_keys_are_named() -> N
     account = "accounts: [{accessKey: account, secretKey: 1234567, %s: %s}]"
     read = read_acl1([("a", account % ("defaultTopicPerm", "PUB")), ("b", account % ("defaulttopicPerm", "SUB"))])
     assert [one.topic_default for one in read.accounts] == [Perm.PUB]
-    assert read.left_out == ("b: account 1: defaulttopicPerm: ACL 1.0 has no such key",)
+    assert read.left_out == ("b: account 1: defaulttopicPerm: ACL 1.0 does not have this key",)
 
 
 def test_the_file_of_users_that_is_made_of_it_decides_alike(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_read_over_the_quota_delays_the_next_read():
     quotas, reader = Quotas(CONSUME_BOUNDS, "consumed "), replace(READER, consume_messages_per_second=10)
     quotas.require_left(reader, 0)
     quotas.charge(reader, 3000, 5, 0)
-    with pytest.raises(QuotaExceededError, match="'team' has used up its consumed bytes per second") as caught:
+    with pytest.raises(QuotaExceededError, match="'team' has used up its quota of consumed bytes per second") as caught:
         quotas.require_left(reader, 1000)
     assert caught.value.retry_after_ms == 1001
     quotas.require_left(reader, 2001)

@@ -46,7 +46,7 @@ REQUEST = ("broker-a", "send", b"arguments")
     "request_", [("broker-b", *REQUEST[1:]), ("broker-a", "pull", b"arguments"), ("broker-a", "send", b"argument")]
 )
 def test_a_signature_fits_no_other_request(request_):
-    with pytest.raises(AuthenticationError, match="does not fit"):
+    with pytest.raises(AuthenticationError, match="does not match"):
         check(KEY, signed(), *request_)
 
 
@@ -80,7 +80,7 @@ def test_a_signature_is_fresh_within_its_window(apart_ms, taken):
     if taken:
         require_fresh(signed(), "broker-a", LIFE, NOW + apart_ms)
     else:
-        with pytest.raises(SignedTooEarlyError, match="60001 ms from its time"):
+        with pytest.raises(SignedTooEarlyError, match="60001 ms away from the actor's clock"):
             require_fresh(signed(), "broker-a", LIFE, NOW + apart_ms)
 
 
@@ -144,11 +144,11 @@ def test_a_known_user_is_recognised_once_per_signature():
     ("signature", "text"),
     [
         (None, "needs a user"),
-        (signed(user="nobody"), "not known"),
+        (signed(user="nobody"), "does not exist"),
         (signed(user="gone"), "disabled"),
-        (signed(key=OTHER_KEY), "does not fit"),
-        (signed(user=INTERNAL_USER), "not known"),
-        (signed(now_ms=NOW - SKEW_MS - 1), "sign it anew"),
+        (signed(key=OTHER_KEY), "does not match"),
+        (signed(user=INTERNAL_USER), "does not exist"),
+        (signed(now_ms=NOW - SKEW_MS - 1), "sign the request again"),
     ],
 )
 def test_nobody_else_is(signature, text):

@@ -228,7 +228,7 @@ def test_a_bug_in_the_server_is_a_retryable_error(connect):
 def test_a_kind_that_is_not_served_is_refused(connect, size):
     opened = connect()
     for kind in (0, 255):
-        with pytest.raises(ServiceNotAvailableError, match="does not serve frames of kind"):
+        with pytest.raises(ServiceNotAvailableError, match="does not serve requests of kind"):
             opened.call(kind, (bytes(size),), WAIT_S)
 
 
@@ -263,7 +263,7 @@ def test_a_request_is_answered_once_by_any_thread(connect, late):
 
 def test_without_an_answer_in_time_the_call_fails_and_the_lane_is_closed(connect):
     opened = connect()
-    with pytest.raises(RequestTimeoutError, match=r"gave no answer within 0\.01 s"):
+    with pytest.raises(RequestTimeoutError, match=r"did not complete within 0\.01 s"):
         opened.call(SILENT, (), 0.01)
     # the connection is closed, because a late answer could be taken for the answer to the next call
     assert opened.closed
@@ -308,7 +308,7 @@ def test_a_server_that_does_not_know_the_secret_is_not_trusted():
 
 def test_a_client_of_another_version_gets_an_error(monkeypatch, connect, server):
     hello = handshake.make_hello(version=7)
-    with pytest.raises(LaneRefusedError, match="speaks version 7, this client version 3"):
+    with pytest.raises(LaneRefusedError, match="uses version 7 of the lane protocol, and this client uses version 3"):
         handshake.make_reply(b"s" * 32, hello)
 
     def other_version(secret, hello, identity):
@@ -354,7 +354,7 @@ def test_a_lane_is_its_users_from_the_handshake_on(server_with_users, connect, w
 )
 def test_a_client_without_a_signature_gets_no_lane_and_a_reason(server_with_users, connect, wrong):
     name = "" if wrong is None else wrong.user
-    with acting_as(wrong), pytest.raises(LaneRefusedError, match=f"does not take user '{name}'"):
+    with acting_as(wrong), pytest.raises(LaneRefusedError, match=f"refuses user '{name}'"):
         connect(server_with_users.address)
     with acting_as(ALICE):
         connect(server_with_users.address).call(ECHO, (b"",), WAIT_S)
@@ -376,7 +376,7 @@ def test_while_the_users_are_not_known_nobody_gets_a_lane(server_with_users, con
         raise ServiceNotAvailableError("not yet")
 
     server_with_users.users = not_yet
-    with acting_as(ALICE), pytest.raises(LaneRefusedError, match="does not know the users yet"):
+    with acting_as(ALICE), pytest.raises(LaneRefusedError, match="has not loaded the users yet"):
         connect(server_with_users.address)
 
 
@@ -462,7 +462,7 @@ def test_beyond_the_limit_a_connection_is_refused_and_a_closed_one_frees_its_slo
     monkeypatch.setattr(lane_server, "CONNECTIONS_MAX", 2)
     first, second = connect(), connect()
     assert echo(first, b"1") == echo(second, b"1") == b"1"
-    with pytest.raises(LaneRefusedError, match="as many connections as it takes"):
+    with pytest.raises(LaneRefusedError, match="reached its maximum number of connections"):
         connect()
     first.close()
     eventually(lambda: server.connections < 2, "the server notices", WAIT_S)
@@ -585,7 +585,7 @@ def test_a_frame_longer_than_the_limit_is_refused_and_the_lane_goes_on(way):
     server = echo_server(frame_max_bytes=100_000, **way[0])
     opened = Lane(server.address, timeout_s=WAIT_S, **way[1])
     try:
-        with pytest.raises(InvalidArgumentError, match="a frame of 300000 bytes is longer than the 100000 allowed"):
+        with pytest.raises(InvalidArgumentError, match="a request has 300000 bytes; at most 100000 are allowed"):
             opened.call(ECHO, (bytes(300_000),), WAIT_S)
         assert echo(opened, bytes(100_000)) == bytes(100_000)
     finally:

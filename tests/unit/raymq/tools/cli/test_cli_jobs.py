@@ -57,4 +57,4 @@ def test_a_job_is_a_program_of_its_own() -> None:
     command = [sys.executable, "-m", "raydp_jobs.jobs.topic_stats", "orders", "--picture", "/nowhere/orders.png"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "raymq: there is no directory /nowhere for the picture; make it first\n"
+    assert done.stderr == "raymq: directory /nowhere for the picture does not exist; create the directory first\n"

@@ -29,7 +29,7 @@ SECRET = b"secret-4711"
     [
         ("/topics/orders/messages", ["50 messages, 50 scanned", "truncated", "Go on", "broker-a:1:29", "k59"]),
         ("/topics/orders/messages?start=earliest&limit=100", ["60 messages, 60 scanned", "broker-a:0:0"]),
-        ("/topics/orders/messages?start=offset", ["choose the queue"]),
+        ("/topics/orders/messages?start=offset", ["choose a queue"]),
         ("/messages", ["Find messages"]),
         ("/messages?topic=orders", ["one of key, id and place"]),
         ("/messages?topic=orders&key=nothing", ["0 messages found"]),
@@ -39,7 +39,7 @@ SECRET = b"secret-4711"
         (f"{ONE}&as=hex", ["00000000  7b 22 6f"]),
         (f"{ONE}&as=nonsense", ["&#34;order&#34;: 6"]),
         ("/messages/track?topic=orders&offset=broker-a:0:3", ["billing", "retry 2", "consumed"]),
-        ("/messages/track?topic=orders&offset=broker-a:0:999", ["no message is at"]),
+        ("/messages/track?topic=orders&offset=broker-a:0:999", ["has no message at"]),
         ("/topics/orders/tail", ["/topics/orders/tail/events"]),
         (LETTERS, ["Why a message failed is not kept", "Replay chosen"]),
         ("/groups/reports/dead-letters", ["No dead letter"]),
@@ -119,8 +119,8 @@ def test_a_hidden_body_is_on_no_page_and_in_no_file(shy: AsgiClient, path: str) 
 
 def test_hidden_bodies_are_not_downloaded_and_not_guessed_by_searches(shy: AsgiClient, cluster: FakeCluster) -> None:
     assert shy.get("/messages/body?topic=orders&offset=broker-a:0:3").status != 200
-    assert "hidden from them" in shy.get("/topics/orders/messages?text=secret").text
-    assert "hidden from them" in shy.get("/topics/orders/tail?text=secret").text
+    assert "hidden from viewers" in shy.get("/topics/orders/messages?text=secret").text
+    assert "hidden from viewers" in shy.get("/topics/orders/tail?text=secret").text
     assert shy.get("/topics/orders/tail/events?text=secret").status != 200
     assert "browse" not in cluster.asked
 
@@ -193,7 +193,7 @@ def test_a_message_is_sent_again_and_delivered_to_one_group(admin: AsgiClient, c
 
 def test_a_replay_needs_a_choice(admin: AsgiClient, cluster: FakeCluster) -> None:
     admin.post(f"{LETTERS}/replay", {"which": "chosen"})
-    assert "no dead letter is chosen" in admin.get(LETTERS).text.lower()
+    assert "no dead letter is selected" in admin.get(LETTERS).text.lower()
     admin.post(f"{LETTERS}/replay", {"which": "all", "rate": "1e9"})
     assert "rate must be" in admin.get(LETTERS).text
     admin.post(f"{LETTERS}/replay", {"which": "chosen", "letter": "nonsense"})
@@ -223,7 +223,7 @@ def test_a_delayed_message_is_recalled_by_its_handle(admin: AsgiClient, cluster:
     admin.post("/delayed/recall", {"handle": handle})
     assert cluster.calls == [("recall", {"topic": "orders", "handle": handle})]
     admin.post("/delayed/recall", {"handle": "nonsense"})
-    assert "no recall handle" in admin.get("/delayed").text
+    assert "not a recall handle" in admin.get("/delayed").text
 
 
 @pytest.mark.parametrize("path", ["/topics/orders/messages", ONE, LETTERS, "/delayed"])

@@ -84,7 +84,7 @@ def test_a_page_without_an_answer_says_why(admin: AsgiClient, cluster: FakeClust
     cluster.errors[call] = RequestTimeoutError("broker-a", 5.0)
     answer = admin.get(path)
     assert answer.status == 503
-    assert "Broker-a gave no answer within 5 s" in answer.text
+    assert "Broker-a did not complete within 5 s" in answer.text
     del cluster.errors[call]
     assert admin.get(path).status == 200
 
@@ -200,7 +200,7 @@ def test_a_change_that_the_audit_did_not_get_says_so(admin: AsgiClient, cluster:
     cluster.errors["record_audit"] = ServiceNotAvailableError("no store takes it")
     page = after(admin, admin.post("/cluster/balance"))
     assert notices(page) == [
-        "The audit has no entry of this change: no store takes it",
+        "This change could not be written to the audit log: no store takes it",
         "The leads are being spread over the nodes.",
     ]
 
@@ -215,7 +215,7 @@ def test_a_reset_shows_old_and_new_offsets_and_changes_nothing_before_it_is_conf
     assert cluster.calls == []
     hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', preview.text))
     page = after(admin, admin.post("/groups/billing/reset", hidden))
-    assert notices(page) == ["Group billing goes on in topic orders to earliest."]
+    assert notices(page) == ["Group billing continues in topic orders to earliest."]
     [(name, arguments)] = cluster.calls
     assert (name, arguments["to"], arguments["topic"]) == ("reset_offsets", "earliest", "orders")
     assert cluster.audit_entries[0].action == "group reset-offset"

@@ -59,5 +59,5 @@ def test_a_file_without_a_token_is_an_error_that_says_how_to_make_one(tmp_path: 
     (tmp_path / "empty").write_text(" \n")
     with pytest.raises(ConfigError, match="openssl rand"):
         read_token(tmp_path / "empty")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot read the token"):
         read_token(tmp_path / "missing")

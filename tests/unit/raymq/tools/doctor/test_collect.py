@@ -183,7 +183,7 @@ def test_rules_are_read_from_prometheus():
 def test_a_prometheus_that_does_not_answer_is_an_error_in_words():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    assert collect_prometheus(f"http://127.0.0.1:{port}").error == "it does not answer: Connection refused"
+    assert collect_prometheus(f"http://127.0.0.1:{port}").error == "Prometheus does not answer: Connection refused"
 
 
 @pytest.mark.parametrize("url", ["localhost:9090", "file:///etc/passwd"])

@@ -260,7 +260,7 @@ def test_kustomize_builds_it(folder: str) -> None:
         ({"stores": 27}, "stores must be 1 to 26"),
         ({"size": "200"}, "200Gi"),
         ({"size": "0Gi"}, "200Gi"),
-        ({"name": "Raymq"}, "not a name of a RayCluster"),
+        ({"name": "Raymq"}, "cannot be the name of a RayCluster"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], refusal: str) -> None:

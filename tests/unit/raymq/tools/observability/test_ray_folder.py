@@ -74,7 +74,7 @@ def test_the_board_is_written_where_ray_will_look(session: Path) -> None:
 
 def test_an_output_wins_and_must_be_absolute(session: Path, tmp_path: Path) -> None:
     assert install_board(str(tmp_path / "else"))["path"] == str(tmp_path / "else" / BOARD_FILE)
-    with pytest.raises(InvalidArgumentError, match="no absolute path"):
+    with pytest.raises(InvalidArgumentError, match="must be an absolute path"):
         install_board("somewhere")
 
 

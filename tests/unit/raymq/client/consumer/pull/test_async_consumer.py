@@ -224,7 +224,7 @@ def test_a_queue_change_listener_is_called_on_the_loop(engine):
 
 
 def test_it_is_made_inside_an_event_loop(engine):
-    with pytest.raises(ClientStateError, match="inside a coroutine"):
+    with pytest.raises(ClientStateError, match="in a coroutine"):
         AsyncPullConsumer(engine)
 
 

@@ -152,7 +152,7 @@ def test_the_greatest_numbers_are_obeyed_and_absurd_ones_change_nothing(consume,
                 call(*arguments)
     assert poll(consumer, 5, max_messages=NUMBER_MAX) == [b"0", b"1", b"2", b"3", b"4"]
     for offset in (-NUMBER_MAX, -1, 6, NUMBER_MAX):
-        with pytest.raises(OffsetOutOfRangeError, match="holds offsets 0 to 5"):
+        with pytest.raises(OffsetOutOfRangeError, match="has offsets 0 to 5"):
             consumer.seek(Q0, offset)
         with pytest.raises(InvalidArgumentError):
             consumer.commit({Q0: offset})
@@ -292,7 +292,7 @@ def test_what_is_lost_is_raised_after_what_comes_before_it_while_other_queues_go
         while True:
             bodies.extend(poll(consumer, 1))
 
-    with pytest.raises(DataLossError, match=r"orders@a:0: the message at offset \d+ cannot be read.*seek"):
+    with pytest.raises(DataLossError, match=r"the message at offset \d+ of queue orders@a:0 cannot be read.*seek"):
         read_all()
     first_lost = len(bodies)
     assert [int(body.rstrip(b".")) for body in bodies] == list(range(first_lost))
@@ -352,7 +352,7 @@ def test_offsets_may_be_committed_one_by_one(consume, group):
     poll(consumer, 5)
     assert consumer.commit({Q0: 2}) == {Q0: 2}
     assert consumer.committed(Q0) == 2
-    with pytest.raises(InvalidArgumentError, match="polls have reached 5"):
+    with pytest.raises(InvalidArgumentError, match="polls have only reached offset 5"):
         consumer.commit({Q0: 6})
     assert consumer.commit({Q0: 1}) == {}
     assert group.committed_offsets[Q0] == 2
@@ -650,11 +650,11 @@ def test_assigned_queues_follow_a_reset(consume, group):
 
 def test_assign_and_subscribe_exclude_each_other(consume):
     consumer = consume()
-    with pytest.raises(ClientStateError, match="uses subscribe, which excludes assign"):
+    with pytest.raises(ClientStateError, match="uses subscribe, so it cannot use assign"):
         consumer.assign([Q0])
     consumer = consume(expression=None)
     consumer.assign([Q0])
-    with pytest.raises(ClientStateError, match="uses assign, which excludes subscribe"):
+    with pytest.raises(ClientStateError, match="uses assign, so it cannot use subscribe"):
         consumer.subscribe("orders")
 
 
@@ -717,7 +717,7 @@ def test_a_queue_that_is_not_held_has_no_place(consume, group):
         lambda: consumer.resume([Q1]),
         lambda: consumer.commit({Q1: 0}),
     ):
-        with pytest.raises(ClientStateError, match="does not hold orders@a:1"):
+        with pytest.raises(ClientStateError, match="orders@a:1 is not assigned"):
             call()
 
 
@@ -856,7 +856,7 @@ def test_bad_arguments_are_refused(consume):
 
 def test_a_consumer_cannot_be_pickled(consume):
     consumer = consume(expression=None)
-    with pytest.raises(TypeError, match="where it is used"):
+    with pytest.raises(TypeError, match="in the process that uses"):
         pickle.dumps(getattr(consumer, "_consumer", consumer))
 
 
@@ -895,11 +895,11 @@ def test_a_consumer_that_acknowledges_each_message_has_no_other_way(consume):
     poll(consumer, 1)
     with pytest.raises(ClientStateError, match="call acknowledge"):
         consumer.commit({Q0: 1})
-    with pytest.raises(ClientStateError, match="use poll"):
+    with pytest.raises(ClientStateError, match=r"use poll\(\)"):
         consumer.poll_table()
-    with pytest.raises(ClientStateError, match="pass acknowledge_each=True"):
+    with pytest.raises(ClientStateError, match="with acknowledge_each=True"):
         consume().acknowledge([])
-    with pytest.raises(InvalidArgumentError, match="leave auto_commit on"):
+    with pytest.raises(InvalidArgumentError, match="do not set auto_commit=False"):
         consume(acknowledge_each=True, auto_commit=False)
 
 

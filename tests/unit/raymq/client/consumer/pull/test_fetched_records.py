@@ -129,7 +129,7 @@ def test_a_table_that_raises_ends_before_the_unreadable_message(fetched):
     [(some, batch)] = decode_tables([part(fetched, 10)], unreadable="raise")
     assert (some.count, some.next_offset, batch.num_rows) == (3, 3, 3)
     fetched.first = 3
-    with pytest.raises(BodyUnreadableError, match=r"offset 3 of orders@a:0 .*CRC"):
+    with pytest.raises(BodyUnreadableError, match=r"offset 3 of queue orders@a:0 .*CRC"):
         decode_tables([part(fetched, 2)], unreadable="raise")
 
 

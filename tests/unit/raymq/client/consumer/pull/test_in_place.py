@@ -308,7 +308,7 @@ def test_a_damaged_record_is_handed_over_in_its_place(consume, store, tmp_path):
     found: list[MessageExt] = []
     while len(found) < 8:
         found += consumer.poll(timeout_s=WAIT_S)
-    with pytest.raises(BodyUnreadableError, match=r"offset 6 of orders@a:0 .*CRC is wrong"):
+    with pytest.raises(BodyUnreadableError, match=r"offset 6 of queue orders@a:0 .*CRC is wrong"):
         _ = found.pop(6).body
     assert [m.body for m in found] == [b"0", b"1", b"2", b"3", b"4", b"a whole body", b"the last body"]
 

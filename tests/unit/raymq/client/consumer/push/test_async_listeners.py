@@ -219,7 +219,7 @@ def test_an_administrators_call_awaits_too_and_is_cancelled_after_the_timeout(li
     message = SimpleNamespace(name="a", topic="orders")
     listener.answers["a"] = False
     status, reason, _ = ConsumePool(listener, threads=1, timeout_s=WAIT_S).call_directly(message)
-    assert (status, "False (bool), which is no answer" in reason) == ("RECONSUME_LATER", True)
+    assert (status, "False (bool), which is not a valid answer" in reason) == ("RECONSUME_LATER", True)
     listener.gated.add("a")
     status, reason, _ = ConsumePool(listener, threads=1, timeout_s=0.05).call_directly(message)
     assert (status, "has not returned after 0.05 s" in reason) == ("EXCEPTION", True)
@@ -260,7 +260,7 @@ REFUSED = [
 @pytest.mark.parametrize("listener", REFUSED)
 @pytest.mark.parametrize("takes_batch", [False, True])
 def test_a_generator_function_is_refused(listener, takes_batch):
-    with pytest.raises(ListenerError, match=r"generator function: a call of it runs none of its code. Remove `yield`"):
+    with pytest.raises(ListenerError, match=r"generator function, so calling it runs none of its code. Remove `yield`"):
         ship(listener, takes_batch=takes_batch)
 
 
@@ -277,5 +277,5 @@ def test_a_hook_that_would_never_run_is_refused():
         def after(self, context):
             pass
 
-    with pytest.raises(ListenerError, match=r"before is a coroutine function"):
+    with pytest.raises(ListenerError, match=r"before of the consume hook is a coroutine function"):
         ship_hook(Later())

@@ -192,7 +192,7 @@ def test_any_other_answer_fails_the_message_and_says_why(listener, caplog, answe
     listener.answers[",".join(names)] = answer
     [failure] = run(pool_of(listener), request_of(*names, size=size, key=key)).failures
     assert (failure.first, failure.count, failure.unknown) == (0, size, True)
-    assert f"({type(answer).__name__}), which is no answer" in failure.error
+    assert f"({type(answer).__name__}), which is not a valid answer" in failure.error
     assert len(failure.error) < 600
     assert failure.error in caplog.text
 
@@ -200,7 +200,7 @@ def test_any_other_answer_fails_the_message_and_says_why(listener, caplog, answe
 def test_a_generator_that_a_plain_function_returns_fails_the_message():
     pool = pool_of(lambda message: (number for number in range(3)))
     [failure] = run(pool, request_of("a")).failures
-    assert "(generator), which is no answer" in failure.error
+    assert "(generator), which is not a valid answer" in failure.error
 
 
 def test_later_from_a_message_on_that_the_call_does_not_have_is_a_failure_that_says_so(listener):

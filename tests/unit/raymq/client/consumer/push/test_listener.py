@@ -127,7 +127,7 @@ def test_what_is_not_callable_is_refused():
 
 def test_a_listener_that_holds_what_cannot_travel_is_refused_with_advice(users):
     lock = threading.Lock()
-    with pytest.raises(ListenerError, match=r"cannot be shipped to its actor: .*lock.* It must not hold locks"):
+    with pytest.raises(ListenerError, match=r"cannot be pickled for its actor: .*lock.* Do not store locks"):
         ship(lambda message: lock, takes_batch=False)
     users.handle.lock = lock
     with pytest.raises(ListenerError):

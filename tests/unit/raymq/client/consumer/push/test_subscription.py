@@ -73,7 +73,7 @@ def test_a_call_finds_the_pull_actor_that_hosts_it_now(cluster):
 
 def test_a_call_that_nobody_takes_fails_in_the_end(cluster):
     cluster.places = [""]
-    with pytest.raises(ServiceNotAvailableError, match="no Pull actor hosts pull-g-0"):
+    with pytest.raises(ServiceNotAvailableError, match="no Pull actor hosts instance pull-g-0"):
         cluster.instance.call("suspend", timeout_s=0.05)
 
 

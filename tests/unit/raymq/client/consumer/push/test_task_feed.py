@@ -104,7 +104,7 @@ def test_a_damaged_record_fails_and_the_others_are_consumed(received, takes_batc
         feed_of(handle, orderly=False, takes_batch=takes_batch, batch_max=3 if takes_batch else 1), damaged
     )
     assert [(failure.first, failure.count) for failure in report.failures] == [(1, 1)]
-    assert report.failures[0].unreadable == "its body's CRC is wrong"
+    assert report.failures[0].unreadable == "the body's CRC is wrong"
     assert not report.failures[0].record_damaged
     assert received == [b"aaaa", b"cccc"]
 

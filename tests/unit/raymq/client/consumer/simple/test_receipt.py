@@ -52,7 +52,7 @@ def test_a_handle_is_rocketmqs_and_names_the_lease_and_the_message(receipt: Rece
     ],
 )
 def test_a_text_that_is_no_handle_is_refused(handle: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="no handle"):
+    with pytest.raises(InvalidArgumentError, match="not the receipt handle"):
         parse_handle("g", "orders", handle)
 
 

@@ -62,7 +62,10 @@ def test_status_fails_and_says_why_when_nobody_leads(run, monkeypatch):
 
 
 def test_status_says_what_the_master_lacked_when_it_was_elected(run, monkeypatch):
-    lost = "replica 1 lacks acknowledged messages: its log ends at 80, and everything before 100 was confirmed"
+    lost = (
+        "replica 1 lacks acknowledged messages: its log ends at physical offset 80, but all messages before 100 were "
+        "confirmed"
+    )
     monkeypatch.setattr(local_server, "status", lambda address: ClusterStatus.of(report(loss=lost)))
     result = run("status")
     assert "led; elected although replica 1 lacks acknowledged messages" in result.output

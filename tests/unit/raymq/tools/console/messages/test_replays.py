@@ -66,9 +66,9 @@ def test_a_group_has_one_replay_at_a_time_and_a_console_a_few(gate: threading.Ev
     replays = Replays()
     for number in range(REPLAYS_AT_ONCE_MAX):
         replays.start(replay_of(f"g{number}"), lambda: held(gate))
-    with pytest.raises(InvalidArgumentError, match="under way"):
+    with pytest.raises(InvalidArgumentError, match="already running"):
         replays.start(replay_of("g0"), lambda: held(gate))
-    with pytest.raises(ServiceNotAvailableError, match="wait for one"):
+    with pytest.raises(ServiceNotAvailableError, match="wait until one"):
         replays.start(replay_of("h"), lambda: held(gate))
 
 

@@ -47,9 +47,9 @@ def test_fields_are_arguments_of_browse(fields: dict[str, str], arguments: dict[
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ({"start": "sometimes"}, "no way to begin"),
-        ({"limit": "1000000"}, "cannot be shown"),
-        ({"start": "offset", "offset": "1"}, "choose the queue"),
+        ({"start": "sometimes"}, "not a start of a search"),
+        ({"limit": "1000000"}, "cannot show"),
+        ({"start": "offset", "offset": "1"}, "choose a queue"),
         ({"start": "offset", "queue": "broker-a:1", "offset": "-1"}, "the offset must be a whole number"),
         ({"start": "offset", "queue": "broker-a:1", "offset": "9" * 30}, "the offset must be a whole number"),
         ({"queue": "broker-a"}, "not a queue"),
