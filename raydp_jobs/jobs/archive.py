@@ -353,9 +353,9 @@ def _report(written: Written) -> pa.RecordBatch:
     cls=RenamedOption,
     former=["--before"],
     metavar="TIME",
-    help="Only messages stored before then: ISO 8601, or -1d for a day ago.",
+    help="Only messages stored before this time: ISO 8601, or -1d for a day ago.",
 )
-@click.option("--skip-lost", is_flag=True, help="Go on when messages were deleted before they could be archived.")
+@click.option("--skip-lost", is_flag=True, help="Continue if messages were deleted before they could be archived.")
 @click.option("--verify", "only_verify", is_flag=True, help="Archive nothing; read all files and check them.")
 @spark_options
 @namespace_option

@@ -269,9 +269,14 @@ def _over(deaths: Deaths, times: Iterable[int], causes: Iterable[Cause]) -> list
 @every_option("1h")
 @period_options
 @click.option(
-    "--reason-property", default=REASON_PROPERTY, show_default=True, help="The message's property with the reason."
+    "--reason-property",
+    default=REASON_PROPERTY,
+    show_default=True,
+    help="Name of the message property with the reason.",
 )
-@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw deaths over time, a PNG file.")
+@click.option(
+    "--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw dead letters over time in this PNG file."
+)
 @namespace_option
 @address_option
 @json_option

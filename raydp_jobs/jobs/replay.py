@@ -227,12 +227,19 @@ def parse_queues(texts: Iterable[str]) -> frozenset[tuple[str, int]]:
     "--rate",
     type=RateType(),
     metavar="N",
-    help="At most so many a second, for example 500 or 500/s. Default: no limit.",
+    help="Maximum number of messages per second, for example 500 or 500/s. Default: no limit.",
 )
 @period_options
-@click.option("--queue", "queues", multiple=True, metavar="BROKER:QUEUE", help="Only of this queue; several times.")
-@click.option("--tags", default="*", show_default=True, help='Only these tags, for example "paid || refunded".')
-@click.option("--name", help="Another name than the source's path: a replay of another name sends all again.")
+@click.option(
+    "--queue", "queues", multiple=True, metavar="BROKER:QUEUE", help="Only messages of this queue; repeatable."
+)
+@click.option(
+    "--tags", default="*", show_default=True, help='Only messages with these tags, for example "paid || refunded".'
+)
+@click.option(
+    "--name",
+    help="Name of the replay; a replay with another name sends all messages again. Default: the source's path.",
+)
 @namespace_option
 @address_option
 @json_option

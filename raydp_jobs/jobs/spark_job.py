@@ -58,9 +58,17 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a command with the Spark options that all Spark jobs share. The command gets their values as one
     argument, `size`."""
 
-    @click.option("--executors", type=NumberType(SPARK_COUNT), default=1, show_default=True, help="Spark's executors.")
-    @click.option("--executor-cores", type=NumberType(SPARK_COUNT), default=1, show_default=True, help="Cores of each.")
-    @click.option("--executor-memory", default="1g", show_default=True, help="Heap of each.")
+    @click.option(
+        "--executors", type=NumberType(SPARK_COUNT), default=1, show_default=True, help="Number of Spark executors."
+    )
+    @click.option(
+        "--executor-cores",
+        type=NumberType(SPARK_COUNT),
+        default=1,
+        show_default=True,
+        help="CPU cores of each executor.",
+    )
+    @click.option("--executor-memory", default="1g", show_default=True, help="Memory of each executor, such as 2g.")
     @click.option(
         "--start-timeout",
         metavar="TIME",

@@ -67,8 +67,10 @@ def period_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a command with the options --from and --to. The command gets their values as one argument,
     `period`."""
 
-    @click.option("--from", "start", metavar="TIME", help="Messages stored from then on: ISO 8601, or -2h, -7d.")
-    @click.option("--to", "end", metavar="TIME", help="Messages stored before then.")
+    @click.option(
+        "--from", "start", metavar="TIME", help="Only messages stored at this time or later: ISO 8601, or -2h, -7d."
+    )
+    @click.option("--to", "end", metavar="TIME", help="Only messages stored before this time.")
     @wraps(command)
     def with_period(*args: Any, start: str | None, end: str | None, **options: Any) -> Any:
         now_ms = time.time_ns() // 1_000_000
@@ -88,7 +90,7 @@ def every_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., A
         default=default,
         show_default=True,
         callback=_seconds,
-        help="The stretches of time to count in, such as 10s, 1m, 1h or 1d.",
+        help="Length of the intervals to count in, such as 10s, 1m, 1h or 1d.",
     )
 
 

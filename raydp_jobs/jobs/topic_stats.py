@@ -230,11 +230,19 @@ def _time(seconds: float) -> datetime:
 @click.argument("topics", metavar="TOPIC...", shell_complete=completes("topics"), nargs=-1, required=True)
 @every_option("1m")
 @click.option(
-    "--top", type=NumberType(NumberRange(0, TAGS_MAX)), default=8, show_default=True, help="Tags shown by name."
+    "--top",
+    type=NumberType(NumberRange(0, TAGS_MAX)),
+    default=8,
+    show_default=True,
+    help="Number of tags to show by name.",
 )
-@click.option("--tags", default="*", show_default=True, help='Only these tags, for example "paid || refunded".')
+@click.option(
+    "--tags", default="*", show_default=True, help='Only messages with these tags, for example "paid || refunded".'
+)
 @period_options
-@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw rates and keys, as a PNG file.")
+@click.option(
+    "--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw rates and keys in this PNG file."
+)
 @spark_options
 @namespace_option
 @address_option

@@ -310,25 +310,34 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
     "--checkpoint",
     type=click.Path(path_type=Path, file_okay=False),
     required=True,
-    help="Directory from which a restart goes on.",
+    help="Directory of the checkpoint, from which a restart continues.",
 )
 @click.option(
-    "--window", default="1m", show_default=True, callback=_seconds, metavar="TIME", help="Length of a window."
+    "--window", default="1m", show_default=True, callback=_seconds, metavar="TIME", help="Length of each window."
 )
-@click.option("--slide", callback=_seconds, metavar="TIME", help="A new window each TIME. Default: its length.")
+@click.option(
+    "--slide",
+    callback=_seconds,
+    metavar="TIME",
+    help="Time between the starts of two windows. Default: the length of a window.",
+)
 @click.option(
     "--watermark",
     default="10s",
     show_default=True,
     callback=_seconds,
     metavar="TIME",
-    help="How late messages may be. A window is sent that much after its end.",
+    help="How late messages may arrive. The counts of a window are sent this long after its end.",
 )
 @click.option(
-    "--by", type=click.Choice(["tags", "keys"]), default="tags", show_default=True, help="Count each of these."
+    "--by", type=click.Choice(["tags", "keys"]), default="tags", show_default=True, help="Count by tag or by key."
 )
 @click.option(
-    "--time", type=click.Choice(["store", "born"]), default="store", show_default=True, help="The messages' time."
+    "--time",
+    type=click.Choice(["store", "born"]),
+    default="store",
+    show_default=True,
+    help="Which time of a message decides about its window.",
 )
 @click.option(
     "--from",
@@ -339,11 +348,13 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
     help="Where a count without a checkpoint begins: at the first message, or at the end (last and end).",
 )
 @click.option(
-    "--trigger", default="5s", show_default=True, callback=_seconds, metavar="TIME", help="A batch each TIME."
+    "--trigger", default="5s", show_default=True, callback=_seconds, metavar="TIME", help="Time between two batches."
 )
-@click.option("--available-now", is_flag=True, help="Count what is there, and end. Default: go on until ctrl-C.")
-@click.option("--max-offsets", type=NumberType(POSITIVE), help="The most messages in a batch.")
-@click.option("--commit-group", metavar="GROUP", help="Consumer group whose lag shows how far the count is.")
+@click.option(
+    "--available-now", is_flag=True, help="Count the existing messages, then stop. Default: continue until ctrl-C."
+)
+@click.option("--max-offsets", type=NumberType(POSITIVE), help="Maximum number of messages in a batch.")
+@click.option("--commit-group", metavar="GROUP", help="Consumer group whose lag shows the progress of the count.")
 @spark_options
 @namespace_option
 @address_option

@@ -69,7 +69,7 @@ class JobCommands(MutableMapping[str, click.Command]):
 
 @cli.group(commands=JobCommands())
 def job() -> None:
-    """Run a finished job on a topic: figures, archive, replay, dead letters, counts.
+    """Run a Spark job on a topic: statistics, archive, replay, dead letters, windowed counts.
 
     \b
     raymq job topic-stats orders --picture orders.png

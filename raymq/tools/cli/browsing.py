@@ -26,14 +26,20 @@ if TYPE_CHECKING:
 
 @command(cli)
 @topic_argument
-@click.option("--from", "begin_ms", type=TIME, help="Stored at this time or later: ISO 8601, or -2h, -30m.")
-@click.option("--to", "end_ms", type=TIME, help="Stored before this time.")
+@click.option(
+    "--from", "begin_ms", type=TIME, help="Only messages stored at this time or later: ISO 8601, or -2h, -30m."
+)
+@click.option("--to", "end_ms", type=TIME, help="Only messages stored before this time.")
 @queue_option
-@click.option("--oldest", is_flag=True, help="The oldest messages first, instead of the newest.")
-@click.option("--tags", default="*", show_default=True, help='Only these tags, "paid || refunded".')
+@click.option("--oldest", is_flag=True, help="Show the oldest messages first, instead of the newest.")
+@click.option(
+    "--tags", default="*", show_default=True, help='Only messages with these tags, for example "paid || refunded".'
+)
 @click.option("--contains", default="", help="Only messages with this text in the body.")
-@max_option("The most messages of a page.", NumberRange(1, BROWSE_MAX_MESSAGES), 50)
-@number_option("--max-scanned", NumberRange(1, BROWSE_MAX_SCANNED), "The most records that the command reads.", 10_000)
+@max_option("Maximum number of messages on a page.", NumberRange(1, BROWSE_MAX_MESSAGES), 50)
+@number_option(
+    "--max-scanned", NumberRange(1, BROWSE_MAX_SCANNED), "Maximum number of records that the command reads.", 10_000
+)
 @click.option("--cursor", help="Continue after an earlier page, which ended with this cursor.")
 def browse(
     admin: Admin,
@@ -133,9 +139,11 @@ def track(admin: Admin, topic_name: str, message_id: str) -> CommandResult:
 
 
 @command(cli)
-@click.option("--from", "begin_ms", type=TIME, default=0, help="Due at this time or later: ISO 8601, or +2h, +30m.")
-@click.option("--to", "end_ms", type=TIME, help="Due before this time.")
-@max_option("The most messages to list.", NumberRange(1, 1000), 20)
+@click.option(
+    "--from", "begin_ms", type=TIME, default=0, help="Only messages due at this time or later: ISO 8601, or +2h, +30m."
+)
+@click.option("--to", "end_ms", type=TIME, help="Only messages due before this time.")
+@max_option("Maximum number of messages to list.", NumberRange(1, 1000), 20)
 def delayed(admin: Admin, begin_ms: int, end_ms: int | None, limit: int) -> CommandResult:
     """Show the delayed messages: counts by level, and the messages that are due next.
 

@@ -34,7 +34,7 @@ def dlq() -> None:
 
 @command(dlq, "list")
 @group_argument
-@max_option("The most dead letters.", POSITIVE, 100)
+@max_option("Maximum number of dead letters to list.", POSITIVE, 100)
 @click.option("--all", "everything", is_flag=True, help="Also list dead letters that were replayed.")
 def dlq_list(admin: Admin, group_name: str, limit: int, everything: bool) -> CommandResult:
     """Show dead letters, the oldest first. Example: raymq dlq list billing"""
@@ -51,16 +51,16 @@ def dlq_list(admin: Admin, group_name: str, limit: int, everything: bool) -> Com
     "--rate",
     type=RateType(),
     metavar="N",
-    help="The most replays per second, for example 50 or 50/s. Default: no limit.",
+    help="Maximum number of replays per second, for example 50 or 50/s. Default: no limit.",
 )
-@max_option("The most dead letters. Default: all that exist now.")
+@max_option("Maximum number of dead letters to replay. Default: all existing dead letters.")
 @click.option(
-    "--letter", "chosen", metavar="BROKER:QUEUE:OFFSET", multiple=True, help="Only this dead letter; repeatable."
+    "--letter", "chosen", metavar="BROKER:QUEUE:OFFSET", multiple=True, help="Replay only this dead letter; repeatable."
 )
 def dlq_replay(
     admin: Admin, group_name: str, rate: float | None, limit: int | None, chosen: tuple[str, ...], as_json: bool
 ) -> CommandResult:
-    """Send dead letters to the group again, as if the group had never tried them; print a line for each.
+    """Send dead letters to the group again, as if the group had never consumed them. Prints one line per dead letter.
 
     Exit code 1 if a dead letter cannot be sent; the next replay begins with this dead letter.
 
@@ -111,8 +111,8 @@ def _place(text: str) -> Any:
 @click.option("--from", "begin_ms", type=TIME, help="Messages stored at this time or later: ISO 8601, or -2h ago.")
 @click.option("--to", "end_ms", type=TIME, help="Messages stored before this time.")
 @click.option("--name", default="", help="Name of the replay: another name sends the same messages again.")
-@click.option("--rate", type=RateType(), help="The most messages per second.")
-@max_option("The most messages of this run.", POSITIVE, 100_000)
+@click.option("--rate", type=RateType(), help="Maximum number of messages per second.")
+@max_option("Maximum number of messages in this run.", POSITIVE, 100_000)
 @click.option("--dry-run", is_flag=True, help="Only count the messages.")
 def replay(
     admin: Admin,

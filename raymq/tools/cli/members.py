@@ -102,7 +102,7 @@ def group_running_info(
     """Show the live state of a group's members: queues, process queues, offsets, rates, threads.
 
     MEMBER is a member's name or a client's id, as `raymq group connections` shows them. Without MEMBER the command
-    calls all members. The trouble of a member that does not answer gives the reason.
+    calls all members. If a member does not answer, its `trouble` gives the reason.
 
     Example: raymq group running-info billing --stacks
     """

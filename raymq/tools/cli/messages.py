@@ -54,12 +54,12 @@ queues."""
 @topic_argument
 @click.argument("body", required=False, type=click.UNPROCESSED)  # any bytes
 @click.option("--tags", help="The message's tag.")
-@click.option("--key", "keys", multiple=True, help="A business key; repeatable.")
+@click.option("--key", "keys", multiple=True, help="A key of the message; repeatable.")
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="A user property; repeatable.")
-@click.option("--sharding-key", help="Messages of one sharding key go to one queue, in order.")
+@click.option("--sharding-key", help="Sharding key: messages with the same sharding key go to one queue, in order.")
 @number_option("--delay-level", NumberRange(0, DELAY_LEVELS_MAX), "Delay the delivery: 1 is 1 s, 18 is 2 h.", 0)
 @click.option(
-    "--deliver-at", "due_ms", type=TIME, help="Deliver at this time: ISO 8601, or +30s, +5m, +2h, +1d from now on."
+    "--deliver-at", "due_ms", type=TIME, help="Deliver at this time: ISO 8601, or +30s, +5m, +2h, +1d from now."
 )
 def send(
     client: Client,
@@ -165,7 +165,7 @@ def recall(client: Client, topic_name: str, handle: str) -> CommandResult:
 @group_argument
 @topic_argument
 @subscription_options("consume")
-@max_option("Stop after this number of messages. Default: go on until ctrl-C.")
+@max_option("Stop after this number of messages. Default: continue until ctrl-C.")
 @number_option("--timeout", TIME_S, "Stop after this number of seconds without a message.")
 @start_option
 def consume(
@@ -216,17 +216,22 @@ def consume(
 @click.option(
     "--offset", "position", metavar="BROKER:QUEUE:OFFSET", help="The message at an offset of a queue: broker-a:3:1700."
 )
-@max_option("With --key: the most messages.", default=32)
+@max_option("With --key: maximum number of messages.", default=32)
 @click.option(
     "--from",
     "begin_ms",
     cls=RenamedOption,
     former=["--begin"],
     type=TIME,
-    help="With --key: stored at this time or later, ISO 8601, or -2h, -30m.",
+    help="With --key: only messages stored at this time or later, ISO 8601, or -2h, -30m.",
 )
 @click.option(
-    "--to", "end_ms", cls=RenamedOption, former=["--end"], type=TIME, help="With --key: stored until this time."
+    "--to",
+    "end_ms",
+    cls=RenamedOption,
+    former=["--end"],
+    type=TIME,
+    help="With --key: only messages stored until this time.",
 )
 def query(
     admin: Admin,
@@ -291,7 +296,7 @@ def _table_of(found: Sequence[dict[str, Any]]) -> Table:
 @group_argument
 @topic_argument
 @subscription_options("receive")
-@max_option("The most messages.", RECEIVE_MESSAGES, 32)
+@max_option("Maximum number of messages to receive.", RECEIVE_MESSAGES, 32)
 @number_option("--invisible", INVISIBLE, "Seconds in which no other consumer receives the messages.", 60.0)
 @number_option("--timeout", TIME_S, "Seconds to wait for the first message.", 5.0, name="wait", former=["--wait"])
 @click.option("--keep", is_flag=True, help="Do not acknowledge the messages: they are delivered again unless --ack.")

@@ -24,7 +24,9 @@ queue_option = click.option(
     "--queue", "queue_text", metavar="BROKER:QUEUE", help="Only this queue, for example broker-a:3."
 )
 config_option = click.option(
-    "--config", type=click.Path(path_type=Path), help="Settings; default: raymq.yaml in this directory, if it exists."
+    "--config",
+    type=click.Path(path_type=Path),
+    help="Settings file. Default: raymq.yaml in the current directory, if it exists.",
 )
 
 

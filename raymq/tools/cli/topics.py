@@ -31,7 +31,7 @@ type_option = click.option(
     help="The messages that the topic accepts; unspecified and mixed accept all.",
 )
 retention_option = click.option(
-    "--retention", help="How long messages are kept, such as 90m, 12h or 7d; 0 for the store's own time."
+    "--retention", help="How long messages are kept, such as 90m, 12h or 7d; 0 for the store's retention time."
 )
 
 
@@ -63,7 +63,9 @@ def topic() -> None:
 @click.option(
     "--cleanup", type=click.Choice(["delete", "compaction"]), help="compaction: keep the newest message of each key."
 )
-@click.option("--brokers", help="Only on these broker groups, such as broker-a,broker-b. Default: on all.")
+@click.option(
+    "--brokers", help="Create queues only on these broker groups, such as broker-a,broker-b. Default: on all."
+)
 def topic_create(
     admin: Admin,
     topic_name: str,
@@ -119,7 +121,7 @@ def topic_describe(admin: Admin, topic_name: str) -> CommandResult:
 
 @command(topic, "update")
 @topic_argument
-@number_option("--queues", QUEUES, "Number of queues in total; never fewer than before.")
+@number_option("--queues", QUEUES, "Number of queues in total; it cannot shrink.")
 @click.option("--perm", type=click.Choice(["R", "W", "RW"]), help="Allow reads (R), writes (W) or both.")
 @type_option
 @retention_option
@@ -164,9 +166,9 @@ def topic_order(admin: Admin, topic_name: str, config: str | None, clear: bool) 
 @command(topic, "light-queues")
 @click.argument("pattern", default="*")
 def topic_light_queues(admin: Admin, pattern: str) -> CommandResult:
-    """List the light queues whose names match PATTERN, with their numbers of messages. Consume one as topic %LMQ%NAME.
+    """List the light queues whose names match PATTERN, with their numbers of messages.
 
-    Example: raymq topic light-queues "alice*"
+    Consume a light queue as topic %LMQ%NAME. Example: raymq topic light-queues "alice*"
     """
     return rows_result("light_queues", ["name", "messages"], admin.light_queues(pattern).items(), total=1)
 

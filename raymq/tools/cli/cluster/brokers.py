@@ -101,9 +101,9 @@ def check() -> None:
 
 @command(check, "send")
 @click.option("--topic", "topic_name", help="A topic to send to. Default: raymq-check, which is created.")
-@click.option("--broker", shell_complete=completes("brokers"), help="Only this broker group. Default: all.")
-@number_option("--count", NumberRange(1, 10_000), "Messages to each broker group.", 20)
-@number_option("--size", NumberRange(1, MAX_MESSAGE_SIZE_BYTES), "Bytes of each body.", 128)
+@click.option("--broker", shell_complete=completes("brokers"), help="Check only this broker group. Default: all.")
+@number_option("--count", NumberRange(1, 10_000), "Number of messages to send to each broker group.", 20)
+@number_option("--size", NumberRange(1, MAX_MESSAGE_SIZE_BYTES), "Size of each message body in bytes.", 128)
 def check_send(
     client: Client, progress: ProgressCallback, topic_name: str | None, broker: str | None, count: int, size: int
 ) -> CommandResult:

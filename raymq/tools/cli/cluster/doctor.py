@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 @command(cli)
 @config_option
 @click.option(
-    "--data-dir", type=click.Path(path_type=Path), help="Future directory of the stores. Running stores are found."
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="Directory of stores that will be created. The command finds running stores itself.",
 )
 @click.option("--prometheus", metavar="URL", help="Also check that this Prometheus has the alert rules.")
 @click.option("--fix", is_flag=True, help="Make safe repairs on this machine: modes of files, missing directories.")

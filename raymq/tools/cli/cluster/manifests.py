@@ -24,7 +24,7 @@ def metrics() -> None:
 
 
 @command(metrics)
-@click.option("--output", help="Folder on the head node. Default: the folder that Ray's Grafana provider reads.")
+@click.option("--output", help="Directory on the head node. Default: the directory that Ray's Grafana provider reads.")
 def install(address: str | None, output: str | None) -> CommandResult:
     """Write the Grafana dashboard on the head node, beside Ray's own dashboards. `raymq up` does this, too.
 
@@ -65,13 +65,13 @@ def k8s() -> None:
 @click.option("--name", default="raymq", show_default=True, help="Name of the RayCluster.")
 @click.option("--image", default="raymq:0.1.0", show_default=True, help="Image of all pods, built by the Dockerfile.")
 @click.option("--storage-class", help="Storage class of the volumes. Default: the cluster's.")
-@click.option("--zone", "zones", multiple=True, help="A zone for stores; repeatable.")
+@click.option("--zone", "zones", multiple=True, help="Zone for stores; repeatable.")
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("k8s"),
     show_default=True,
-    help="Folder to write to.",
+    help="Directory to write to.",
 )
 def render(
     stores: int, size: str, name: str, image: str, storage_class: str | None, zones: tuple[str, ...], output: Path

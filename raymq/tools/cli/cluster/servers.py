@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @command(cli, lines=True)
 @config_option
-@click.option("--data-dir", type=click.Path(path_type=Path), help="The directory of the stores.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Directory of the stores.")
 @click.option(
     "--broker-groups",
     type=NumberType(NumberRange(1, BROKER_GROUPS_MAX)),
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     help="Do not start this broker group (broker-b) or replica (broker-a-2) that is on disk. Repeatable.",
 )
 @click.option(
-    "--wait-nodes", type=NumberType(POSITIVE), help="First wait until Ray has this number of nodes, with the head node."
+    "--wait-nodes",
+    type=NumberType(POSITIVE),
+    help="First wait until Ray has this number of nodes, including the head node.",
 )
 @click.option(
     "--timeout",
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     cls=RenamedOption,
     former=["--wait-s"],
     type=NumberType(TIME_S),
-    help="Seconds to wait for the nodes; after them nothing is started. Default: half an hour.",
+    help="Maximum wait for the nodes in seconds; if nodes are then missing, nothing is started. Default: half an hour.",
 )
 def up(
     address: str | None,

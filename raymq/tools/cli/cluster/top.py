@@ -55,7 +55,11 @@ _HELP: Final = "sort by  n name  i in  o out  l lag  b behind    q quit"
 
 @command(cli)
 @click.option(
-    "--sort", type=click.Choice(list(SORT_KEYS.values())), default="lag", show_default=True, help="The largest first."
+    "--sort",
+    type=click.Choice(list(SORT_KEYS.values())),
+    default="lag",
+    show_default=True,
+    help="Sort by this column, largest value first.",
 )
 @number_option("--interval", NumberRange(0.5, 60.0), "Seconds between readings.", 2.0)
 @click.option("--once", is_flag=True, help="Print one table with the rates over one interval, and end.")

@@ -40,7 +40,12 @@ _POLICY_OPTIONS = (
         "--action", "actions", multiple=True, required=True, help="Pub, Sub, Create, Update, Delete, Get, List or All."
     ),
     click.option("--deny", is_flag=True, help="Deny the actions. Default: allow them."),
-    click.option("--source", "sources", multiple=True, help="Only from this address or network."),
+    click.option(
+        "--source",
+        "sources",
+        multiple=True,
+        help="Apply the policy only to requests from this address or network; repeatable.",
+    ),
 )
 """The arguments and options of the commands that write a policy, in the order in which the help lists them."""
 
@@ -55,7 +60,7 @@ def _policy_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @command(acl, "list")
 @click.argument("user", metavar="[USER]", required=False)
 def acl_list(admin: Admin, user: str | None) -> CommandResult:
-    """List the policies of all users, or of one. Example: raymq acl list orders-team"""
+    """List the policies of all users, or of one user. Example: raymq acl list orders-team"""
     users = admin.users() if user is None else [admin.user(user)]
     rows = [[one.name, *row] for one in users for row in policy_rows(one.policies)]
     return rows_result("policies", ["user", "resource", "actions", "decision", "sources"], rows)
@@ -89,7 +94,7 @@ def acl_update(
 
 @command(acl, "delete")
 @click.argument("user", metavar="USER")
-@click.option("--resource", help="Only the policy for this resource. Default: all of the user's policies.")
+@click.option("--resource", help="Delete only the policy for this resource. Default: all policies of the user.")
 def acl_delete(admin: Admin, user: str, resource: str | None) -> CommandResult:
     """Delete one or all policies of a user. Example: raymq acl delete orders-team --resource "Topic:orders*" """
     admin.delete_policy(user, resource)

@@ -25,12 +25,14 @@ broker_option = click.option(
 
 @cli.group()
 def config() -> None:
-    """Show settings, and change live settings while raymq runs."""
+    """Show settings, and change settings while raymq runs."""
 
 
 @command(config, "show")
 @click.option(
-    "--effective", is_flag=True, help="All settings with their present values. Default: those unlike raymq.yaml."
+    "--effective",
+    is_flag=True,
+    help="Show all settings with their current values. Default: only settings that differ from raymq.yaml.",
 )
 @broker_option
 def config_show(admin: Admin, effective: bool, broker: str | None) -> CommandResult:
@@ -62,7 +64,7 @@ def config_show(admin: Admin, effective: bool, broker: str | None) -> CommandRes
 @click.argument("name")
 @broker_option
 def config_get(admin: Admin, name: str, broker: str | None) -> CommandResult:
-    """Print a setting's present value. NAME is the name in raymq.yaml, or RocketMQ's name.
+    """Print the current value of a setting. NAME is the name in raymq.yaml, or RocketMQ's name.
 
     Example: raymq config get fileReservedTime
     """

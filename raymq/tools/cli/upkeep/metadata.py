@@ -49,7 +49,7 @@ def export(admin: Admin, file: Path | None, topics: str, groups: str) -> Command
 
 @command(cli, "import")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-@click.option("--only", "parts", multiple=True, type=click.Choice(_PARTS), help="Only this part; repeatable.")
+@click.option("--only", "parts", multiple=True, type=click.Choice(_PARTS), help="Import only this part; repeatable.")
 @click.option("--dry-run", is_flag=True, help="Only show the changes.")
 def import_(admin: Admin, file: Path, parts: tuple[str, ...], dry_run: bool) -> CommandResult:
     """Apply the topics, groups and offsets of FILE, which `raymq export` wrote, to this cluster.

@@ -27,10 +27,10 @@ _secret_option = click.option(
     help="A file with the secret, mode 0600. Default: the command prompts for the secret.",
 )
 _BOUND_HELPS: Final = (
-    "The most bytes per second that the user sends to each store; 0 is no limit.",
-    "The most messages per second that the user sends to each store; 0 is no limit.",
-    "The most bytes per second that the user consumes from each store; 0 is no limit.",
-    "The most messages per second that the user consumes from each store; 0 is no limit.",
+    "Maximum number of bytes per second that the user sends to each store; 0 is no limit.",
+    "Maximum number of messages per second that the user sends to each store; 0 is no limit.",
+    "Maximum number of bytes per second that the user consumes from each store; 0 is no limit.",
+    "Maximum number of messages per second that the user consumes from each store; 0 is no limit.",
 )
 _BOUND_COLUMNS: Final = ("bytes/s", "messages/s", "consumed bytes/s", "consumed messages/s")
 
@@ -49,7 +49,7 @@ def _given(bounds: Mapping[str, int | None]) -> Bounds:
 
 @cli.group()
 def user() -> None:
-    """Create, change, delete and list users, with access on (docs/access.md). Only super users may."""
+    """Create, change, delete and list users. Needs access control (docs/access.md) and a super user."""
 
 
 @command(user, "list")
@@ -90,7 +90,12 @@ def user_create(
 @_secret_option
 @click.option("--ask-secret", is_flag=True, help="Prompt for a new secret.")
 @click.option("--super/--normal", "is_super", default=None, help="Allow all requests, or only what policies allow.")
-@click.option("--enable/--disable", "enabled", default=None, help="With --disable the servers refuse all its requests.")
+@click.option(
+    "--enable/--disable",
+    "enabled",
+    default=None,
+    help="Enable or disable the user; servers refuse all requests of a disabled user.",
+)
 @_bound_options
 def user_update(
     admin: Admin,
