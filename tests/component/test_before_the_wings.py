@@ -84,7 +84,7 @@ def test_the_class_of_an_actor_that_ray_kept_starts_the_actor_again() -> None:
     assert (Path(folder) / "actors/nameserver.py").is_file()
 
 
-def test_a_store_opens_with_its_messages_and_knows_what_it_was_sent_before(tmp_path: Path) -> None:
+def test_an_older_store_opens_with_its_messages_and_recognises_repeats(tmp_path: Path) -> None:
     root = tmp_path / "store"
     shutil.copytree(FIXTURE / "store", root)
     store = open_store(root)

@@ -93,7 +93,7 @@ def test_any_body_is_shown_and_downloaded_whole(browser: Browser, body: bytes, t
     assert (tmp_path / "body").read_bytes() == body
 
 
-def test_a_tail_shows_what_arrives_waits_while_paused_and_is_shared(browser: Browser, served: ServedConsole) -> None:
+def test_a_tail_shows_new_messages_can_be_paused_and_is_shared(browser: Browser, served: ServedConsole) -> None:
     messages = served.cluster.messages["orders"]
     with served.page(browser) as first, served.page(browser, role=Role.VIEWER) as second:
         for page in (first, second):
@@ -116,7 +116,7 @@ def test_a_tail_shows_what_arrives_waits_while_paused_and_is_shared(browser: Bro
         first.get_by_role("heading", name="Message broker-a:0:102").wait_for()
 
 
-def test_a_tail_filters_counts_what_it_skips_and_shows_errors(browser: Browser) -> None:
+def test_a_tail_filters_counts_skipped_messages_and_shows_errors(browser: Browser) -> None:
     cluster = FakeCluster()
     with serving(cluster, tail_rate=5) as served, served.page(browser) as page:
         page.goto("/topics/orders/tail")

@@ -171,7 +171,7 @@ def modules_in_the_drawings() -> list[str]:
     return paths
 
 
-def test_modules_in_the_drawings_are_where_they_say():
+def test_modules_in_the_drawings_exist():
     paths = modules_in_the_drawings()
     assert len(paths) > 25
     assert [path for path in paths if not (ROOT / path).is_file()] == []
@@ -285,7 +285,7 @@ def test_the_page_of_settings_has_every_key_with_its_default(title):
     ]
 
 
-def test_the_example_of_settings_is_what_the_defaults_are():
+def test_the_example_of_settings_has_the_defaults():
     [example] = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/settings.md").read_text(), re.DOTALL)
     assert ClusterSettings.model_validate(yaml.safe_load(example)) == ClusterSettings()
 

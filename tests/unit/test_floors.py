@@ -73,7 +73,7 @@ def test_raymq_works_beside_a_users_own_storage_and_actors_and_loads_nothing_of_
     assert (done.stdout.strip(), done.stderr) == ("[] [] []", "")
 
 
-def test_all_names_what_resolves():
+def test_every_name_in_all_resolves():
     assert sorted(raymq.__all__) == raymq.__all__ == dir(raymq)
     assert len(set(raymq.__all__)) == len(raymq.__all__)
     for name in raymq.__all__:

@@ -64,7 +64,7 @@ def test_every_file_of_every_package_is_in_the_wheel(names: set[str]) -> None:
         assert name in names
 
 
-def test_the_source_distribution_has_the_tests_and_what_they_read(built: tuple[Path, Path]) -> None:
+def test_the_source_distribution_has_the_tests_and_their_files(built: tuple[Path, Path]) -> None:
     with tarfile.open(built[0]) as source:
         inside = {name.partition("/")[2] for name in source.getnames()}
     expected = source_files("tests") | source_files("docs")

@@ -44,7 +44,7 @@ def lag(mq: raymq.Client, group: str) -> int:
     return sum(entry.lag for entry in mq.admin.describe_group(group))
 
 
-def test_consumers_go_on_from_a_slave_while_nobody_leads_and_return_to_the_master(
+def test_consumers_read_from_a_slave_without_a_master_and_return_to_the_master(
     mq: raymq.Client, topic: str, group: str, tmp_path: Path
 ) -> None:
     replicas, notes = RayReplicas("broker-a", REPLICAS), ListenerNotes(tmp_path / "notes")

@@ -46,7 +46,7 @@ def test_bundles_are_where_the_storage_actor_is_and_are_given_back(
     eventually(lambda: ray.available_resources()["CPU"] == before, "the CPUs are free again")
 
 
-def test_executors_without_room_there_go_elsewhere_and_the_log_says_so(
+def test_executors_without_space_at_a_store_run_elsewhere_with_a_warning(
     storage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with reserved(3, ONE_CPU, frozenset([storage]), TIMEOUT_S) as group:

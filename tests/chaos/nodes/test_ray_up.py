@@ -82,7 +82,7 @@ def raylets() -> list[psutil.Process]:
 
 @pytest.mark.skipif(bool(IMPOSSIBLE), reason=IMPOSSIBLE)
 @pytest.mark.timeout(900)
-def test_what_was_sent_before_ray_down_is_consumed_after_ray_up(tmp_path: Path) -> None:
+def test_messages_sent_before_ray_down_are_consumed_after_ray_up(tmp_path: Path) -> None:
     """Messages that were sent before `ray down` are consumed after `ray up`. Each node has the token and Java, and
     keeps its own stores."""
     with world(tmp_path) as machines:

@@ -141,7 +141,7 @@ sys.stdin.readline()
 """
 
 
-def test_a_program_that_is_killed_leaves_no_consumer_behind(scene: Scene, tmp_path: Path) -> None:
+def test_a_killed_program_leaves_no_consumer(scene: Scene, tmp_path: Path) -> None:
     """After a program with a consumer is killed, its Listener actors end, and the Pull actor removes the program's
     consumer instances."""
     address = ray.get_runtime_context().gcs_address

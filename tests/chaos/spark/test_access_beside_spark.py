@@ -155,7 +155,7 @@ def test_no_named_actor_of_raymq_serves_a_user_without_rights_whatever_runs_besi
     assert FOREIGN.keys() <= classes, "an actor of each class of FOREIGN runs"
 
 
-def test_what_foreign_actors_give_a_user_without_rights_is_what_the_page_on_access_says(
+def test_foreign_actors_give_users_without_rights_what_the_docs_state(
     mq: raymq.Client, spark: SparkSession, deployment: None
 ) -> None:
     frame = read_topic(spark, "orders", client=mq).select("body")

@@ -56,7 +56,7 @@ def send(mq: raymq.Client, topic: str) -> list[Row]:
     return sorted((one.queue.queue_id, one.queue_offset, b"%d" % number) for number, one in enumerate(results))
 
 
-def test_a_long_read_goes_on_at_the_new_master_with_the_same_rows(
+def test_a_long_read_continues_at_the_new_master_with_the_same_rows(
     mq: raymq.Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(range_reader, "RANGE_CHUNK_MESSAGES", CHUNK_MESSAGES)
@@ -113,7 +113,7 @@ def pausing(marks: Path) -> Callable[..., Iterator[pa.RecordBatch]]:
     return paused
 
 
-def test_a_long_read_of_spark_goes_on_at_the_new_master_with_the_same_rows(
+def test_a_long_spark_read_continues_at_the_new_master_with_the_same_rows(
     mq: raymq.Client, box: Sandbox, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "read_ranges", pausing(tmp_path))

@@ -31,7 +31,7 @@ SETTINGS = one_group("{replicas: 2, spread: false, min_in_sync_replicas: 2}")
 pytestmark = pytest.mark.timeout(180 + 30 * KILLS)
 
 
-def test_a_query_whose_driver_is_killed_goes_on_from_its_checkpoint(
+def test_a_query_with_a_killed_driver_continues_from_its_checkpoint(
     mq: raymq.Client, topic: str, tmp_path: Path
 ) -> None:
     seed = chaos_seed()

@@ -114,7 +114,7 @@ def test_executors_are_in_bundles_beside_the_storage_actors(
     assert caplog.messages == []
 
 
-def test_a_session_whose_java_is_killed_says_so_and_the_next_one_works(mq: raymq.Client, topic: str) -> None:
+def test_a_session_with_a_killed_java_raises_and_the_next_session_works(mq: raymq.Client, topic: str) -> None:
     with pytest.raises(raymq.ClientStateError, match=r"has ended: .* killed by signal 9"):
         kill_the_driver_and_go_on()
     # A Spark error keeps its type and text after its session has ended.

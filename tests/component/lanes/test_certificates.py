@@ -139,7 +139,7 @@ def test_certificates_are_exchanged_under_load_and_no_send_fails(monkeypatch, tm
         actor.close()
 
 
-def test_the_new_certificate_is_what_a_new_connection_gets(tmp_path, certificates, use):
+def test_a_new_connection_gets_the_new_certificate(tmp_path, certificates, use):
     first, second = certificates(), certificates()
     live = copy_to(tmp_path / "live", first)
     use(first)

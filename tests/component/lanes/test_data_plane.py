@@ -111,7 +111,7 @@ def tls_files(directory, monkeypatch):
     return files
 
 
-def test_what_is_appended_is_read_without_actor_calls(connect):
+def test_appended_messages_are_read_without_actor_calls(connect):
     actor, client, fake = connect()
     assert [result.queue_offset for result in client.append([make_batch([b"one", b"two"])], WAIT_S)] == [0]
     [first, second] = client.append([make_batch([b"three"]), make_batch([b"x"] * 40, queue_id=7)], WAIT_S)
@@ -549,7 +549,7 @@ def test_a_watch_that_is_closed_waits_no_more(watched):
     assert watch.closed
 
 
-def test_a_watch_breaks_when_the_actor_ends_and_says_so(watched):
+def test_a_watch_raises_when_the_actor_ends(watched):
     actor, client = watched
     watch = client.open_watch()
     watch.ask([FetchRequest("orders", 0, 0, 1)], WAIT_S)

@@ -144,7 +144,7 @@ def test_a_send_waits_until_a_lane_opens_and_stores_its_message_once(actor, clie
 
 
 @pytest.mark.parametrize("fault", NOT_OPENED)
-def test_a_reader_goes_on_once_a_lane_opens(actor, client, fault):
+def test_a_reader_continues_once_a_lane_opens(actor, client, fault):
     client.append([make_batch([b"one"])], WAIT_S)
     assert bodies(client) == [b"one"]
     fault(actor)

@@ -124,7 +124,7 @@ def test_offsets_are_not_counted(guarded):
     assert guarded.read == [("alice", 0, 0)]
 
 
-def test_frames_of_the_log_are_those_of_servers_only(tmp_path):
+def test_only_servers_may_send_frames_of_the_log(tmp_path):
     asked: list[str] = []
 
     def guard(request: LaneRequest, method: str, arguments: Sequence[Any]) -> None:

@@ -51,7 +51,7 @@ def read(client: StorageClient, topic: str, **wanted) -> list[bytes]:
     return [message.body for message in decode_records(found.records)]
 
 
-def test_what_a_producer_sends_over_a_lane_is_read_from_all_its_queues(client):
+def test_messages_sent_over_a_lane_are_read_from_all_their_queues(client):
     routes = FakeRoutes(BATCH, topic_route("orders", a=1))
     with Producer("g", routes=routes, storage=lambda name: client, born_host=("127.0.0.1", 1)) as producer:
         results = producer.send_batch([Message("batched", b"%d" % n) for n in range(50)], timeout_s=WAIT_S)

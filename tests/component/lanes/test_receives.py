@@ -74,7 +74,7 @@ def test_a_message_that_arrives_in_the_store_ends_the_wait(
     assert spans(again.result(WAIT_S)) == [(2, 1)]
 
 
-def test_leased_messages_are_read_without_those_that_are_not_handed_out(
+def test_only_leased_messages_are_read(
     connect: tuple[StorageDouble, StorageClient],
 ) -> None:
     _, client = connect

@@ -87,7 +87,7 @@ def hold(monkeypatch, tmp_path) -> Iterator[Callable[..., HeldStore]]:
         held.close()
 
 
-def test_one_fetch_more_than_may_wait_is_refused_at_once_and_appends_go_on(hold):
+def test_a_fetch_over_the_queue_limit_is_refused_and_appends_continue(hold):
     held = hold(pull_queue_capacity=2)
     waiting = [held.fetch(), held.fetch()]
     eventually(lambda: held.figures("pull").waiting == 2, "both wait")

@@ -154,7 +154,7 @@ def test_a_function_that_cannot_be_loaded_is_a_failure_whatever_on_error_says(st
     assert "No module named 'no_such_module_anywhere'" in evaluated.failure
 
 
-def test_its_process_ends_with_it(start, found):
+def test_close_ends_the_predicates_process(start, found):
     process = start(lambda message: True)
     process.evaluate(found[0], "a", LATER_S, found[1])
     pid = process.pid
@@ -163,7 +163,7 @@ def test_its_process_ends_with_it(start, found):
         os.kill(pid, 0)
 
 
-def test_its_process_ends_when_the_runner_is_killed(found, tmp_path):
+def test_the_predicates_process_ends_when_the_runner_is_killed(found, tmp_path):
     """A predicate process ends after its runner was killed, even during a call that holds the interpreter lock."""
     child = tmp_path / "pid"
 

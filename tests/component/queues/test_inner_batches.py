@@ -106,7 +106,7 @@ def test_the_body_is_compressed_as_a_whole(tmp_path):
     store.close()
 
 
-def test_what_is_sent_again_is_stored_once(tmp_path):
+def test_a_repeated_inner_batch_is_stored_once(tmp_path):
     store = open_store(tmp_path)
     [first] = store.append([inner(b"one", b"two")])
     [again] = store.append([inner(b"one", b"two")])
@@ -137,7 +137,7 @@ def test_a_queue_is_of_one_kind(tmp_path):
 
 
 @pytest.mark.parametrize("tail", ["INNER_NUM\x010\x02", "INNER_NUM\x0132768\x02", "INNER_NUM\x01two\x02", ""])
-def test_a_record_that_does_not_say_what_it_holds_is_refused(tmp_path, tail):
+def test_an_inner_batch_without_a_valid_count_is_refused(tmp_path, tail):
     store = open_store(tmp_path)
     good = inner(b"one")
     records = bytes(good.records).replace(b"INNER_NUM\x011\x02", tail.encode())

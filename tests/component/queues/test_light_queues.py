@@ -78,7 +78,7 @@ def test_a_part_of_a_queue_its_tags_and_its_columns_are_read(store):
     assert set(batch.column("topic").to_pylist()) == {ALICE}
 
 
-def test_a_reader_beside_the_store_reads_the_same_and_leaves_what_it_cannot_map(tmp_path, store):
+def test_a_reader_beside_the_store_reads_the_same_light_queue_messages(tmp_path, store):
     store.append([make_batch([b"one", b"two"], extra_properties={"INNER_MULTI_DISPATCH": ALICE})])
     reader = LogReader(tmp_path / "store", commit_log_file_size=LOG_FILE_BYTES, consume_queue_file_size=2000)
     request = FetchRequest(ALICE, 0, 0, 10)
@@ -196,7 +196,7 @@ def test_a_queue_without_messages_is_swept_and_its_consumer_misses_nothing_later
         again.close()
 
 
-def test_a_group_with_an_offset_behind_the_end_of_a_swept_queue_has_no_lag():
+def test_a_group_with_an_offset_after_the_end_of_a_swept_queue_has_no_lag():
     assert GroupQueueProgress("g", MessageQueue(ALICE, "a", 0), 30, 0, 0, 0).lag == 0
 
 

@@ -63,7 +63,7 @@ def test_the_confirm_offset_is_on_disk_before_an_account_reports_it(make):
         assert account.caught_up
 
 
-def test_a_replica_that_lost_the_end_of_its_log_says_so_follows_and_gets_it_back(make):
+def test_a_replica_that_lost_its_logs_end_reports_it_and_recovers_the_end(make):
     group = make()
     first = group.control_state.record.master
     ends = restart(group, {first: 40})

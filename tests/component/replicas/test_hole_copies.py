@@ -181,7 +181,7 @@ def test_a_record_that_names_a_wrong_place_is_copied_as_a_hole_and_mended(make, 
     assert group.master.holes == ()
 
 
-def test_a_hole_at_a_files_end_is_copied_and_the_log_goes_on_in_the_next_file(make):
+def test_a_hole_at_a_files_end_is_copied_and_the_log_continues_in_the_next_file(make):
     group = make(3, AT_ONCE)
     for _ in range(3):
         settle_append(group, make_batch([b"y" * 20_000]))

@@ -148,7 +148,7 @@ def test_a_read_that_waits_for_more_bytes_is_answered_when_the_slave_has_the_chu
     assert b"one" in bytes(decode_chunk(answer(lane).payload)[1])
 
 
-def test_a_read_that_waits_for_more_bytes_gets_what_is_there_when_its_time_is_over(group, lanes):
+def test_a_read_that_waits_for_more_bytes_returns_fewer_bytes_at_its_timeout(group, lanes):
     ask(lanes[MASTER][0], position(group, min_bytes=1 << 20, wait_s=0.2))
     group.master.start_append([make_batch([b"one"])])
     assert b"one" in bytes(decode_chunk(answer(lanes[MASTER][0]).payload)[1])
@@ -182,7 +182,7 @@ def test_two_chunks_on_their_way_are_answered_in_order_once_they_are_on_disk(gro
         assert (next_offset, acked_offset >= end) == (end, True)
 
 
-def test_a_carrier_whose_master_goes_away_ends_and_says_so(group, lanes):
+def test_a_carrier_without_a_master_raises(group, lanes):
     following = group.replicas[SLAVE].following(0.0)
     assert following is not None
     carrier = LogCarrier(

@@ -102,7 +102,7 @@ def test_the_former_master_with_a_damaged_record_does_not_lead_and_is_mended(mak
     check_whole(group, [*BODIES, b"new"])
 
 
-def test_if_every_replica_has_damage_of_its_own_each_gets_back_what_it_lacks(make):
+def test_replicas_with_different_damage_repair_each_other(make):
     group = make()
     stop(group)
     for name in group.names:
@@ -129,7 +129,7 @@ def test_records_that_no_replica_has_intact_stay_damaged_and_the_group_continues
     assert len(logs(group)) == 1
 
 
-def test_damage_behind_the_end_to_which_a_log_is_cut_is_gone_with_it(make):
+def test_damage_after_the_cut_of_a_log_is_removed(make):
     group = make()
     first = group.control_state.record.master
     other = min(group.names - {first})
@@ -209,7 +209,7 @@ def test_a_large_hole_is_mended_part_by_part_each_of_whole_records(make, monkeyp
     assert (status.mended_bytes, status.mended_holes) == (hole.size, 1)
 
 
-def test_two_replicas_with_damage_side_by_side_give_each_other_what_they_have(make):
+def test_two_replicas_with_overlapping_damage_repair_each_other_partly(make):
     group = make(2)
     stop(group)
     damage(group, 0, range(10, 20))
@@ -222,7 +222,7 @@ def test_two_replicas_with_damage_side_by_side_give_each_other_what_they_have(ma
     assert [intact_bodies(replica.store) for replica in group.replicas.values()] == [expected] * 2
 
 
-def test_a_part_that_fails_leaves_the_rest_damaged_and_what_is_mended_stays(make, monkeypatch):
+def test_a_failed_repair_keeps_the_repaired_parts(make, monkeypatch):
     group = make(2)
     other = min(group.names - {group.control_state.record.master})
     stop(group)

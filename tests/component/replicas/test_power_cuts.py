@@ -129,7 +129,7 @@ def test_nothing_is_acknowledged_or_visible_before_the_masters_flush_although_th
     assert bodies_of(group.replicas[SLAVE].store) == [b"zero", b"one"]
 
 
-def test_a_master_that_lost_what_its_slave_has_follows_it(group, disk):
+def test_a_master_that_lost_records_of_its_slave_follows_the_slave(group, disk):
     append_ahead(group, disk, b"one")
     epoch = group.replicas[MASTER].account().epoch
     cut_power(group, disk)
@@ -142,7 +142,7 @@ def test_a_master_that_lost_what_its_slave_has_follows_it(group, disk):
     assert len(logs(group)) == 1
 
 
-def test_a_master_that_lost_what_its_slave_has_leads_in_a_new_epoch_and_the_slave_cuts_it(group, disk):
+def test_a_master_that_lost_records_leads_in_a_new_epoch_and_its_slave_cuts(group, disk):
     append_ahead(group, disk, b"one")
     epoch = group.replicas[MASTER].account().epoch
     longer = group.replicas[SLAVE].account().end_offset
@@ -161,7 +161,7 @@ def test_a_master_that_lost_what_its_slave_has_leads_in_a_new_epoch_and_the_slav
     assert len(logs(group)) == 1
 
 
-def test_a_slave_that_comes_back_in_the_same_epoch_keeps_what_it_has_acknowledged(group, disk):
+def test_a_slave_that_returns_in_the_same_epoch_keeps_acknowledged_records(group, disk):
     started = append_ahead(group, disk, b"one")
     end = group.replicas[SLAVE].account().end_offset
     group.close(SLAVE)

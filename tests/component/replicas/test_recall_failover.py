@@ -42,7 +42,7 @@ def bodies(store: MessageStore, topic: str, queue_id: int) -> list[bytes]:
     return [message.body for message in read_queue(store, topic, queue_id)]
 
 
-def test_the_next_master_knows_the_recall(group: LocalReplicas):
+def test_a_recall_survives_a_failover(group: LocalReplicas):
     now_ms = time.time_ns() // 1_000_000
     due_ms = now_ms + WAITS_MS
     batch = encode_batch(

@@ -121,7 +121,7 @@ class Appends:
 
 @pytest.mark.parametrize("replica", [MASTER, SLAVE])
 @pytest.mark.parametrize("field", ["port", "secret", "no port"])
-def test_copies_go_on_once_a_refused_lane_opens(group, actors, replicator, replica, field):
+def test_copying_continues_once_a_refused_lane_opens(group, actors, replicator, replica, field):
     appends = Appends(group)
     appends.one().join(WAIT_S)
     former = group.planes[replica].address
@@ -142,7 +142,7 @@ def test_copies_go_on_once_a_refused_lane_opens(group, actors, replicator, repli
     appends.check()
 
 
-def test_copies_go_on_after_lanes_that_are_cut_in_mid_frame_and_restarted_servers(group, actors, replicator):
+def test_copying_continues_after_cut_lanes_and_restarted_servers(group, actors, replicator):
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     dice = random.Random(seed)

@@ -309,7 +309,7 @@ def test_offsets_may_be_higher_than_so_many_records_would_need_bytes(tmp_path):
     store.close()
 
 
-def test_a_record_that_does_not_say_what_it_holds_is_in_no_queue(tmp_path):
+def test_an_inner_batch_without_a_valid_count_is_in_no_queue(tmp_path):
     store = open_batched(tmp_path / "original")
     broken = inner_batch_record([BatchItem(b"x", {})], base_offset=0, physical_offset=0, num=0)
     store.chunks.append_chunk(0, broken)
@@ -383,7 +383,7 @@ def mixed_log() -> list[bytes]:
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_what_is_not_of_its_queues_kind_is_in_no_queue_of_a_slave_as_after_recovery(tmp_path, monkeypatch, together):
+def test_records_of_the_wrong_queue_type_are_in_no_queue_of_a_slave(tmp_path, monkeypatch, together):
     monkeypatch.setattr(raw_append, "BLOCK_RECORDS_MIN", 1)
     slave = open_batched(tmp_path / "slave")
     for chunk in [b"".join(mixed_log())] if together else mixed_log():

@@ -142,7 +142,7 @@ def test_every_message_of_the_manifest_is_found_by_key_id_place_and_time(root):
     store.close()
 
 
-def test_index_files_made_again_from_the_log_are_those_that_rocketmq_wrote(tmp_path):
+def test_rebuilt_index_files_equal_rocketmqs_files(tmp_path):
     """The index files that raymq rebuilds from the log equal RocketMQ's files byte for byte. Only their names differ,
     which are their creation times."""
     root = Path(shutil.copytree(FIXTURES / DIRECTORIES[0], tmp_path / "store"))

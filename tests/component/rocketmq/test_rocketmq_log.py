@@ -262,7 +262,7 @@ FOR_T = b"DELAY\x011\x02REAL_TOPIC\x01T\x02REAL_QID\x010"
 
 
 @pytest.mark.usefixtures("walk")
-def test_what_rocketmq_s_scheduler_delivered_says_nothing_of_who_sends_to_that_queue(tmp_path):
+def test_messages_of_rocketmqs_scheduler_prove_no_producer_sequence(tmp_path):
     """A message that RocketMQ's scheduler delivered keeps the producer sequence that it had in the delay queue. This
     sequence must not count in the destination queue."""
     ours = delivery_producer_id(SCHEDULE_TOPIC, 0)

@@ -75,7 +75,7 @@ def test_a_recalled_message_is_put_aside_when_it_is_due(opened, clock):
     assert store.schedule.status().pending == {}
 
 
-def test_a_recall_that_is_stored_when_the_message_is_due_says_so_and_changes_nothing(opened, clock):
+def test_a_recall_stored_after_the_due_time_has_no_effect(opened, clock):
     store = opened(deliver=False)
     due_ms = clock.now_ms + 60_000
     handle = send(store, clock, b"late", due_ms)

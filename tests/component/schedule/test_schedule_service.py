@@ -263,7 +263,7 @@ def test_an_unreadable_file_of_offsets_is_one_clear_error(opened, tmp_path, name
         opened()
 
 
-def test_a_message_without_a_target_is_given_up_and_those_behind_it_are_delivered(opened, clock, caplog):
+def test_a_delayed_message_without_a_target_is_skipped(opened, clock, caplog):
     store = opened()
     batch = waiting_batch([level(b"1"), level(b"2"), level(b"3")], clock)
     records = bytearray(batch.records)

@@ -87,7 +87,7 @@ def test_with_these_settings_every_flush_is_of_all_queues(tmp_path, flushed, cha
     store.close()
 
 
-def test_the_checkpoint_counts_only_what_all_queues_have_on_disk(tmp_path):
+def test_the_checkpoint_covers_only_records_on_disk_in_all_queues(tmp_path):
     now_ms = [1_700_000_000_000]
     store = opened(tmp_path, clock_ms=lambda: now_ms[0])
     now_ms[0] += 5000

@@ -294,7 +294,7 @@ def test_files_of_another_size_are_named_where_it_is_written_and_left_alone_wher
     store.close()
 
 
-def test_units_with_bitmaps_are_read_and_what_is_written_follows_them(root):
+def test_units_with_bitmaps_are_read_and_new_units_follow_them(root):
     """Extension entries (units) with bitmaps are read, and new entries follow them. RocketMQ writes such bitmaps for
     SQL filters."""
     store = open_store(root, **ON)

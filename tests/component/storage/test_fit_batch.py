@@ -80,7 +80,7 @@ def test_producers_use_such_a_store_as_any_other(tmp_path, prop_crc):
         store.close()
 
 
-def test_a_store_that_moved_to_another_kind_of_address_reads_what_it_wrote_before(tmp_path):
+def test_a_store_with_a_new_address_family_reads_its_old_records(tmp_path):
     root = tmp_path / "store"
     for number, host in enumerate(["127.0.0.1", "fd00::17", "10.0.0.1", "::1"]):
         store = MessageStore.open(small_settings(root), broker_name="a", store_host=(host, 10911))
@@ -90,7 +90,7 @@ def test_a_store_that_moved_to_another_kind_of_address_reads_what_it_wrote_befor
 
 
 @pytest.mark.parametrize(("host", "prop_crc"), [("127.0.0.1", True), ("::1", False), ("::1", True)])
-def test_a_producer_is_told_where_each_message_is_if_the_store_made_them_longer(tmp_path, host, prop_crc):
+def test_a_producer_gets_the_offsets_of_records_that_the_store_made_longer(tmp_path, host, prop_crc):
     settings = small_settings(tmp_path, enabled_append_prop_crc=prop_crc)
     store = MessageStore.open(settings, broker_name="a", store_host=(host, 10911))
     batch = make_batch(BODIES[:5], producer=("p", 0, 0))

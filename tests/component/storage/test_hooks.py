@@ -132,7 +132,7 @@ def test_a_hook_that_raises_changes_nothing_unless_it_must_succeed(hooks, opened
     assert bodies_of(strict) == []
 
 
-def test_a_hook_that_takes_too_long_is_left_behind_and_not_called_again_until_it_has_ended(hooks, opened):
+def test_a_hook_that_times_out_is_not_called_until_its_call_has_ended(hooks, opened):
     goes_on, calls = threading.Event(), []
 
     def slow(batch: PutBatch) -> None:
@@ -200,7 +200,7 @@ def test_the_messages_of_an_inner_batch_are_seen_each(hooks, opened):
     assert seen == [[2, b"one", b"two"]]
 
 
-def test_a_consume_hook_sees_what_is_handed_out_once(hooks, opened):
+def test_a_consume_hook_receives_fetched_messages_once(hooks, opened):
     seen: list[FetchedBatch] = []
     hooks.see = seen.append
     store = opened(consume_hooks=[f"{MODULE}:see"])

@@ -152,7 +152,7 @@ ODD_KEYS = {
 
 @pytest.mark.parametrize("born_host", [("127.0.0.1", 1), ("::1", 1)], ids=str)
 @pytest.mark.parametrize("name", ODD_KEYS)
-def test_hashes_of_many_records_are_those_of_each(name, born_host):
+def test_hashes_of_a_batch_equal_hashes_of_single_records(name, born_host):
     batch = keyed_batch(ODD_KEYS[name], born_host=born_host)
     check_entries(batch.records)
 
@@ -402,9 +402,7 @@ def keyed(first: int, count: int) -> EncodedBatch:
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EMFILE], ids=["disk full", "no descriptor"])
 @pytest.mark.parametrize("kind", ["preallocate", "pwrite_all", "flush"])
-def test_an_index_without_room_goes_on_once_there_is_some_and_so_does_the_store(
-    tmp_path, no_flushes, monkeypatch, kind, error
-):
+def test_an_index_without_disk_space_continues_when_space_is_free(tmp_path, no_flushes, monkeypatch, kind, error):
     monkeypatch.setattr(index_service, "DRAIN_S", 60.0)
     store = open_store(tmp_path / "store", max_index_num=20)
     full = FullDisk(monkeypatch, kind, error)
@@ -428,7 +426,7 @@ def test_an_index_without_room_goes_on_once_there_is_some_and_so_does_the_store(
     store.close()
 
 
-def test_an_index_that_meets_a_log_file_cut_short_goes_on_once_the_file_is_back(tmp_path, no_flushes, monkeypatch):
+def test_an_index_stopped_by_a_short_log_file_continues_when_the_file_is_back(tmp_path, no_flushes, monkeypatch):
     """A log file was truncated. The index continues once the file has its bytes again. Until then queries do not wait
     for the index, and the store accepts appends, because the log has lost bytes, not the index."""
     monkeypatch.setattr(index_service, "INDEX_RETRY_S", 0.01)

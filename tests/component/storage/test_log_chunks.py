@@ -204,7 +204,7 @@ def test_a_log_is_cut_at_a_record_and_everything_follows(tmp_path, keep):
     store.close()
 
 
-def test_store_times_never_precede_those_of_another_replica(tmp_path):
+def test_store_times_never_precede_the_times_of_another_replica(tmp_path):
     source, target = (
         open_store(tmp_path / "a", clock_ms=lambda: 5000),
         open_store(tmp_path / "b", clock_ms=lambda: 1000),

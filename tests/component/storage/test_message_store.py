@@ -271,7 +271,7 @@ class TestDeduplication:
         store.append([make_batch([b"b"], producer=("p", 2, 0))])
         assert bodies_of(store) == [b"a", b"b"]
 
-    def test_a_sequence_older_than_what_is_remembered_is_refused(self, store):
+    def test_a_sequence_older_than_the_remembered_sequences_is_refused(self, store):
         for sequence in range(1, 40, 2):
             store.append([make_batch([b"%d" % sequence], producer=("p", 0, sequence))])
         with pytest.raises(MessageIllegalError, match="is too old to check"):
@@ -331,7 +331,7 @@ class TestFetch:
         assert all(0 < result.count < 50 for result in results)
         assert sum(len(result.records) for result in results) <= 10_000
 
-    def test_tags_select_across_files_and_what_they_exclude_is_skipped(self, store):
+    def test_tags_select_across_files_and_excluded_messages_are_skipped(self, store):
         for index in range(25):
             store.append([make_batch([b"%d" % index] * 9, tags="no"), make_batch([b"%d" % index], tags="yes")])
         result = fetch_one(store, 0, tags="yes")
@@ -340,7 +340,7 @@ class TestFetch:
         assert (result.status, result.count, result.next_offset) == (PullStatus.NO_MATCHED_MESSAGE, 0, 250)
 
     @pytest.mark.parametrize("wait_s", [0.0, WAIT_S])
-    def test_one_fetch_looks_at_so_many_messages_for_its_tags_and_says_where_to_go_on(self, root, wait_s):
+    def test_a_fetch_with_tags_scans_a_limited_number_of_messages(self, root, wait_s):
         store = open_store(root, max_filter_message_size_bytes=20 * 40)
         store.append([make_batch([b"x"] * 100, tags="no"), make_batch([b"here"], tags="yes")])
         seen = []
@@ -399,7 +399,7 @@ class TestLongPoll:
             result = waiting.result(WAIT_S)
         assert (result.status, result.count, result.next_offset) == (PullStatus.FOUND, 1, 4)
 
-    def test_after_the_wait_the_offset_is_behind_what_was_excluded(self, store):
+    def test_after_a_long_poll_the_next_offset_is_after_excluded_messages(self, store):
         store.append([make_batch([b"1"] * 3, tags="no")])
         result = fetch_one(store, 0, wait_s=0.01, tags="yes")
         assert (result.status, result.next_offset) == (PullStatus.NO_MATCHED_MESSAGE, 3)
@@ -456,7 +456,7 @@ class TestFlush:
         flush.set()
         assert fetch_one(store, 1, wait_s=WAIT_S).count == 1
 
-    def test_what_does_not_wait_is_acknowledged_before_it_is_on_disk_and_shown_after(self, store, monkeypatch):
+    def test_a_message_that_does_not_wait_is_acknowledged_before_the_flush(self, store, monkeypatch):
         store.append([make_batch([b"the files are made"])])
         flush = threading.Event()
         fdatasync = os.fdatasync
@@ -587,7 +587,7 @@ class TestFlush:
         store.close()
         assert (root / "abort").exists()
 
-    def test_a_full_disk_refuses_the_append_and_a_later_one_goes_on(self, store, monkeypatch):
+    def test_a_full_disk_refuses_an_append_and_a_later_append_succeeds(self, store, monkeypatch):
         batch = make_batch([b"x" * 1000] * 50)
         store.append([batch])
 
@@ -603,7 +603,7 @@ class TestFlush:
         assert len(bodies_of(store)) == stored + 50
 
     @pytest.mark.parametrize("moments", [1, 7, 25, 60])
-    def test_what_was_acknowledged_survives_a_power_cut(self, root, tmp_path, monkeypatch, moments):
+    def test_acknowledged_messages_survive_a_power_cut(self, root, tmp_path, monkeypatch, moments):
         """Acknowledged messages survive a simulated power failure, which reverts every file to its last flush. This
         includes the files of the consume queues."""
         cuts = PowerCuts(root)
@@ -703,7 +703,7 @@ class TestTopics:
         assert bodies_of(store, "other") == [b"b"]
         store.close()
 
-    def test_what_was_sent_to_a_deleted_topic_can_be_sent_again(self, store):
+    def test_messages_of_a_deleted_topic_can_be_sent_again(self, store):
         batch = make_batch([b"a", b"b"], producer=("p", 0, 0))
         store.append([batch])
         store.topics.delete("orders")

@@ -154,7 +154,7 @@ def test_a_record_that_its_offsets_make_too_long_is_refused(tmp_path):
     store.close()
 
 
-def test_what_is_sent_again_is_stored_and_dispatched_once(tmp_path):
+def test_a_repeated_batch_is_stored_and_dispatched_once(tmp_path):
     store = open_store(tmp_path, **ON)
     store.append([batch_for("%LMQ%a", b"one", b"two", producer=("p", 0, 0))])
     [again] = store.append([batch_for("%LMQ%a", b"one", b"two", producer=("p", 0, 0))])

@@ -77,7 +77,7 @@ def test_a_new_group_elects_a_master_and_the_others_follow_into_the_set(make):
     assert [r.account().role for r in group.replicas.values()].count(ReplicaRole.SLAVE) == 2
 
 
-def test_what_is_acknowledged_is_on_all_members_byte_for_byte(make):
+def test_acknowledged_messages_are_on_all_members_byte_for_byte(make):
     group = make()
     group.settle()
     group.start()
@@ -102,7 +102,7 @@ def test_nothing_is_visible_or_acknowledged_before_the_members_have_it(make):
     assert bodies_of(group.master.store) == [b"one"]
 
 
-def test_what_does_not_wait_is_acknowledged_without_the_members_and_shown_when_they_have_it(make):
+def test_a_message_that_does_not_wait_is_acknowledged_before_its_copies(make):
     group = make(rules=RULES)
     group.settle()
     hasty = replace(make_batch([b"one"]), wait_store_msg_ok=False)
@@ -197,7 +197,7 @@ def test_a_master_that_was_deposed_before_it_wrote_anything_follows_the_next_one
     assert len(set(logs(group))) == 1
 
 
-def test_what_only_an_old_master_has_is_cut_when_it_follows(make):
+def test_records_of_an_old_master_only_are_cut_when_it_follows(make):
     group = make(rules=RULES)
     group.settle()
     old, others = group.master, [r for r in group.replicas.values() if r is not group.master]
@@ -269,7 +269,7 @@ def test_chunks_of_an_older_epoch_are_refused(make):
         slave.start_append_log(following.epoch - 1, chunk)
 
 
-def test_a_slave_far_behind_goes_on_while_its_disk_works_and_says_what_is_on_it(make, monkeypatch):
+def test_a_slave_with_a_large_lag_continues_and_reports_its_flushed_offset(make, monkeypatch):
     group = make(rules=RULES)
     group.settle()
     for first in range(0, 300, 100):
@@ -300,7 +300,7 @@ def test_a_slave_far_behind_goes_on_while_its_disk_works_and_says_what_is_on_it(
     assert eventually(lambda: slave.copied(following.epoch, end), "the slave's disk to work") == end
 
 
-def test_a_restarted_group_goes_on_from_disk_alone(make, tmp_path):
+def test_a_restarted_group_continues_from_disk(make, tmp_path):
     group = make()
     group.settle()
     group.start()
@@ -341,7 +341,7 @@ def test_a_slave_refuses_readers_unless_they_may_read_from_slaves(make):
     group.master.require_master()
 
 
-def test_a_slave_shows_what_is_confirmed_and_waits_for_the_rest_instead_of_saying_that_it_is_gone(make):
+def test_a_slave_serves_confirmed_messages_and_waits_for_later_offsets(make):
     group = make(rules=SLAVES_READ)
     group.settle()
     group.master.append([make_batch(bodies(0, 10))])
@@ -376,7 +376,7 @@ def test_a_reader_of_old_messages_is_sent_to_a_slave_and_returns_after_catching_
     assert fetch(master, 100).pull_from == ""
 
 
-def test_a_slave_that_does_not_hear_its_master_keeps_its_readers(make, monkeypatch):
+def test_a_slave_without_contact_to_its_master_keeps_its_readers(make, monkeypatch):
     group = make(rules=SLAVES_READ)
     group.settle()
     assert fetch(slave_of(group), 0).pull_from == name_of(group, group.master)
@@ -388,7 +388,7 @@ def test_a_slave_that_does_not_hear_its_master_keeps_its_readers(make, monkeypat
 FIXED = replace(RULES, fixed_roles=True, all_ack_in_sync_state_set=False, slave_read_enable=True)
 
 
-def test_with_fixed_roles_replica_0_acknowledges_and_shows_what_is_on_its_own_disk(make):
+def test_with_fixed_roles_replica_0_acknowledges_after_its_own_flush(make):
     group = make(rules=FIXED)
     group.control()
     assert group.master is group.replicas[0]

@@ -235,7 +235,7 @@ def test_a_store_on_several_disks_is_recovered_after_a_kill(disks, tmp_path):
     store.close()
 
 
-def test_damage_in_the_middle_leaves_the_files_behind_it_on_every_disk(disks):
+def test_damage_in_the_middle_keeps_later_files_on_every_disk(disks):
     disks.filled().close()
     (disks.root / "abort").touch()
     (disks.root / "dedup").unlink()
@@ -268,7 +268,7 @@ def test_a_log_that_is_cut_on_purpose_opens(disks):
     store.close()
 
 
-def test_a_replica_with_another_log_is_emptied_on_all_its_disks_and_filled_anew(tmp_path):
+def test_a_replica_with_another_log_is_emptied_on_all_disks_and_refilled(tmp_path):
     group = LocalReplicas(tmp_path, log_disks=2)
     try:
         group.settle()

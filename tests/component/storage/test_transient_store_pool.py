@@ -97,7 +97,7 @@ def test_enough_of_them_are_shown_before_the_interval_is_over(root):
 
 
 @pytest.mark.parametrize("count", [2, 5])
-def test_the_files_are_those_of_a_store_without_a_pool_byte_for_byte(root, count):
+def test_the_files_equal_the_files_of_a_store_without_a_pool(root, count):
     stores = [
         open_pooled(root / "pool", transient_store_pool_size=count),
         open_pooled(root / "plain", transient_store_pool_enable=False),
@@ -147,7 +147,7 @@ def test_a_kill_leaves_the_beginning_and_the_rest_can_be_sent_again(root, tmp_pa
     survivor.close()
 
 
-def test_a_repeat_of_what_only_the_pool_holds_is_recognised(root):
+def test_a_repeat_of_messages_in_the_pool_is_recognised(root):
     store = open_pooled(root, **NO_COMMITS)
     batch = make_batch([b"a", b"b"], producer=("p", 0, 0))
     [first] = store.append([batch])
@@ -185,7 +185,7 @@ def waiting_batch() -> EncodedBatch:
     )
 
 
-def test_what_is_committed_is_found_by_key_and_goes_by_its_age(root):
+def test_committed_messages_are_found_by_key_and_expire(root):
     store = open_pooled(root, transient_store_pool_size=2)
     for first in range(0, 3000, 50):
         append(store, first, 50)
@@ -244,7 +244,7 @@ def test_without_a_free_buffer_appends_are_refused_as_busy_if_asked_for(root, sl
     store.close()
 
 
-def test_what_comes_during_a_commit_waits_until_it_is_worth_another_one(root, slow_disk):
+def test_appends_during_a_commit_wait_for_the_commit_threshold(root, slow_disk):
     lazy = {"commit_commit_log_least_pages": 2, "commit_commit_log_thorough_interval_ms": 60_000}
     store = open_pooled(root, **NO_COMMITS | lazy)
     append(store, 0, 10, length=1000)
@@ -272,7 +272,7 @@ def test_an_append_without_a_free_buffer_waits_for_the_disk(root, slow_disk):
     store.close()
 
 
-def test_replicas_get_what_is_committed_and_a_new_master_goes_on_with_it(tmp_path):
+def test_replicas_copy_committed_messages_and_a_new_master_continues(tmp_path):
     group = LocalReplicas(tmp_path, **POOL)
     try:
         group.settle()

@@ -60,7 +60,7 @@ def append_until_warm(store: MessageStore) -> int:
     return count
 
 
-def test_what_is_stored_into_warm_pages_is_the_same_byte_for_byte(tmp_path):
+def test_messages_in_prefaulted_pages_are_stored_byte_for_byte(tmp_path):
     stores = [open_async(tmp_path / "warm"), open_async(tmp_path / "cold", warm_mapped_file_enable=False)]
     count = append_until_warm(stores[0])
     for _ in range(count):
@@ -107,7 +107,7 @@ def test_a_store_that_is_not_warmed(tmp_path, changes):
     store.close()
 
 
-def test_appends_go_on_when_pages_cannot_be_made(tmp_path, monkeypatch, caplog):
+def test_appends_continue_when_pages_cannot_be_prefaulted(tmp_path, monkeypatch, caplog):
     def refuse(*arguments: object) -> None:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 

@@ -206,7 +206,7 @@ def test_a_half_message_that_is_old_enough_is_asked_about_and_its_copy_counts(op
     assert asked(store) == [(one.transaction_id, 2)]
 
 
-def test_a_round_of_checks_goes_on_beside_a_damaged_half_message(opened, clock, tmp_path):
+def test_a_round_of_checks_continues_after_a_damaged_half_message(opened, clock, tmp_path):
     store = opened()
     first, damaged, last = (begin(store, body, clock=clock) for body in (b"first", b"damaged", b"last"))
     flip(tmp_path / "store", damaged.physical_offset, "magic")

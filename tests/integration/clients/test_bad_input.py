@@ -180,7 +180,7 @@ def test_a_closed_producer_refuses_every_way_to_send(mq: raymq.Client, topic: st
 
 
 @pytest.mark.usefixtures("unchanged")
-def test_a_consumer_without_a_subscription_says_what_to_call_first(mq: raymq.Client) -> None:
+def test_a_consumer_without_a_subscription_names_the_missing_call(mq: raymq.Client) -> None:
     with (
         mq.pull_consumer("g-none") as consumer,
         pytest.raises(raymq.ClientStateError, match=r"no subscription; call subscribe\(topic\) before poll"),
@@ -249,7 +249,7 @@ def test_an_offset_out_of_range_is_refused_by_every_way_to_read(mq: raymq.Client
         mq.admin.pull(queue, 0, max_messages=0)
 
 
-def test_what_a_listener_raises_is_shown_and_its_message_comes_again(
+def test_a_listeners_exception_is_shown_and_its_message_is_redelivered(
     mq: raymq.Client, topic: str, group: str, tmp_path: Path
 ) -> None:
     tries, seen = tmp_path / "tries", tmp_path / "seen"
@@ -427,7 +427,7 @@ def test_a_data_directory_locked_by_a_plain_store_names_its_process(outcomes: di
 
 
 @pytest.mark.parametrize("place", ["below a file", "/proc"])
-def test_a_data_directory_that_cannot_be_written_says_what_to_check(outcomes: dict[str, str], place: str) -> None:
+def test_the_error_for_an_unwritable_data_directory_has_a_remedy(outcomes: dict[str, str], place: str) -> None:
     """If the data directory is not writable, the error says what to check. The test uses paths to which nobody can
     write, because root may write almost everywhere."""
     assert outcomes[place].startswith("StoreError: cannot open the store director")
@@ -484,7 +484,7 @@ def test_an_embedded_raymq_where_one_runs_already_is_refused_and_leaves_it_alone
         producer.send(raymq.Message(topic, b"still here"))
 
 
-def test_connecting_to_an_address_where_nothing_listens_says_so_at_once(tmp_path: Path) -> None:
+def test_connecting_to_an_unused_address_fails_at_once(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -503,7 +503,7 @@ def test_connecting_to_an_address_where_nothing_listens_says_so_at_once(tmp_path
         ("no-such-host.invalid:6379", ""),
     ],
 )
-def test_connecting_to_what_is_no_address_says_so(address: str, problem: str, tmp_path: Path) -> None:
+def test_connecting_to_an_invalid_address_fails(address: str, problem: str, tmp_path: Path) -> None:
     code, errors = start_elsewhere(tmp_path / "work", repr(address))
     assert code == 1
     assert errors.startswith(f"ClusterNotFoundError: no Ray cluster runs at {address}")

@@ -162,9 +162,7 @@ def test_status_shows_brokers_stores_and_connected_groups(cli: Cli, mq: raymq.Cl
         (["query", "nowhere", "--offset", "broker-a:0:0"], "topic 'nowhere' does not exist; create it"),
     ],
 )
-def test_what_is_refused_is_one_line_on_standard_error_and_exit_code_1(
-    cli: Cli, arguments: list[str], why: str
-) -> None:
+def test_a_refused_command_prints_one_line_and_exits_with_1(cli: Cli, arguments: list[str], why: str) -> None:
     line = cli.refused(*arguments)
     assert line.startswith("raymq: ")
     assert why in line
@@ -185,7 +183,7 @@ def test_wrong_usage_is_exit_code_2(cli: Cli, arguments: list[str]) -> None:
     assert "Usage: " in cli.run(*arguments, code=2).stderr
 
 
-def test_a_place_without_a_message_says_what_the_queue_has(cli: Cli, topic: str) -> None:
+def test_the_error_for_an_offset_without_a_message_has_the_queues_offsets(cli: Cli, topic: str) -> None:
     assert "the queue's next offset is 0" in cli.refused("query", topic, "--offset", "broker-a:0:0")
     assert "has offsets 0 to 0" in cli.refused("query", topic, "--offset", "broker-a:0:7")
 

@@ -180,9 +180,7 @@ def numbers_of(messages: Iterable[MessageExt]) -> list[int]:
     return sorted(int(message.body) for message in messages)
 
 
-def test_poll_returns_at_most_what_was_asked_for_in_the_order_of_each_queue(
-    mq: raymq.Client, topic: str, group: str
-) -> None:
+def test_poll_returns_at_most_max_messages_in_queue_order(mq: raymq.Client, topic: str, group: str) -> None:
     send_numbers(mq, topic, range(400), sharding=True)
     with mq.pull_consumer(group, consume_from=FIRST) as consumer:
         consumer.subscribe(topic)
@@ -229,7 +227,7 @@ def test_a_tag_subscription_gets_exactly_its_tags_even_where_two_tags_have_one_c
     assert [{message.tags for message in messages} for messages in pulled] == [{"AaAa"}, {"BBBB"}]
 
 
-def test_a_group_goes_on_where_it_committed_and_gets_the_rest_again(mq: raymq.Client, topic: str, group: str) -> None:
+def test_a_group_continues_at_its_committed_offsets(mq: raymq.Client, topic: str, group: str) -> None:
     send_numbers(mq, topic, range(100), sharding=True)
     with mq.pull_consumer(group, consume_from=FIRST, auto_commit=False) as consumer:
         consumer.subscribe(topic)
@@ -247,9 +245,7 @@ def test_a_group_goes_on_where_it_committed_and_gets_the_rest_again(mq: raymq.Cl
     assert numbers_of(done + again) == list(range(100))
 
 
-def test_auto_commit_counts_as_done_what_polls_before_the_last_have_returned(
-    mq: raymq.Client, topic: str, group: str
-) -> None:
+def test_auto_commit_commits_messages_of_earlier_polls(mq: raymq.Client, topic: str, group: str) -> None:
     """With auto-commit, the messages of all polls before the last poll count as consumed. Closing the consumer also
     commits the messages of the last poll, unless the program's `with` block ends with an exception."""
     send_numbers(mq, topic, range(30))
@@ -268,7 +264,7 @@ def test_auto_commit_counts_as_done_what_polls_before_the_last_have_returned(
     assert sum(entry.lag for entry in mq.admin.describe_group(group)) == 0
 
 
-def test_seek_goes_back_and_forth_and_what_is_committed_follows(mq: raymq.Client, topic: str, group: str) -> None:
+def test_seek_moves_in_both_directions_and_commits_follow(mq: raymq.Client, topic: str, group: str) -> None:
     with mq.producer() as producer:
         [queue] = {result.queue for result in producer.send_batch([raymq.Message(topic, b"%d" % n) for n in range(50)])}
     with mq.pull_consumer(group, consume_from=FIRST, auto_commit=False) as consumer:
@@ -409,7 +405,7 @@ def journal(tmp_path: Path) -> ListenerNotes:
     return ListenerNotes(tmp_path / "journal")
 
 
-def test_a_function_listens_and_stop_commits_what_it_has_seen(
+def test_stop_commits_messages_that_the_listener_consumed(
     mq: raymq.Client, topic: str, group: str, journal: ListenerNotes
 ) -> None:
     def listen(message: MessageExt) -> None:
@@ -471,7 +467,7 @@ def test_an_object_listens_to_lists_of_one_queue_and_keeps_its_state(
     assert sum(totals.values()) == sum(range(500))
 
 
-def test_messages_answered_with_reconsume_later_come_again_and_are_not_committed_before(
+def test_messages_answered_with_reconsume_later_are_redelivered(
     mq: raymq.Client, topic: str, group: str, journal: ListenerNotes, tmp_path: Path
 ) -> None:
     looked = tmp_path / "looked"
@@ -498,7 +494,7 @@ def test_messages_answered_with_reconsume_later_come_again_and_are_not_committed
     assert sum(entry.committed or 0 for entry in mq.admin.describe_group(group)) == 1
 
 
-def test_several_instances_share_the_queues_and_each_message_is_heard_once(
+def test_several_instances_share_the_queues_without_duplicates(
     mq: raymq.Client, topic: str, group: str, journal: ListenerNotes
 ) -> None:
     push = mq.push_consumer(group, consume_from=FIRST).subscribe(topic).on_message(journal)
@@ -559,7 +555,7 @@ def test_creating_a_topic_again_as_it_is_changes_nothing_and_otherwise_is_refuse
     assert mq.admin.list_topics() == sorted(mq.admin.list_topics())
 
 
-def test_a_deleted_topic_is_gone_and_made_anew_it_is_empty(mq: raymq.Client, group: str) -> None:
+def test_a_deleted_topic_is_empty_when_it_is_recreated(mq: raymq.Client, group: str) -> None:
     for attempt in range(2):
         mq.admin.create_topic("admin-short-lived", queues=2)
         assert [entry.max_offset for entry in mq.admin.describe_topic("admin-short-lived")] == [0, 0]

@@ -24,7 +24,7 @@ def test_the_page_is_true(mq: raymq.Client) -> None:
     assert_prints_what_it_says("logs.md")
 
 
-def test_a_process_that_ends_sends_what_it_logged(mq: raymq.Client, topic: str) -> None:
+def test_a_process_sends_its_log_records_before_it_ends(mq: raymq.Client, topic: str) -> None:
     assert run_program(PROGRAM.replace("TOPIC", repr(topic))) == "0\n"
 
     def found() -> list[raymq.MessageExt]:

@@ -100,7 +100,9 @@ def test_assigned_queues_are_read_from_any_place_and_committed_under_the_groups_
     assert {entry.queue: entry.committed for entry in mq.admin.describe_group(group)}[queue] == 9
 
 
-def test_a_paused_queue_is_silent_while_others_go_on(mq: raymq.Client, topic: str, group: str, make: Make) -> None:
+def test_a_paused_queue_delivers_nothing_while_others_continue(
+    mq: raymq.Client, topic: str, group: str, make: Make
+) -> None:
     quiet = send(mq, topic, b"quiet", key="a")
     loud = next(queue for key in "bcdefgh" if (queue := send(mq, topic, b"loud", key=key)) != quiet)
     consumer = make(group)
@@ -113,7 +115,7 @@ def test_a_paused_queue_is_silent_while_others_go_on(mq: raymq.Client, topic: st
     assert b"quiet" in poll(consumer, 1)
 
 
-def test_offsets_for_times_are_those_of_the_first_messages_stored_since(
+def test_offsets_for_times_name_the_first_messages_since_the_times(
     mq: raymq.Client, topic: str, group: str, make: Make
 ) -> None:
     queue = send(mq, topic, b"0", b"1")
@@ -151,9 +153,7 @@ def test_tables_have_the_messages_as_columns(mq: raymq.Client, topic: str, group
     assert sum(consumer.committed(queue) or 0 for queue in consumer.assignment()) == 1000
 
 
-def test_iteration_commits_what_the_program_has_asked_beyond(
-    mq: raymq.Client, topic: str, group: str, make: Make
-) -> None:
+def test_iteration_commits_earlier_messages(mq: raymq.Client, topic: str, group: str, make: Make) -> None:
     queue = send(mq, topic, *(b"%d" % number for number in range(10)))
     consumer = make(group, auto_commit=True)
     consumer.subscribe(topic)
@@ -183,7 +183,7 @@ def test_a_reset_moves_consumers_that_run(mq: raymq.Client, topic: str, group: s
         assert consumer.commit() == {queue: 10}
 
 
-def test_a_listener_hears_of_queues_that_are_added(mq: raymq.Client, topic: str, group: str, make: Make) -> None:
+def test_a_queue_change_listener_receives_added_queues(mq: raymq.Client, topic: str, group: str, make: Make) -> None:
     consumer = make(group, queue_check_interval_s=1.0)
     calls: list[tuple[str, list[MessageQueue]]] = []
     consumer.register_queue_change_listener(topic, lambda name, queues: calls.append((name, queues)))
@@ -196,7 +196,7 @@ def test_a_listener_hears_of_queues_that_are_added(mq: raymq.Client, topic: str,
     assert queues == consumer.fetch_message_queues(topic)
 
 
-def test_brokers_know_who_consumes_what(mq: raymq.Client, topic: str, group: str, make: Make) -> None:
+def test_brokers_list_consumers_and_their_subscriptions(mq: raymq.Client, topic: str, group: str, make: Make) -> None:
     consumer = make(group)
     consumer.subscribe(topic, "A || B")
     broker = ray.get_actor("broker-a", namespace="raymq")

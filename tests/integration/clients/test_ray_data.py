@@ -100,7 +100,7 @@ def test_a_count_reads_nothing(mq: raymq.Client, flights: pd.DataFrame) -> None:
     assert read_topic("data-flights", tags="UA").count() == (flights.carrier == "UA").sum()
 
 
-def test_groups_are_those_of_pandas(mq: raymq.Client, flights: pd.DataFrame) -> None:
+def test_grouped_results_equal_pandas(mq: raymq.Client, flights: pd.DataFrame) -> None:
     counts = read_topic("data-flights").groupby("tags").count().to_pandas()
     assert dict(zip(counts["tags"], counts["count()"], strict=True)) == dict(flights.groupby("carrier").size())
 
@@ -188,7 +188,7 @@ ROWS = [
 ]
 
 
-def test_what_is_written_is_read_back(mq: raymq.Client, topic: str) -> None:
+def test_written_rows_can_be_read(mq: raymq.Client, topic: str) -> None:
     summary = write_topic(
         ray.data.from_items(ROWS, override_num_blocks=4),
         topic,
@@ -268,7 +268,7 @@ def test_writes_that_cannot_be_are_refused_before_anything_is_stored(mq: raymq.C
     assert read_topic(topic).count() == 0
 
 
-def test_an_iterator_goes_on_where_its_group_has_committed(mq: raymq.Client, topic: str, group: str) -> None:
+def test_an_iterator_continues_at_the_committed_offsets(mq: raymq.Client, topic: str, group: str) -> None:
     with mq.producer() as producer:
         producer.send_batch([raymq.Message(topic, b"%d" % number) for number in range(300)])
         seen: list[list[int]] = []
@@ -295,5 +295,5 @@ def test_batches_of_torch_come_straight_from_a_topic(mq: raymq.Client, flights: 
     assert total == sum(end * (end - 1) // 2 for _, end in bounds(mq, "data-flights").values())
 
 
-def test_the_example_of_the_page_does_what_it_says(mq: raymq.Client) -> None:
+def test_the_example_of_the_page_prints_the_documented_output(mq: raymq.Client) -> None:
     assert_prints_what_it_says("ray-data.md")

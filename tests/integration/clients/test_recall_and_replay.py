@@ -60,7 +60,7 @@ def test_a_message_is_recalled_in_time_and_another_one_too_late(mq: raymq.Client
     assert sorted(message.body for message in read(mq, topic)) == [b"1", b"now"]
 
 
-def test_a_replay_goes_on_and_sends_nothing_twice(mq: raymq.Client, topic: str) -> None:
+def test_a_replay_continues_without_duplicates(mq: raymq.Client, topic: str) -> None:
     again = f"{topic}-again"
     mq.admin.create_topic(again, queues=2)
     begin = now_ms()
@@ -116,11 +116,11 @@ def test_a_replay_into_its_own_topic_leaves_its_copies_out(mq: raymq.Client, top
     assert len(read(mq, topic)) == 6
 
 
-def test_a_replay_says_what_it_needs(mq: raymq.Client, topic: str) -> None:
+def test_a_replay_with_missing_arguments_is_refused(mq: raymq.Client, topic: str) -> None:
     for arguments in ({}, {"key": "k", "begin_ms": 0}, {"key": "k"}, {"key": "k", "to_topic": topic, "to_group": "g"}):
         with pytest.raises(InvalidArgumentError):
             mq.admin.replay(topic, **arguments)
 
 
-def test_the_example_of_the_page_does_what_it_says(mq: raymq.Client) -> None:
+def test_the_example_of_the_page_prints_the_documented_output(mq: raymq.Client) -> None:
     assert_prints_what_it_says("recall-and-replay.md")

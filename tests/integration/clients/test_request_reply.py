@@ -93,5 +93,5 @@ def test_a_reply_to_a_client_that_is_gone_is_stored_and_said_to_be_so(mq: raymq.
         assert answer.system_properties["CORRELATION_ID"] == request.system_properties["CORRELATION_ID"]
 
 
-def test_the_example_of_the_page_does_what_it_says(mq: raymq.Client) -> None:
+def test_the_example_of_the_page_prints_the_documented_output(mq: raymq.Client) -> None:
     assert_prints_what_it_says("request-reply.md")

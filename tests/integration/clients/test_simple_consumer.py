@@ -68,7 +68,7 @@ def test_sixteen_consumers_share_two_queues_and_each_message_is_settled_once(mq:
     assert mq.admin.group_summary("pop-shared-g").lag == 0
 
 
-def test_a_message_comes_again_with_its_attempt_and_ends_as_a_dead_letter(mq: raymq.Client) -> None:
+def test_a_message_is_redelivered_with_its_attempt_and_becomes_a_dead_letter(mq: raymq.Client) -> None:
     mq.admin.create_topic("pop-again", queues=1)
     mq.admin.create_group(GroupConfig("pop-again-g", retry_max_times=2))
     send(mq, "pop-again", 12)
@@ -103,7 +103,7 @@ def test_a_message_comes_again_with_its_attempt_and_ends_as_a_dead_letter(mq: ra
         assert letter.message.system_properties["DLQ_ORIGIN_MESSAGE_ID"] == sent[letter.message.body]
 
 
-def test_messages_that_are_not_acknowledged_in_time_come_again_and_wake_who_waits(mq: raymq.Client) -> None:
+def test_expired_messages_are_redelivered_and_wake_waiting_receives(mq: raymq.Client) -> None:
     mq.admin.create_topic("pop-late", queues=1)
     send(mq, "pop-late", 3)
     with (
@@ -197,7 +197,7 @@ def test_dead_letters_that_are_replayed_are_received_again(mq: raymq.Client) -> 
         assert consumer.ack(message) == 1
 
 
-def test_the_snippets_of_the_page_do_what_they_say(mq: raymq.Client) -> None:
+def test_the_snippets_of_the_page_print_the_documented_output(mq: raymq.Client) -> None:
     assert_prints_what_it_says("simple-consumer.md")
 
 

@@ -24,7 +24,7 @@ minutes after its start."""
 SWEPT, KEPT, SWEEPER = "swept", "kept-of-two", "sweeper"
 
 
-def test_the_examples_of_the_page_do_what_they_say(mq: raymq.Client) -> None:
+def test_the_examples_of_the_page_print_the_documented_output(mq: raymq.Client) -> None:
     assert_prints_what_it_says("topics.md")
 
 

@@ -21,7 +21,7 @@ from tests.support.clusters.page_example import assert_prints_what_it_says
 from tests.support.history.waiting import eventually
 
 
-def test_the_example_of_the_page_does_what_it_says(mq: raymq.Client) -> None:
+def test_the_example_of_the_page_prints_the_documented_output(mq: raymq.Client) -> None:
     assert_prints_what_it_says("transactions.md")
 
 
@@ -92,7 +92,7 @@ def test_a_block_commits_at_its_end_and_rolls_back_on_an_exception(mq: raymq.Cli
         assert waiting(mq, topic) == 0
 
 
-def test_what_cannot_be_a_transaction_is_refused(mq: raymq.Client, topic: str) -> None:
+def test_an_invalid_transaction_is_refused(mq: raymq.Client, topic: str) -> None:
     with pytest.raises(InvalidArgumentError):
         mq.transaction_producer("payments", check=None)  # type: ignore[arg-type]
     with mq.transaction_producer("payments", check=unknown) as producer:

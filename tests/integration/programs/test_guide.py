@@ -69,7 +69,7 @@ def run(snippet: Snippet) -> str:
 
 
 @pytest.mark.parametrize("page", ["README.md", pytest.param("docs/guide.md", marks=pytest.mark.long)])
-def test_every_snippet_of_a_page_does_what_it_says(box, page):
+def test_every_snippet_of_a_page_prints_the_documented_output(box, page):
     found = snippets(ROOT / page)
     assert any(snippet.expected for snippet in found)
     starts_servers = any("raymq up" in snippet.text for snippet in found)

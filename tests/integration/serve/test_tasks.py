@@ -163,12 +163,12 @@ def test_a_delayed_task_waits_and_a_cancelled_one_never_runs(adapter: RaymqTaskP
     eventually(lambda: adapter.get_metrics_sync()["lag"] == 0, "the cancelled task is passed")
 
 
-def test_the_adapter_knows_its_figures_and_its_health(adapter: RaymqTaskProcessorAdapter) -> None:
+def test_the_adapter_reports_metrics_and_health(adapter: RaymqTaskProcessorAdapter) -> None:
     [health] = adapter.health_check_sync()
     assert health == {f"serve-{QUEUE}@{os.uname().nodename}-{os.getpid()}": {"ok": "pong"}}
     figures = adapter.get_metrics_sync()
     assert (figures["queue"], figures["worker"], figures["dead_letters"]) == (QUEUE, None, 1)
 
 
-def test_the_example_of_the_page_does_what_it_says(adapter: RaymqTaskProcessorAdapter) -> None:
+def test_the_example_of_the_page_prints_the_documented_output(adapter: RaymqTaskProcessorAdapter) -> None:
     assert_prints_what_it_says("ray-serve.md")

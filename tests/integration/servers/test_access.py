@@ -303,7 +303,7 @@ with raymq.connect() as mq, spark_session("access") as spark:
     ],
     ids=["send", "pull", "pull-group", "receive", "delayed", "half", "end", "ask", "push", "create", "delete"],
 )
-def test_a_refused_user_is_told_the_missing_right(
+def test_the_error_for_a_refused_user_names_the_missing_permission(
     mq: raymq.Client, work: Callable[[raymq.Client], Any], need: str
 ) -> None:
     with pytest.raises(AccessDeniedError, match=f"orders-team.*{need}"):
@@ -320,7 +320,7 @@ def test_an_unknown_user_is_refused_everything(mq: raymq.Client, credentials: ra
         as_user(credentials, send("orders"))
 
 
-def test_a_list_shows_what_its_user_may_see(mq: raymq.Client) -> None:
+def test_a_list_contains_only_names_that_the_user_may_see(mq: raymq.Client) -> None:
     def topics(client: raymq.Client) -> list[str]:
         return client.admin.list_topics()
 
@@ -334,7 +334,7 @@ def test_a_user_who_may_read_may_not_send(mq: raymq.Client) -> None:
         as_user(OTHER, send("orders"))
 
 
-def test_a_user_of_a_namespace_has_what_is_in_it_and_nothing_else(mq: raymq.Client) -> None:
+def test_a_user_of_a_namespace_can_access_only_the_namespace(mq: raymq.Client) -> None:
     works = [send("bills", b"Rome's"), pull("bills", "billing"), receive("bills", "simple-billing")]
 
     def at_home(client: raymq.Client) -> Any:
@@ -416,7 +416,7 @@ def listened(topic: str, group: str, count: int, notes: Path) -> Callable[[raymq
 
 
 @pytest.mark.long
-def test_what_a_user_consumes_has_a_bound_in_each_way(mq: raymq.Client, tmp_path: Path) -> None:
+def test_the_consume_quota_applies_to_every_kind_of_consumer(mq: raymq.Client, tmp_path: Path) -> None:
     count = 4 * READ_PER_S
     mq.admin.create_topic("bulk", 1)
     with mq.producer() as producer:
@@ -434,7 +434,7 @@ def test_what_a_user_consumes_has_a_bound_in_each_way(mq: raymq.Client, tmp_path
     assert mq.admin.user(SLOW.user).consume_messages_per_second == 0
 
 
-def test_a_handle_serves_only_what_is_signed_and_once(mq: raymq.Client) -> None:
+def test_an_actor_handle_accepts_a_signed_call_once(mq: raymq.Client) -> None:
     handle = ray.get_actor("broker-a", namespace=NAMESPACE)
     for reference in (handle.send.remote("orders", b"x"), handle.signed_groups.remote(None, b"")):
         with pytest.raises(AuthenticationError):
@@ -493,7 +493,7 @@ def test_a_command_is_its_users(mq: raymq.Client) -> None:
     assert "RAYMQ_USER" in nobody.stderr
 
 
-def test_the_state_of_the_cluster_shows_what_its_user_may_see(mq: raymq.Client) -> None:
+def test_status_shows_only_what_the_user_may_see(mq: raymq.Client) -> None:
     whole = command(ADMIN, "status", "--json")
     assert whole.returncode == 0, whole.stderr
     told = json.loads(whole.stdout)
@@ -575,7 +575,7 @@ def test_users_and_policies_change_while_raymq_runs(mq: raymq.Client) -> None:
         mq.admin.delete_user(ADMIN.user)
 
 
-def test_a_user_that_is_deleted_is_refused_over_what_it_has_open(mq: raymq.Client, tmp_path: Path) -> None:
+def test_a_deleted_user_is_refused_on_open_connections(mq: raymq.Client, tmp_path: Path) -> None:
     gone = raymq.Credentials("short-lived", "the secret of short-lived")
     mq.admin.create_user(gone.user, gone.secret)
     mq.admin.create_policy(gone.user, "Topic:orders", ["Pub"])

@@ -120,7 +120,7 @@ def test_writes_can_be_taken_off_a_broker(mq: raymq.Client, topic: str) -> None:
     assert {queue.broker_name for queue in mq.admin.topic_route(topic).publish_queues} == {"broker-a", "broker-b"}
 
 
-def test_routes_tell_the_node_of_each_store(mq: raymq.Client, topic: str) -> None:
+def test_routes_name_the_node_of_each_store(mq: raymq.Client, topic: str) -> None:
     assert mq.admin.clusters() == {"raymq": ["broker-a", "broker-b"]}
     assert {data.nodes[0] for data in mq.admin.topic_route(topic).brokers.values()} == {mq.node_id}
 
@@ -314,7 +314,7 @@ def test_an_import_reports_impossible_entries_and_applies_the_rest(mq: raymq.Cli
         mq.admin.import_metadata(metadata, parts=["users"])  # type: ignore[list-item]  # the point
 
 
-def test_lag_is_told_in_messages_and_in_time(mq: raymq.Client, topic: str, group: str) -> None:
+def test_lag_is_reported_in_messages_and_in_time(mq: raymq.Client, topic: str, group: str) -> None:
     offsets, queue = GroupOffsets(group), queue_of(topic)
     put(mq, topic, b"a", b"b")
     offsets.ensure_group("broker-a")
@@ -328,9 +328,7 @@ def test_lag_is_told_in_messages_and_in_time(mq: raymq.Client, topic: str, group
     assert (summary.lag, summary.lag_ms, summary.retry_lag, summary.dead_letters) == (0, 0, 0, 0)
 
 
-def test_a_group_that_may_not_consume_stops_and_keeps_what_it_has_committed(
-    mq: raymq.Client, topic: str, group: str
-) -> None:
+def test_a_disabled_group_stops_and_keeps_its_committed_offsets(mq: raymq.Client, topic: str, group: str) -> None:
     offsets, queue = GroupOffsets(group), queue_of(topic)
     put(mq, topic, b"a", b"b")
     offsets.ensure_group("broker-a")
@@ -350,7 +348,7 @@ def test_a_group_that_may_not_consume_stops_and_keeps_what_it_has_committed(
     assert f"%RETRY%{group}" not in mq.admin.list_topics(internal=True)
 
 
-def test_a_message_given_back_comes_again_and_is_dead_at_last(mq: raymq.Client, topic: str, group: str) -> None:
+def test_a_returned_message_is_redelivered_and_becomes_a_dead_letter(mq: raymq.Client, topic: str, group: str) -> None:
     offsets, handle = GroupOffsets(group), broker("broker-a")
     put(mq, topic, b"poison")
     offsets.ensure_group("broker-a")

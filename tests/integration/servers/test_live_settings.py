@@ -30,7 +30,7 @@ def effective(mq: raymq.Client, name: str) -> dict[str, object]:
     return {group: config.effective[name] for group, config in mq.admin.config().items()}
 
 
-def test_a_change_is_made_in_all_servers_and_told(mq: raymq.Client) -> None:
+def test_a_changed_setting_applies_in_all_servers_and_is_shown(mq: raymq.Client) -> None:
     configs = mq.admin.set_config("fileReservedTime", 50)
     assert {group: (config.changed, config.behind) for group, config in configs.items()} == {
         group: ({"store.file_reserved_time_hours": 50}, ()) for group in ("broker-a", "broker-b")
@@ -116,7 +116,7 @@ def test_every_broker_group_is_checked(mq: raymq.Client) -> None:
     assert isinstance(result.exception, InvalidArgumentError)
 
 
-def test_what_may_not_be_set_is_refused_as_at_a_start(mq: raymq.Client) -> None:
+def test_an_invalid_setting_is_refused_as_at_a_start(mq: raymq.Client) -> None:
     with pytest.raises(InvalidArgumentError, match="read only when raymq starts"):
         mq.admin.set_config("flush_disk_type", "SYNC_FLUSH")
     result = CliRunner().invoke(cli, ["config", "set", "delete_when", "99"])

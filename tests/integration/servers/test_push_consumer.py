@@ -74,7 +74,7 @@ def queue_at(subscription: Any, queue: Any) -> Any:
     return found
 
 
-def test_in_order_each_queue_is_heard_in_its_order_and_a_failure_stops_only_its_own(
+def test_an_ordered_listener_failure_stops_only_its_queue(
     mq: raymq.Client, topic: str, group: str, journal: ListenerNotes
 ) -> None:
     def listen(message: MessageExt) -> None:
@@ -120,7 +120,7 @@ def test_a_failing_message_walks_the_retry_topic_to_the_dead_letters_with_its_id
     assert dead.system_properties["RETRY_TOPIC"] == topic
 
 
-def test_a_coroutine_is_awaited_and_what_it_returns_decides(
+def test_a_coroutine_listener_is_awaited_and_its_answer_counts(
     mq: raymq.Client, topic: str, group: str, journal: ListenerNotes
 ) -> None:
     async def listen(message: MessageExt) -> Any:
@@ -251,7 +251,7 @@ def test_a_group_that_may_not_broadcast_is_refused_and_shares_its_queues_as_befo
         eventually(lambda: sorted(journal.lines()) == ["0", "1", "2"], "what is shared")
 
 
-def test_everyone_hears_everything_in_broadcasting_and_goes_on_after_a_restart(
+def test_every_broadcasting_instance_gets_all_messages_and_continues(
     mq: raymq.Client, topic: str, group: str, journal: ListenerNotes, tmp_path: Path
 ) -> None:
     def listen(message: MessageExt) -> None:

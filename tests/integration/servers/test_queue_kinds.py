@@ -26,7 +26,7 @@ def poll(consumer: raymq.PullConsumer, count: int) -> list[MessageExt]:
     return polled
 
 
-def test_the_example_of_the_page_does_what_it_says(mq: raymq.Client) -> None:
+def test_the_example_of_the_page_prints_the_documented_output(mq: raymq.Client) -> None:
     assert_prints_what_it_says("light-queues.md")
 
 

@@ -93,7 +93,7 @@ def check_picture(path: Path) -> None:
 
 
 @pytest.mark.long
-def test_figures_of_a_topic_are_those_of_what_was_sent(run: Any, sent: list[bytes], tmp_path: Path) -> None:
+def test_figures_of_a_topic_match_the_sent_messages(run: Any, sent: list[bytes], tmp_path: Path) -> None:
     path = tmp_path / "orders.png"
     value = json.loads(run("topic-stats", TOPIC, "--json", "--picture", str(path)).output)
     [topic] = value["topics"]
@@ -132,7 +132,9 @@ def test_a_topic_is_archived_verified_and_replayed_once(
     assert json.loads(nothing.output)["messages"] == 0
 
 
-def test_dead_letters_are_told_with_their_reason(run: Any, mq: raymq.Client, sent: list[bytes], tmp_path: Path) -> None:
+def test_dead_letters_are_shown_with_their_reason(
+    run: Any, mq: raymq.Client, sent: list[bytes], tmp_path: Path
+) -> None:
     path = tmp_path / "deaths.png"
     with mq.pull_consumer(GROUP, consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET) as consumer:
         consumer.subscribe(TOPIC)
@@ -163,7 +165,7 @@ def counts_in(mq: raymq.Client, topic: str) -> dict[tuple[int, str | None], int]
 
 
 @pytest.mark.long
-def test_a_topic_is_counted_in_windows_and_a_restart_goes_on(run: Any, mq: raymq.Client, tmp_path: Path) -> None:
+def test_a_topic_is_counted_in_windows_and_a_restart_continues(run: Any, mq: raymq.Client, tmp_path: Path) -> None:
     """The job counts messages in windows of one second. It sends a window's counts when a message with a store time
     after the window's end arrives."""
     source, target = "job-events", "job-event-counts"

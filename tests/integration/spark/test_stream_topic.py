@@ -34,7 +34,7 @@ def bodies(numbers: range) -> dict[bytes, int]:
     return {b"%d" % number: 1 for number in numbers}
 
 
-def test_a_query_reads_what_comes_goes_on_from_its_checkpoint_and_a_group_shows_its_lag(
+def test_a_query_reads_new_messages_and_continues_from_its_checkpoint(
     mq: raymq.Client, spark: SparkSession, tmp_path: Path
 ) -> None:
     mq.admin.create_topic("stream-orders", queues=3)
@@ -79,7 +79,7 @@ def test_a_query_reads_what_comes_goes_on_from_its_checkpoint_and_a_group_shows_
     assert sink.counts == bodies(range(2000))
 
 
-def test_tables_streams_and_what_is_written_are_within_a_namespace(mq: raymq.Client, spark: SparkSession) -> None:
+def test_tables_streams_and_written_rows_are_within_a_namespace(mq: raymq.Client, spark: SparkSession) -> None:
     with raymq.connect(namespace="team-a") as client, raymq.connect(namespace="team-b") as other:
         for one in (client, other):
             one.admin.create_topic("rows", queues=2)

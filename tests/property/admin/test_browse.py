@@ -127,7 +127,7 @@ def test_pages_have_the_whole_topic_in_order_and_each_message_once(
 
 
 @given(topic=topics, newest_first=st.booleans(), steps=st.integers(0, 5))
-def test_a_page_cut_off_by_its_deadline_says_so_and_its_cursor_continues(
+def test_a_page_cut_off_by_its_deadline_is_marked_and_its_cursor_continues(
     topic: Topic, newest_first: bool, steps: int
 ) -> None:
     left = iter([True] * steps)

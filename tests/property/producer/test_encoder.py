@@ -52,7 +52,7 @@ def some_encoder(chance: random.Random, host: tuple[str, int]) -> tuple[Compress
 
 
 @pytest.mark.parametrize("host", [("127.0.0.1", 1), ("::1", 0)])
-def test_batches_are_those_of_the_record_encoder(host):
+def test_batches_equal_the_batches_of_the_record_encoder(host):
     for seed in range(SEEDS):
         print("seed", seed)
         chance = random.Random(seed)

@@ -89,7 +89,7 @@ def test_any_bytes_are_decoded_or_refused(data):
 
 
 @given(READS, st.data())
-def test_a_read_log_that_is_cut_short_or_goes_on_is_refused(request_, data):
+def test_a_read_log_with_missing_or_extra_bytes_is_refused(request_, data):
     payload = encode_read_log(request_)
     cut = data.draw(st.integers(0, len(payload) - 1))
     for damaged in (payload[:cut], payload + b"x"):

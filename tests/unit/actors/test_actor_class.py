@@ -69,7 +69,7 @@ def test_where_access_is_off_a_signed_call_is_as_good_as_a_plain_one():
     assert made.signed_topics(None, pickle.dumps(((), {}))) == made.topics() == []
 
 
-def test_an_actor_class_does_what_the_real_object_does_and_raises_what_it_raises():
+def test_an_actor_class_returns_and_raises_like_the_real_object():
     made = actor_class(RouteTable)(expiry_s=5.0)
     assert made.topics() == []
     with pytest.raises(TopicNotExistError, match="'nowhere' does not exist"):

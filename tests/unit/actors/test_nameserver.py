@@ -51,7 +51,7 @@ def test_a_first_nameserver_is_waited_for_by_who_starts_the_brokers(monkeypatch,
         server.topic_route("nothing")
 
 
-def test_a_restarted_one_claims_to_know_all_only_after_a_while(monkeypatch, tmp_path):
+def test_a_restarted_nameserver_is_complete_only_after_the_warm_up(monkeypatch, tmp_path):
     scene = Scene(monkeypatch, tmp_path, restarted=True)
     for question in (scene.server.all_brokers, lambda: scene.server.topic_route("nothing")):
         with pytest.raises(ServiceNotAvailableError, match="was restarted and cannot yet"):
@@ -65,7 +65,7 @@ def test_a_restarted_one_claims_to_know_all_only_after_a_while(monkeypatch, tmp_
         scene.server.topic_route("nothing")
 
 
-def test_a_restarted_one_does_not_know_what_a_broker_has_that_did_not_register(monkeypatch, tmp_path):
+def test_a_restarted_nameserver_does_not_answer_before_every_broker_registered(monkeypatch, tmp_path):
     """A restarted NameServer raises an error for data that a broker without a registration may have. A broker may wait
     for its store for any time before it registers."""
     scene = Scene(monkeypatch, tmp_path, restarted=True, brokers=("broker-a", "broker-b"))
@@ -83,7 +83,7 @@ def test_a_restarted_one_does_not_know_what_a_broker_has_that_did_not_register(m
         scene.server.topic_route("nothing")
 
 
-def test_many_routes_are_answered_at_once_without_those_that_are_not_known(monkeypatch, tmp_path):
+def test_topic_routes_returns_only_known_routes(monkeypatch, tmp_path):
     scene = Scene(monkeypatch, tmp_path, restarted=True)
     routes = scene.server.topic_routes(["orders", "nothing"])
     assert list(routes) == ["orders"]

@@ -109,7 +109,7 @@ def test_limits_may_change_while_requests_wait(held, now):
     assert len(refused) == 1
 
 
-def test_what_waits_too_long_is_refused_on_time_though_no_thread_is_free(held, now):
+def test_a_request_that_waits_too_long_is_refused_even_without_a_free_thread(held, now):
     pool, goes_on = held
     refused, done = [], []
     pull, admin = pool.queues["pull"], pool.queues["admin"]
@@ -134,7 +134,7 @@ def test_what_waits_too_long_is_refused_on_time_though_no_thread_is_free(held, n
     assert len(refused) == 2
 
 
-def test_a_thread_that_comes_too_late_refuses_too(held, now):
+def test_a_request_that_a_thread_takes_too_late_is_refused(held, now):
     pool, goes_on = held
     refused = []
     pool.refuse_by(None)
@@ -168,7 +168,7 @@ def test_a_call_that_raises_does_not_end_its_thread(now, caplog):
     pool.close()
 
 
-def test_a_closed_pool_forgets_what_waits_and_ends_its_threads(held):
+def test_close_drops_waiting_requests_and_ends_the_threads(held):
     pool, goes_on = held
     pool.queues["pull"].submit(lambda: pytest.fail("it was carried out"), pytest.fail)
     pool.close()

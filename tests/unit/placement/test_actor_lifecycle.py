@@ -33,7 +33,7 @@ def closing(monkeypatch: pytest.MonkeyPatch, error: RaymqError) -> None:
 @pytest.mark.parametrize(
     "error", [AuthenticationError("no user"), AccessDeniedError("alice", "All on Server:broker-a.close", "no")]
 )
-def test_an_actor_that_this_user_may_not_close_goes_on(monkeypatch, killed, error):
+def test_an_actor_that_the_user_may_not_close_keeps_running(monkeypatch, killed, error):
     closing(monkeypatch, error)
     with pytest.raises(type(error)):
         actor_lifecycle.end_actor("broker-a")

@@ -71,7 +71,7 @@ def test_replicas_are_shown_with_their_lag_and_the_reason_of_their_group() -> No
     assert view.problems == ["broker-a: nobody leads; start the nodes with its replicas; `raymq status` shows them"]
 
 
-def test_what_does_not_answer_is_a_problem_and_a_row() -> None:
+def test_a_server_that_does_not_answer_is_a_problem_and_a_row() -> None:
     broken = report(
         brokers=[{"actor": "broker-a", "error": "no answer in 5 s"}],
         stores=[{"actor": "storage-broker-a-0", "error": "the actor is dead"}],
@@ -97,7 +97,7 @@ def test_a_replica_that_follows_is_no_problem_although_it_takes_no_messages() ->
     assert view_of(report(stores=[slave]), "raymq", {}, {}, {}).problems == []
 
 
-def test_a_closed_store_and_a_damaged_log_say_where_what_and_what_to_do() -> None:
+def test_problems_of_a_closed_store_and_a_damaged_log_name_place_and_remedy() -> None:
     closed = {"actor": "storage-broker-a-1", "error": "cannot open /data/broker-a-1: EIO", "closed": True}
     holed = store("broker-a", holes=[{"offset": 1000, "size": 443, "reason": "the body does not match"}])
     replicas = [{"replica": index, "role": "", "node": f"10.0.0.{index}", "lag_bytes": 0, "lag_s": 0.0, "error": "",
@@ -126,7 +126,7 @@ def test_a_broker_group_is_writable_if_a_topic_of_it_is() -> None:
     assert writable_of(known, []) == {"broker-a": True}
 
 
-def test_settings_are_those_that_servers_tell() -> None:
+def test_shown_settings_come_from_the_servers() -> None:
     assert settings_of(report(), None) == {"broker_groups": "1", "replication.replicas": "1"}
     store: Any = SimpleNamespace(max_message_size_bytes=5, commit_log_file_size=6, consume_queue_file_size=7)
     controller = {

@@ -33,7 +33,7 @@ def _status(master=0, reason=""):
     return {"groups": [{**group, "replicas": replicas, "learners": []}]}
 
 
-def test_what_the_controller_knows_of_a_group(ray_metrics):
+def test_the_controller_reports_metrics_of_a_broker_group(ray_metrics):
     ControllerMetrics().report(Reporter("c"), _status)
     broker = {"cluster": "c", "broker": "broker-a"}
     assert ray_metrics.value("raymq_broker_has_master", **broker) == 1
@@ -61,7 +61,7 @@ def test_a_group_that_nobody_leads(ray_metrics, status):
     assert ray_metrics.value("raymq_active_broker_num") == 0
 
 
-def test_a_new_epoch_is_an_election_and_another_set_is_none(ray_metrics):
+def test_only_a_new_epoch_counts_as_an_election(ray_metrics):
     metrics, reporter = ControllerMetrics(), Reporter("c")
     decisions = [None, _record(1, 0), _record(1, 0), _record(2, 1), _record(3, None)]
     for before, after in itertools.pairwise(decisions):

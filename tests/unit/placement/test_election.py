@@ -92,7 +92,7 @@ def led():
     return world
 
 
-def test_the_first_master_is_journaled_before_it_is_told(led):
+def test_the_first_master_is_journaled_before_its_order(led):
     assert led.records[0].master == 0
     assert led.records[0].epoch == 6
     assert led.records[0].sync_state_set.members == {0}
@@ -189,7 +189,7 @@ def test_priority_decides_between_equals():
     assert world.control.record.master == 2
 
 
-def test_nobody_outside_the_set_is_elected_and_status_says_why():
+def test_no_replica_outside_the_set_is_elected_and_status_has_the_reason():
     world = World(Record("broker-a", 5, 0, of(5, 4, 0)))
     world.silent.add(0)
     for _ in range(12):
@@ -234,7 +234,7 @@ def test_a_late_account_is_not_heeded(led):
     assert led.control.record.epoch == 6
 
 
-def test_without_a_journal_all_replicas_must_be_heard():
+def test_without_a_journal_all_replicas_must_answer():
     world = World(None)
     world.silent.add(2)
     world.states[1] = state(1, sync_state_set=of(5, 9, 1))
@@ -269,7 +269,7 @@ def test_a_replica_that_may_not_be_in_the_set_is_left_out_of_a_newer_one():
     assert world.control.record.sync_state_set == of(6, 3, 0, 1)
 
 
-def test_the_master_is_told_who_does_not_answer(led):
+def test_the_master_receives_the_replicas_that_do_not_answer(led):
     led.silent.add(2)
     for _ in range(5):
         actions = led.step()
@@ -302,7 +302,7 @@ def test_a_designated_replica_that_does_not_come_is_given_up_and_the_master_lead
     assert led.control.record.epoch == 7
 
 
-def test_designating_again_meanwhile_does_not_keep_the_master_from_appends_for_longer(led):
+def test_a_repeated_designation_does_not_extend_the_pause_of_appends(led):
     led.step()
     led.states[0] = replace(led.states[0], log_epoch=6, end_offset=150)
     began_s = led.now_s
@@ -338,7 +338,7 @@ def test_with_fixed_roles_priorities_do_not_matter():
     assert world.control.able == {0}
 
 
-def test_with_fixed_roles_a_directory_begun_anew_does_not_lead():
+def test_with_fixed_roles_a_recreated_directory_does_not_lead():
     world = World(Record("broker-a", 5, 0, of(5, 4, 0)), FIXED)
     world.states[0] = state(0, store_id="another", end_offset=0, log_epoch=0)
     for _ in range(12):
@@ -348,7 +348,7 @@ def test_with_fixed_roles_a_directory_begun_anew_does_not_lead():
 
 
 @pytest.mark.parametrize("known", [of(5, 4, 0), None])
-def test_with_fixed_roles_and_no_journal_an_empty_directory_does_not_lead_those_that_hold_data(known):
+def test_with_fixed_roles_and_no_journal_an_empty_directory_does_not_lead(known):
     world = World(None, FIXED)
     world.states = {replica: replace(one, sync_state_set=known) for replica, one in world.states.items()}
     world.states[0] = state(0, store_id="another", end_offset=0, log_epoch=0)
@@ -388,7 +388,7 @@ def test_with_fixed_roles_whoever_lacks_acknowledged_messages_does_not_lead():
     assert "every acknowledged message" in world.control.reason
 
 
-def test_where_unclean_elections_are_allowed_and_nobody_answers_status_says_so():
+def test_status_reports_that_no_replica_answers_for_an_unclean_election():
     world = World(Record("broker-a", 5, 0, of(5, 4, 0)), replace(RULES, unclean=True))
     world.silent = {0, 1, 2}
     for _ in range(24):
@@ -505,7 +505,7 @@ def test_a_replica_with_less_than_its_own_confirm_offset_is_not_elected_while_ot
     assert world.control.record.master == 1
 
 
-def test_the_status_names_what_a_replica_lacks_and_who_may_have_it():
+def test_status_names_lost_messages_and_replicas_that_may_have_them():
     world = World(RESTARTED)
     world._change(0, end_offset=50, confirm_floor=100)
     world.silent = {1, 2}
@@ -531,7 +531,7 @@ def test_a_replica_with_a_hole_is_not_elected_while_a_member_without_one_answers
     assert world.control.record.loss == ""
 
 
-def test_if_no_member_is_complete_the_longest_log_leads_and_the_record_says_what_is_lost():
+def test_the_longest_log_leads_and_the_loss_is_recorded_if_none_is_complete():
     world = World(RESTARTED)
     for replica, end_offset in enumerate((50, 80, 60)):
         world._change(replica, end_offset=end_offset, confirm_floor=100)
@@ -548,7 +548,7 @@ def test_if_no_member_is_complete_a_longer_log_of_another_replica_leads():
     assert world.control.record.master == 1  # replica 1 has the longest log, 100 bytes
 
 
-def test_among_equal_logs_with_holes_the_one_with_the_least_damage_leads():
+def test_among_equal_logs_the_log_with_the_least_damage_leads():
     world = World(RESTARTED)
     for replica, damaged in enumerate((30, 20, 10)):
         world._change(replica, hole_bytes=damaged)

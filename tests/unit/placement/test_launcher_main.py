@@ -11,13 +11,13 @@ from placement.replica_nodes import Node
 from raymq.common.config.cluster import ClusterSettings
 
 
-def test_each_store_is_told_with_the_bytes_that_its_node_has_of_it():
+def test_the_start_shows_each_store_with_the_bytes_on_its_node():
     nodes = [Node("n1", "10.0.0.1", {"broker-a-0": 5 << 20, "other": 7})]
     plan = make_plan(ClusterSettings(data_dir=Path("/data"), broker_groups=2), nodes)
     assert _log_bytes(plan, nodes) == {"storage-broker-a-0": 5 << 20, "storage-broker-b-0": 0}
 
 
-def test_a_store_on_a_node_that_has_gone_meanwhile_has_no_known_bytes():
+def test_a_store_on_a_removed_node_has_unknown_bytes():
     nodes = [Node("n1", "10.0.0.1", {"broker-a-0": 5 << 20})]
     plan = make_plan(ClusterSettings(data_dir=Path("/data")), nodes)
     elsewhere = replace(plan, storages=tuple(replace(storage, node_id="gone") for storage in plan.storages))

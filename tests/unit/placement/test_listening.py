@@ -31,7 +31,7 @@ def port_of(folder: Path, port: int = 0, *, restarted: bool = False) -> int:
         return found
 
 
-def test_the_next_process_has_the_port_of_the_one_before(tmp_path: Path) -> None:
+def test_a_restarted_process_has_the_same_port(tmp_path: Path) -> None:
     first = port_of(tmp_path)
     assert [port_of(tmp_path, restarted=True) for _ in range(3)] == [first] * 3
 
@@ -43,7 +43,7 @@ def test_a_port_that_is_named_is_used_and_nothing_is_kept(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_port_that_is_named_and_taken_is_an_error_that_says_so(tmp_path: Path, taken: int) -> None:
+def test_a_configured_port_in_use_is_a_clear_error(tmp_path: Path, taken: int) -> None:
     with pytest.raises(ConfigError, match=rf"cannot listen on {HOST}:{taken}: .*; set console.port"):
         port_of(tmp_path, taken)
 

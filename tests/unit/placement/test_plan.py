@@ -71,7 +71,7 @@ def test_the_options_of_the_stores_are_handed_on():
     ("access", "chosen", "checks"),
     [(False, None, False), (True, None, True), (False, True, True), (True, False, False)],
 )
-def test_compressed_bodies_are_checked_with_access_on_unless_the_settings_say_otherwise(access, chosen, checks):
+def test_access_turns_on_the_check_of_compressed_bodies_unless_configured(access, chosen, checks):
     users = {"enable": access, "super_secret_file": "secret"}
     settings = ClusterSettings(access=users, store={"check_compressed_body": chosen})
     plan = make_plan(settings, [Node("n1", "10.0.0.1")])
@@ -90,7 +90,7 @@ def test_each_store_has_a_directory_of_its_own_on_the_disks_of_the_log():
 
 
 @pytest.mark.parametrize(("role", "fixed"), [(None, None), ("ASYNC_MASTER", 0), ("SYNC_MASTER", 0)])
-def test_the_controller_is_told_whether_roles_are_fixed(role, fixed):
+def test_the_controller_receives_whether_roles_are_fixed(role, fixed):
     settings = ClusterSettings(replication={"replicas": 2, "spread": False, "broker_role": role})
     controller = make_plan(settings, [Node("n1", "10.0.0.1")]).controller
     assert controller is not None

@@ -41,7 +41,7 @@ def test_a_node_that_stays_away_is_replaced_after_the_time_that_was_set():
     assert one.decide(nodes, without(A2), LED, 160.0).start == {A2: SPARE}
 
 
-def test_the_time_begins_again_when_the_replica_was_there_meanwhile():
+def test_the_replacement_time_restarts_if_the_replica_returned():
     one, nodes = repair(), [*NODES[:2], SPARE]
     one.decide(nodes, without(A2), LED, 0.0)
     one.decide([*NODES, SPARE], EVERYWHERE, WHOLE, 30.0)
@@ -66,7 +66,7 @@ def test_nothing_is_replaced_while_nobody_leads():
     assert one.decide([*NODES[:2], SPARE], without(A2), nobody, 1e9).start == {}
 
 
-def test_where_no_node_is_left_the_note_says_which_rule_and_which_nodes():
+def test_the_note_for_a_replica_without_a_node_has_the_rule_and_the_nodes():
     one = repair()
     one.decide(NODES[:2], without(A2), LED, 0.0)
     moves = one.decide(NODES[:2], without(A2), LED, 60.0)
@@ -75,7 +75,7 @@ def test_where_no_node_is_left_the_note_says_which_rule_and_which_nodes():
     assert "10.0.0.1" in moves.notes[A2]
 
 
-def test_two_that_are_missing_do_not_begin_anew_on_one_node():
+def test_two_missing_replicas_are_not_rebuilt_on_one_node():
     one, alone = repair(), {"broker-a": ReplicaGroupView(0, frozenset({0}))}
     one.decide([NODES[0], SPARE], without(A1, A2), alone, 0.0)
     moves = one.decide([NODES[0], SPARE], without(A1, A2), alone, 60.0)
@@ -92,7 +92,7 @@ def test_a_drained_node_gives_up_a_slave_when_all_are_in_sync():
     assert one.decide([*drained(1), SPARE], EVERYWHERE, WHOLE, 0.0).vacate == A1
 
 
-def test_what_was_given_up_begins_on_another_node_without_waiting():
+def test_a_replica_outside_the_set_moves_without_waiting():
     # While the replica is still in the sync-state set, it does not start on another node.
     assert repair().decide([*drained(2), SPARE], without(A2), WHOLE, 0.0).start == {}
     assert repair().decide([*drained(2), SPARE], without(A2), LED, 0.0).start == {A2: SPARE}
@@ -103,7 +103,7 @@ def test_a_master_on_a_drained_node_hands_over_first():
     assert (moves.hand_over, moves.vacate) == ({A0: 1}, None)
 
 
-def test_a_drained_node_keeps_what_has_no_other_place():
+def test_a_drained_node_keeps_a_replica_without_another_place():
     moves = repair().decide(drained(2), EVERYWHERE, WHOLE, 0.0)
     assert moves.vacate is None
     assert "different nodes" in moves.notes[A2]

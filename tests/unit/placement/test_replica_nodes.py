@@ -98,7 +98,7 @@ def test_only_nodes_that_carry_the_label_may_hold_stores_whatever_its_value():
     assert carrying(None, LABELS) == set(LABELS)
 
 
-def test_a_label_that_no_node_carries_is_refused_with_those_there_are():
+def test_an_unknown_node_label_is_refused_with_the_existing_labels():
     with pytest.raises(
         ConfigError, match=r"none of the 4 nodes .* 'raymq-stor' .*--labels raymq-stor=.*other, raymq-store"
     ):

@@ -17,7 +17,7 @@ def test_memory_is_read_as_spark_reads_it(text: str, mib: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "lots", "1.5g", "-1g", "1 g g", f"{MEMORY_MIN_MIB - 1}m", "1k"])
-def test_memory_that_spark_would_refuse_is_refused_with_what_to_write(text: str) -> None:
+def test_memory_that_spark_would_refuse_is_refused_with_a_correction(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match=r'"(512|450)m"'):
         memory_mib(text)
 
@@ -29,7 +29,7 @@ def test_an_executor_takes_the_resources_that_raydp_asks_for() -> None:
     assert executor_size(2, 512, {}).bundle == {"CPU": 2.0, "memory": 512 << 20}
 
 
-def test_a_node_takes_as_many_as_its_scarcest_resource_says() -> None:
+def test_the_scarcest_resource_limits_the_executors_of_a_node() -> None:
     size = ExecutorSize(2.0, 1 << 30, (("disk", 1.0),))
     assert size.fits({"CPU": 8.0, "memory": 3 << 30, "disk": 9.0}) == 3
     assert size.fits({"CPU": 3.0, "memory": 9 << 30, "disk": 9.0}) == 1

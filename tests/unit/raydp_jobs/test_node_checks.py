@@ -21,11 +21,11 @@ def java(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def test_this_machine_has_what_spark_needs(java: None, tmp_path: Path) -> None:
+def test_this_machine_fulfills_the_requirements_of_spark(java: None, tmp_path: Path) -> None:
     assert probe(sys.executable, PACKAGES, JAVA_VERSIONS, str(tmp_path)) == []
 
 
-def test_a_node_without_java_is_told_how_to_get_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_node_without_java_is_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     [problem] = probe(sys.executable, PACKAGES, JAVA_VERSIONS, str(tmp_path))
     assert problem.startswith("Ray's PATH on this node has no Java; start Ray on the node with `raymq up`")
@@ -40,13 +40,13 @@ def test_a_java_that_spark_does_not_run_on_is_named(monkeypatch: pytest.MonkeyPa
     assert problem.startswith("the node has Java version 25, but Spark needs 17")
 
 
-def test_a_python_that_is_not_there_is_named(java: None, tmp_path: Path) -> None:
+def test_a_missing_python_is_reported(java: None, tmp_path: Path) -> None:
     assert probe(str(tmp_path / "python"), PACKAGES, JAVA_VERSIONS, str(tmp_path)) == [
         f"the node has no Python at {tmp_path / 'python'}; install the same Python on the node, or set "
         "PYSPARK_PYTHON to an existing Python"
     ]
 
 
-def test_packages_that_are_not_there_are_named(java: None, tmp_path: Path) -> None:
+def test_missing_packages_are_reported(java: None, tmp_path: Path) -> None:
     [problem] = probe(sys.executable, ("raymq", "no_such_package", "nor_this"), JAVA_VERSIONS, str(tmp_path))
     assert problem == f"{sys.executable} cannot import no_such_package, nor_this; run pip install raymq on the node"

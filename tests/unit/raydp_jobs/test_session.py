@@ -21,7 +21,7 @@ from raymq.common.errors import ClientStateError, InvalidArgumentError, RequestT
 from tests.support.clients.fakes import WAIT_S
 
 
-def test_java_options_of_the_user_are_added_to_those_that_java_17_needs() -> None:
+def test_java_options_of_the_user_are_added_to_the_options_for_java_17() -> None:
     configs = spark_configs({"spark.executor.extraJavaOptions": "-Dmine=1"})
     assert configs["spark.executor.extraJavaOptions"].endswith(" -Dmine=1")
     for role in ("spark.driver", "spark.executor", "spark.ray.raydp_app_master"):
@@ -79,7 +79,7 @@ def test_a_session_without_its_application_master_ends_instead_of_waiting(
         lose_the_connection(gateway)
 
 
-def test_a_watched_session_goes_on_while_ray_does_not_answer(
+def test_a_watched_session_continues_while_ray_does_not_answer(
     gateway: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = threading.Semaphore(0)
@@ -95,7 +95,7 @@ def test_a_watched_session_goes_on_while_ray_does_not_answer(
     assert gateway.proc.poll() is None
 
 
-def test_an_error_of_a_session_that_lost_something_says_what(
+def test_the_error_of_a_dead_session_names_the_dead_process(
     gateway: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Py4JNetworkError):  # all processes of the session are alive, so the original error is raised

@@ -54,7 +54,7 @@ def test_other_texts_have_none(text: str) -> None:
         ("ErrorOfALaterRaymq", RaymqError),
     ],
 )
-def test_its_class_is_kept_as_far_as_a_text_makes_it(name: str, kind: type[RaymqError]) -> None:
+def test_the_class_of_a_task_error_is_restored_from_its_text(name: str, kind: type[RaymqError]) -> None:
     error = raymq_error(f"raymq.common.errors.{name}: it said so\n")
     assert type(error) is kind
     assert str(error) == "it said so"

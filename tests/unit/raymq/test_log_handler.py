@@ -103,7 +103,7 @@ def test_the_text_is_that_of_the_moment(logger, client):
 
 
 @pytest.mark.parametrize("name", ["raymq", "raymq.client.producer.senders.sender", "ray", "ray.data"])
-def test_what_raymq_and_ray_log_is_not_sent(client, name):
+def test_log_records_of_raymq_and_ray_are_not_sent(client, name):
     own = logging.getLogger(name)
     handler = add(own, client)
     try:
@@ -118,7 +118,7 @@ def test_what_raymq_and_ray_log_is_not_sent(client, name):
         handler.close()
 
 
-def test_a_full_buffer_drops_and_says_so(logger, client):
+def test_a_full_buffer_drops_records_and_logs_the_number(logger, client):
     client.made.go_on.clear()
     handler = add(logger, client, capacity=3)
     logger.info("first")
@@ -177,6 +177,6 @@ def test_closing_waits_no_longer_than_it_may(logger, client):
 
 
 @pytest.mark.parametrize("options", [{"capacity": 0}, {"flush_timeout_s": -1}])
-def test_what_makes_no_sense_is_refused(client, options):
+def test_invalid_options_are_refused(client, options):
     with pytest.raises(InvalidArgumentError):
         RaymqHandler("logs", client=client, **options)

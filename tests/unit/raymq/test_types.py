@@ -68,7 +68,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("tool", COMMANDS)
-def test_a_users_program_has_no_error_but_those_at_its_end(installed: Path, tool: str) -> None:
+def test_a_users_program_type_checks_except_for_the_errors_at_its_end(installed: Path, tool: str) -> None:
     done = subprocess.run(
         [str(BIN / tool), *COMMANDS[tool]],
         cwd=installed,

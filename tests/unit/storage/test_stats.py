@@ -94,7 +94,7 @@ def reopened(path: Path, calendar: Calendar) -> StoreStats:
     return StoreStats(calendar, DayTotalsFile(path))
 
 
-def test_the_totals_of_the_days_go_on_after_a_restart(tmp_path: Path) -> None:
+def test_the_totals_of_the_days_survive_a_restart(tmp_path: Path) -> None:
     calendar, path = Calendar(), tmp_path / "dayTotals.json"
     stats = reopened(path, calendar)
     work(stats, calendar, 10)

@@ -30,7 +30,7 @@ for program in sys.argv[1:]:
 """
 
 
-def test_every_bench_says_how_it_is_used() -> None:
+def test_every_benchmark_prints_its_usage() -> None:
     """Each benchmark program prints its usage. One process prints the usage of all programs, so that Ray is imported
     only once."""
     programs = sorted(BENCH.glob("bench_*.py"))

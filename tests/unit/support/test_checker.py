@@ -27,7 +27,7 @@ def test_a_faultless_run_has_no_violations():
     assert (report.acknowledged, report.unknown, report.recovered) == (2, 0, 0)
 
 
-def test_an_acknowledged_message_that_is_not_there_is_lost_and_what_is_behind_it_misplaced():
+def test_a_missing_acknowledged_message_is_lost_and_later_messages_misplaced():
     assert check(history(ok(A, 0), ok(B, 1)), {QUEUE: [B]}).violations == {"lost": 1, "misplaced": 2}
 
 
@@ -46,7 +46,7 @@ def test_an_unknown_message_may_be_there_or_not():
     assert (report.unknown, report.recovered) == (2, 1)
 
 
-def test_a_message_behind_a_later_one_of_its_producer_is_reordered():
+def test_a_message_after_a_later_message_of_its_producer_is_reordered():
     other = Sent(1, 0)
     report = check(history(ok(C, 0), ok(other, 1), ok(A, 2), ok(B, 3)), {QUEUE: [C, other, A, B]})
     assert report.violations == {"reordered": 2}

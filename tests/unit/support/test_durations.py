@@ -37,9 +37,7 @@ def test_a_scope_is_a_shared_cluster_or_a_file() -> None:
     assert scope_of("tests/unit/test_docs.py::test_one") == DOCS
 
 
-def test_the_seconds_of_a_run_are_kept_by_scope_and_those_of_other_scopes_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_updates_only_the_durations_of_its_scopes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(durations, "RECORDED", tmp_path / "durations.json")
     (tmp_path / "unit").mkdir()
     for name in (DOCS, NEW):
@@ -53,7 +51,7 @@ def test_the_seconds_of_a_run_are_kept_by_scope_and_those_of_other_scopes_stay(
     assert recorded_seconds() == {"clients": 9, DOCS: 2}
 
 
-def test_the_recorded_scopes_are_those_of_tests() -> None:
+def test_the_recorded_scopes_name_test_files() -> None:
     """The names with recorded durations look like names of tests. The test files may have been moved, so the test
     checks only the form of the names."""
     recorded = recorded_seconds()

@@ -53,7 +53,7 @@ def run(spark: SparkSession, *names: str, **options: Any) -> list[Any]:
 
 
 @pytest.mark.usefixtures("topics")
-def test_a_topics_totals_are_those_of_its_rows(spark: SparkSession) -> None:
+def test_a_topics_totals_match_its_rows(spark: SparkSession) -> None:
     [orders] = run(spark, "orders")
     assert (orders.messages, orders.bytes, orders.largest, orders.keys) == (5, 11, 5, 3)
     assert (orders.first, orders.last) == (NOON, NOON + timedelta(seconds=200))

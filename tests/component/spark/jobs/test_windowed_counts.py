@@ -101,7 +101,7 @@ def stream(spark: SparkSession, tmp_path: Path) -> Stream:
     return Stream(spark, tmp_path)
 
 
-def test_windows_are_sent_once_they_are_closed_and_a_restart_goes_on(stream: Stream) -> None:
+def test_closed_windows_are_sent_once_and_a_restart_continues(stream: Stream) -> None:
     stream.append((0, "paid", []), (59, "paid", []), (30, None, []), (60, "late", []))
     stream.append((75, "late", []))
     stream.run()
@@ -113,7 +113,7 @@ def test_windows_are_sent_once_they_are_closed_and_a_restart_goes_on(stream: Str
     assert (done.target, done.counts, done.late) == ("counts", 2, 0)
 
 
-def test_late_messages_are_left_out_of_windows_that_were_sent_and_told(stream: Stream) -> None:
+def test_late_messages_of_sent_windows_are_dropped_and_counted(stream: Stream) -> None:
     stream.append((10, "paid", []))
     stream.append((100, "paid", []))
     stream.append((110, "paid", []))  # This row closes the first window, so that its counts are sent.

@@ -141,7 +141,7 @@ def test_several_topics_are_one_frame(spark: SparkSession, topics: Topics, topic
     assert found == {"orders": COUNT, "orders-eu": COUNT}
 
 
-def test_columns_are_those_of_the_whole_frame(spark: SparkSession, topics: Topics) -> None:
+def test_selected_columns_equal_the_columns_of_the_whole_frame(spark: SparkSession, topics: Topics) -> None:
     columns = ["store_timestamp", "tags", "queue_offset", "queue_id"]
     few = read_topic(spark, "orders", columns=columns, client=topics.near)
     assert few.columns == columns

@@ -14,7 +14,7 @@ from tests.support.spark.fake_topics import FakeTopics
 CHECKPOINT = Path(__file__).resolve().parents[3] / "fixtures/raymq-before-wings/stream-checkpoint"
 
 
-def test_a_query_goes_on_where_the_checkpoint_of_an_earlier_raymq_ends(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_query_continues_from_a_checkpoint_of_an_earlier_version(spark: SparkSession, tmp_path: Path) -> None:
     """A query continues after the last batch of an older raymq's checkpoint. The checkpoint covers batches 0 to 2: all
     messages that this test writes before the query starts."""
     shutil.copytree(CHECKPOINT, tmp_path / "checkpoint")

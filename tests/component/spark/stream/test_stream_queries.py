@@ -69,9 +69,7 @@ def run_available(frame: DataFrame, sink: Callable[[DataFrame, int], None], chec
     assert query.awaitTermination(BATCH_S)
 
 
-def test_available_now_reads_what_there_is_in_batches_and_a_restart_goes_on_there(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_available_now_reads_existing_messages_and_a_restart_continues(spark: SparkSession, tmp_path: Path) -> None:
     topics, batches = FakeTopics({A0: (3, 250), A1: (0, 40), B0: (0, 0)}), Batches()
     run_available(stream(spark, topics, max_offsets=100), batches, tmp_path / "checkpoint")
     assert sorted(batches.all_rows) == sorted(topics.messages)

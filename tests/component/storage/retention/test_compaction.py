@@ -188,7 +188,7 @@ def test_messages_outlive_the_log_files_that_had_them(root):
     it.store.close()
 
 
-def test_readers_in_place_pass_over_what_was_superseded_and_ask_the_store_for_what_left_the_log(root):
+def test_readers_of_mapped_files_skip_superseded_and_fetch_compacted_messages(root):
     it = Compacted(root)
     for n in range(300):
         it.send((f"k{n % 200}", b"%d" % n + b"x" * 300))
@@ -302,7 +302,7 @@ def test_a_deleted_topic_leaves_nothing_to_a_topic_of_its_name(root):
     it.store.close()
 
 
-def test_other_replicas_are_filled_from_the_log_so_it_keeps_what_they_need(root):
+def test_the_log_keeps_records_that_other_replicas_lack(root):
     it = Compacted(root)
     it.store.close()
     it.store = MessageStore.open(

@@ -63,7 +63,7 @@ def state(body: bytes) -> object:
     return make_batch([body], topic=STATE_TOPIC)
 
 
-def test_a_store_knows_from_its_opening_that_its_disk_is_full(stores, fill):
+def test_a_store_opened_on_a_full_disk_refuses_appends(stores, fill):
     fill(WARNING)
     store = stores(clean_resource_interval_ms=10)
     with pytest.raises(StoreNotWritableError, match="93% full"):
@@ -168,7 +168,7 @@ def test_a_disk_too_small_for_the_first_log_file_is_named_by_the_first_append(st
         store.append([state(b"a topic")])
 
 
-def test_a_slave_without_room_for_another_log_file_refuses_the_chunk_and_goes_on_later(stores, monkeypatch):
+def test_a_slave_without_disk_space_refuses_a_chunk_and_continues_later(stores, monkeypatch):
     master, slave = stores("master"), stores("slave")
     slave.fence("it follows")
     for number in range(200):
@@ -187,7 +187,7 @@ def test_a_slave_without_room_for_another_log_file_refuses_the_chunk_and_goes_on
     assert slave.log.end_offset == master.log.end_offset
 
 
-def test_without_room_for_a_snapshot_the_store_goes_on_and_nothing_is_lost(stores, monkeypatch, tmp_path):
+def test_a_store_without_space_for_a_snapshot_loses_no_message(stores, monkeypatch, tmp_path):
     store = stores(flush_interval_consume_queue_ms=10)
     with monkeypatch.context() as patch:
         no_room(patch, "write_file", "/store/")

@@ -169,7 +169,7 @@ def test_log_queues_and_index_get_shorter_together_and_stay_so_over_a_restart(ro
         store.close()
 
 
-def test_a_queue_that_was_lost_with_all_its_messages_aged_out_goes_on_where_it_ended(root):
+def test_a_lost_empty_queue_continues_at_its_end(root):
     store = filled_store(root)
     age(root, 2, THREE_O_CLOCK)
     assert clean_by_hand(store) == 2
@@ -209,7 +209,7 @@ def test_a_full_disk_refuses_appends_keeps_reading_and_recovers(root, monkeypatc
     store.close()
 
 
-def test_a_full_disk_refuses_appends_and_keeps_what_is_young(root, monkeypatch):
+def test_a_full_disk_refuses_appends_and_keeps_young_messages(root, monkeypatch):
     """If the disk is full, the store refuses appends but deletes no young messages. Other programs may have filled the
     disk, so a full disk alone is no reason to delete unread messages."""
     store = filled_store(root)
@@ -264,7 +264,7 @@ def test_a_hold_keeps_its_files(root):
     store.close()
 
 
-def test_a_view_of_a_deleted_file_stays_readable_and_an_old_offset_is_told_the_new_first(root):
+def test_a_view_of_a_deleted_file_stays_readable_and_old_offsets_are_refused(root):
     store = filled_store(root)
     view = store._parts.reader.views(store._parts.reader.units("orders", 0, 0, 1))[0]
     age(root, 2, THREE_O_CLOCK)
@@ -277,7 +277,7 @@ def test_a_view_of_a_deleted_file_stays_readable_and_an_old_offset_is_told_the_n
     store.close()
 
 
-def test_readers_and_writers_go_on_while_files_are_deleted(root):
+def test_readers_and_writers_continue_while_files_are_deleted(root):
     store = filled_store(root)
     failures: list[BaseException] = []
     stop = threading.Event()
@@ -307,7 +307,7 @@ def test_readers_and_writers_go_on_while_files_are_deleted(root):
     store.close()
 
 
-def test_a_store_all_of_whose_records_are_gone_stops_and_opens_and_knows_where_its_queues_end(root):
+def test_a_store_without_records_keeps_the_ends_of_its_queues(root):
     """A store without any record still finds the ends of its queues after a restart. Its log was truncated at the start
     of a file, so that file has no record, and retention has deleted all earlier files."""
     store = filled_store(root)
@@ -326,7 +326,7 @@ def test_a_store_all_of_whose_records_are_gone_stops_and_opens_and_knows_where_i
         store.close()
 
 
-def test_a_topic_made_anew_keeps_its_offsets_though_nothing_of_it_is_left(root):
+def test_a_recreated_topic_without_records_keeps_its_offsets(root):
     """A topic was deleted and created again. One queue of the new topic is empty, and retention has deleted the records
     of the other queue. The store must not treat these queues as queues of the deleted topic."""
     store = open_store(root)

@@ -65,7 +65,7 @@ def numbers(store: MessageStore, topic: str = "orders") -> list[int]:
     return [int(body[:3]) for body in bodies_of(store, topic)]
 
 
-def test_a_topic_forgets_what_is_older_than_its_own_time_and_others_do_not(root, clock):
+def test_retention_time_of_a_topic_applies_to_this_topic_only(root, clock):
     store = filled(root, clock)
     store.write_config(TOPICS_FILE, topics_json(orders=30 * MINUTE_MS))
     assert store.cleaner.run_once(NOW) == 0
@@ -96,7 +96,7 @@ def test_expired_messages_do_not_return_after_a_kill_or_with_a_longer_time(root,
         with_more.close()
 
 
-def test_a_topic_whose_messages_are_all_old_is_empty_and_goes_on_at_its_end(root, clock):
+def test_a_topic_with_only_expired_messages_is_empty_and_continues_at_its_end(root, clock):
     store = filled(root, clock, 50)
     store.write_config(TOPICS_FILE, topics_json(orders=30 * MINUTE_MS))
     later = datetime.fromtimestamp((NOW_MS + 60 * MINUTE_MS) / 1000)
@@ -111,7 +111,7 @@ def test_a_topic_whose_messages_are_all_old_is_empty_and_goes_on_at_its_end(root
     store.close()
 
 
-def test_a_topic_of_the_same_name_that_is_made_anew_begins_at_0(root, clock):
+def test_a_recreated_topic_begins_at_offset_0(root, clock):
     store = filled(root, clock, 100)
     store.write_config(TOPICS_FILE, topics_json(orders=30 * MINUTE_MS))
     store.cleaner.run_once(NOW)
@@ -162,7 +162,7 @@ def test_a_full_disk_takes_the_messages_of_a_topic_with_a_longer_time_too(root, 
         ('{"topicConfigTable": {"a": {"attributes": null}, "b": {}}}', {}),
     ],
 )
-def test_times_are_those_of_rocketmqs_file(text, expected):
+def test_retention_times_are_read_from_rocketmqs_file(text, expected):
     assert {
         topic: values.reserve_time_ms for topic, values in parse_attributes(text).items() if values.reserve_time_ms
     } == expected

@@ -60,7 +60,7 @@ def poll(consumer: raymq.PullConsumer, count: int) -> list[int]:
     return sorted(found)
 
 
-def test_the_examples_of_the_page_do_what_they_say(mq: raymq.Client) -> None:
+def test_the_examples_of_the_page_print_the_documented_output(mq: raymq.Client) -> None:
     assert_prints_what_it_says("predicates.md")
 
 

@@ -26,11 +26,13 @@ def send(mq: raymq.Client, topic: str, count: int) -> set[bytes]:
     return {b"%d" % number for number in range(0, count, 10)}
 
 
-def test_the_examples_of_the_page_do_what_they_say(mq: raymq.Client) -> None:
+def test_the_examples_of_the_page_print_the_documented_output(mq: raymq.Client) -> None:
     assert_prints_what_it_says("filters.md")
 
 
-def test_a_pull_consumer_gets_what_passes_and_commits_behind_the_rest(mq: raymq.Client, topic: str, group: str) -> None:
+def test_a_pull_consumer_gets_matches_and_commits_after_excluded_messages(
+    mq: raymq.Client, topic: str, group: str
+) -> None:
     expected = send(mq, topic, 500)
     with mq.pull_consumer(group, consume_from=FIRST, auto_commit=False) as consumer:
         consumer.subscribe(topic, RARE)
@@ -54,7 +56,7 @@ def test_a_pull_consumer_gets_what_passes_and_commits_behind_the_rest(mq: raymq.
         assert sorted(rows) == sorted(expected)
 
 
-def test_a_push_consumer_gets_what_passes_and_the_group_has_one_expression(
+def test_a_push_consumer_gets_matches_and_the_group_has_one_expression(
     mq: raymq.Client, topic: str, group: str, tmp_path: Path
 ) -> None:
     expected = sorted(map(int, send(mq, topic, 200)))

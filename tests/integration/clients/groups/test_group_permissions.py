@@ -49,7 +49,7 @@ SWITCHES = {
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_pull_and_push_consumers_stop_within_seconds_say_so_and_go_on_within_seconds(
+def test_pull_and_push_consumers_stop_and_continue_within_seconds(
     mq: raymq.Client, topic: str, group: str, tmp_path: Path, switch: str
 ) -> None:
     stop, go_on = SWITCHES[switch]
@@ -102,9 +102,7 @@ def _trouble(running: Any) -> str:
     return status.last_error
 
 
-def test_a_consumer_in_broadcasting_stops_and_goes_on_too(
-    mq: raymq.Client, topic: str, group: str, tmp_path: Path
-) -> None:
+def test_a_broadcasting_consumer_stops_and_continues(mq: raymq.Client, topic: str, group: str, tmp_path: Path) -> None:
     notes = ListenerNotes(tmp_path / "notes")
     options: dict[str, Any] = {"message_model": MessageModel.BROADCASTING, "offsets_dir": str(tmp_path / "offsets")}
     mq.admin.create_group(GroupConfig(group))
@@ -119,9 +117,7 @@ def test_a_consumer_in_broadcasting_stops_and_goes_on_too(
         eventually(lambda: notes.lines() == ["1", "2"], "the second", SOON_S)
 
 
-def test_a_forbidden_topic_holds_up_no_other_and_a_simple_consumer_says_so(
-    mq: raymq.Client, topic: str, group: str
-) -> None:
+def test_a_forbidden_topic_blocks_no_other_topic(mq: raymq.Client, topic: str, group: str) -> None:
     other = f"a-{topic}"[:100]
     mq.admin.create_topic(other, queues=1)
     with mq.pull_consumer(group, consume_from=FIRST) as consumer:
@@ -141,9 +137,7 @@ def test_a_forbidden_topic_holds_up_no_other_and_a_simple_consumer_says_so(
         assert received.body == b"2"
 
 
-def test_a_group_goes_on_where_another_one_is_after_its_offsets_were_cloned_while_it_runs(
-    mq: raymq.Client, topic: str, group: str
-) -> None:
+def test_a_running_group_continues_at_cloned_offsets(mq: raymq.Client, topic: str, group: str) -> None:
     ahead = f"ahead-{group}"[:100]
     with mq.pull_consumer(ahead, consume_from=FIRST, auto_commit=False) as one:
         one.subscribe(topic)
@@ -184,7 +178,7 @@ def test_values_of_the_name_servers_are_put_listed_and_deleted(mq: raymq.Client,
 
 
 @pytest.mark.parametrize("kind", ["pull", "table", "simple", "push"])
-def test_what_consumers_read_in_the_mapped_files_counts_among_the_gets(
+def test_messages_read_from_mapped_files_count_as_fetched(
     mq: raymq.Client, topic: str, group: str, tmp_path: Path, kind: str
 ) -> None:
     send(mq, topic, *[b"x"] * COUNTED)

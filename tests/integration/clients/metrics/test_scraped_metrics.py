@@ -48,7 +48,7 @@ def server_figures_are_there(found: Scrape, topic: str) -> bool:
     )
 
 
-def test_what_was_sent_consumed_and_given_up_is_scraped(mq: raymq.Client, topic: str) -> None:
+def test_sent_consumed_and_dead_messages_are_scraped(mq: raymq.Client, topic: str) -> None:
     dead = "metrics-dead-topic"
     mq.admin.create_topic(dead, queues=1)
     push = mq.push_consumer("metrics-dead", consume_from=FIRST, max_reconsume_times=0).subscribe(dead)

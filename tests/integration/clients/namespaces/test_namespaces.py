@@ -192,7 +192,7 @@ def test_requests_are_answered_within_a_namespace(teams: list[raymq.Client]) -> 
             listener.stop()
 
 
-def test_the_example_of_the_page_does_what_it_says(teams: list[raymq.Client]) -> None:
+def test_the_example_of_the_page_prints_the_documented_output(teams: list[raymq.Client]) -> None:
     assert_prints_what_it_says("namespaces.md")
 
 

@@ -10,5 +10,5 @@ from tests.support.clusters.page_example import assert_prints_what_it_says
 
 
 @pytest.mark.parametrize("page", ["coming-from-kafka.md", "coming-from-celery.md", "coming-from-ray-queue.md"])
-def test_the_program_of_the_page_does_what_it_says(mq: raymq.Client, page: str) -> None:
+def test_the_program_of_the_page_prints_the_documented_output(mq: raymq.Client, page: str) -> None:
     assert_prints_what_it_says(page)

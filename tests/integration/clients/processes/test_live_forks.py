@@ -23,7 +23,7 @@ def _send(number: int) -> tuple[str, float]:
     return outcome(lambda: _producer.send(raymq.Message("unused", b"child"), timeout_s=30)), time.monotonic() - begun_s
 
 
-def test_a_forked_child_is_refused_and_its_parent_goes_on(mq: raymq.Client, topic: str) -> None:
+def test_a_forked_child_is_refused_and_its_parent_continues(mq: raymq.Client, topic: str) -> None:
     global _producer
     group = f"{topic}-group"
     first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET

@@ -47,7 +47,7 @@ def life(mq: raymq.Client, message_id: str, *, attempts: int = 0) -> MessageTrac
     return found
 
 
-def test_the_example_of_the_page_does_what_it_says(mq: raymq.Client) -> None:
+def test_the_example_of_the_page_prints_the_documented_output(mq: raymq.Client) -> None:
     assert_prints_what_it_says("trace.md")
 
 
@@ -177,7 +177,7 @@ def test_the_command_shows_a_life(mq: raymq.Client, traced: raymq.Client, topic:
     assert "no record of message" in refused.stderr
 
 
-def test_without_a_trace_the_stores_tell_what_they_know(mq: raymq.Client, topic: str) -> None:
+def test_without_a_trace_the_history_comes_from_the_stores(mq: raymq.Client, topic: str) -> None:
     with mq.producer("quiet") as producer:
         sent = producer.send(raymq.Message(topic, b"x"))
     found = mq.admin.trace(sent.message_id, topic=topic)

@@ -181,7 +181,7 @@ def test_arguments_are_not_unpickled_before_the_signature_is_right(scene, tmp_pa
     assert not (tmp_path / "file").exists()
 
 
-def test_a_user_without_permission_is_told_who_what_and_where(scene):
+def test_access_error_names_the_user_the_action_and_the_resource(scene):
     for who, topic in ((BOB, "orders"), (ALICE, "bills")):
         with pytest.raises(AccessDeniedError) as caught:
             call(scene, who, "topic_route", topic)
@@ -191,7 +191,7 @@ def test_a_user_without_permission_is_told_who_what_and_where(scene):
     assert scene._real.calls == []
 
 
-def test_a_call_that_was_heard_serves_nobody_a_second_time(scene):
+def test_a_replayed_signed_call_is_refused(scene):
     heard = signed(ALICE, "topic_route", "orders")
     scene.signed_topic_route(*heard)
     with pytest.raises(AuthenticationError, match="repeat"):
@@ -210,7 +210,7 @@ def test_a_method_that_no_rule_names_is_for_servers_and_super_users(scene):
         assert call(scene, who, "topics") == ["orders", "bills"]
 
 
-def test_a_list_shows_what_its_user_may_see(scene):
+def test_a_list_contains_only_names_that_the_user_may_see(scene):
     assert call(scene, ALICE, "topics") == ["orders"]
     assert call(scene, BOB, "topics") == []
 
@@ -272,7 +272,7 @@ def test_a_frame_is_guarded_by_the_same_table():
             guard(Frame(user), method, arguments)
 
 
-def test_what_is_sent_counts_and_the_wait_is_told():
+def test_sent_messages_count_against_the_quota_and_the_error_has_the_wait():
     authorizer = Authorizer(SERVER, INTERNAL, rules_of("Storage"), users(messages_per_second=10), LIFE)
     batches = ([Batch("orders")] * 5,)
     authorizer.admit("alice", "", "append", batches, 0.0)
@@ -318,7 +318,7 @@ class StorageDouble:
 
 
 @pytest.mark.parametrize("bounded", [True, False])
-def test_what_is_consumed_counts_and_is_read_from_no_files(bounded: bool) -> None:
+def test_consumed_bytes_count_against_the_quota_and_are_not_read_from_files(bounded: bool) -> None:
     state = users(consume_bytes_per_second=50) if bounded else users()
     storage = opened(StorageDouble, StorageDouble(), state)
     call(storage, ALICE, "fetch", [FetchRequest("orders", 0, 0, 1)], 1000, 0.0)
@@ -402,7 +402,7 @@ def test_an_actor_that_pull_actors_started_serves_them_only():
             authenticated.authenticate_call("pids", *signed(who, "pids"), lambda: 7)
 
 
-def test_a_call_of_an_actor_with_users_code_from_before_its_start_is_to_be_signed_anew():
+def test_a_call_signed_before_the_start_of_a_users_actor_must_be_signed_again():
     authenticated = OwnerAuthentication(ActorOwner(SERVER, ALICE), lambda: NOW_MS)
     with pytest.raises(SignedTooEarlyError):
         authenticated.authenticate_call("pids", *signed(ALICE, "pids"), lambda: 7)
@@ -413,7 +413,7 @@ def test_no_key_of_an_actor_with_users_code_is_shown():
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_every_method_of_every_server_refuses_what_is_not_signed_or_may_not(server):
+def test_every_method_refuses_unsigned_calls_and_users_without_permission(server):
     made = opened(server, Unreachable())
     names = [name for name in vars(actor_class(server)) if f"signed_{name}" in vars(actor_class(server))]
     assert len(names) > 1
@@ -439,7 +439,7 @@ class Unreachable:
         return method
 
 
-def test_newer_users_count_and_the_settings_own_user_is_as_the_settings_say():
+def test_newer_users_apply_but_the_super_user_stays_as_in_the_settings():
     state = users()
     authenticated = AuthenticatedServer(
         ServerAccess(SERVER, INTERNAL, state, "broker-a", ADMIN.user), "NameServer", lambda: NOW_MS, LIFE

@@ -164,7 +164,7 @@ def with_every_request(check: Callable[[Request], None]) -> Callable[[str], None
     return of_server
 
 
-def test_the_requests_are_those_of_the_table() -> None:
+def test_the_table_lists_every_request() -> None:
     assert {title for server in BY_NAME for title in requests_of(server)} == (
         RULES.keys() | FOR_SERVERS
     ) - OVER_LANES_ONLY

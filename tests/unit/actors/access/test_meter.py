@@ -59,5 +59,5 @@ def test_one_request_reads_a_seconds_worth_at_most() -> None:
     ],
     ids=["records", "offsets"],
 )
-def test_an_answer_weighs_what_is_in_it(method: str, answer: Any, weight: tuple[int, int]) -> None:
+def test_the_weight_of_an_answer_is_its_messages_and_bytes(method: str, answer: Any, weight: tuple[int, int]) -> None:
     assert HANDED_OUT[method](answer) == weight

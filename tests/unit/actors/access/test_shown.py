@@ -52,5 +52,7 @@ BILLING, SHIPPING = named("billing"), named("shipping")
         ("Broker", "committed_offsets", {0: 1}, {0: 1}),
     ],
 )  # fmt: skip
-def test_an_answer_shows_what_its_user_may_see(server: str, method: str, answer: Any, expected: Any) -> None:
+def test_an_answer_contains_only_names_that_the_user_may_see(
+    server: str, method: str, answer: Any, expected: Any
+) -> None:
     assert cut(server, method, answer, SIGHT) == expected

@@ -138,7 +138,7 @@ def test_before_the_masters_state_is_read_nothing_is_registered_and_no_housekeep
     assert broker.calls == ["look"] * ROUNDS
 
 
-def test_the_next_master_is_found_while_a_change_holds_up_the_move_to_the_one_before(monkeypatch):
+def test_a_slow_move_to_a_master_does_not_block_the_search_for_the_next(monkeypatch):
     """The broker finds the next master while its move to the previous master still waits for a state change. The change
     ends only after the thread has found the next master."""
     leaders = iter([GroupLeader("broker-a", 1, 5, ""), GroupLeader("broker-a", 2, 6, "")])

@@ -103,7 +103,7 @@ def world():
     return World()
 
 
-def test_of_those_that_keep_up_the_first_are_reported_and_who_has_just_caught_up(world, ray_metrics, monkeypatch):
+def test_lag_is_reported_for_some_groups_without_lag_and_for_groups_that_caught_up(world, ray_metrics, monkeypatch):
     monkeypatch.setattr(broker_metrics, "KEPT_UP_MAX", 1)
     for number in range(3):
         world.state.topics[f"t{number}"] = TopicConfig(f"t{number}", 1, 1)
@@ -151,7 +151,7 @@ def test_a_report_is_one_call_and_times_are_asked_for_once(world):
     assert world.store.calls == ["bounds", [first], "bounds", "bounds", [second]]
 
 
-def test_dead_letters_are_those_that_were_not_replayed(world, ray_metrics):
+def test_replayed_dead_letters_do_not_count(world, ray_metrics):
     world.metrics.report_lags(world.reporter)
     assert ray_metrics.value("raymq_dead_letters", consumer_group="g") == 8
     world.commit("%DLQ%g", {0: 7})
@@ -200,7 +200,7 @@ def test_before_the_state_is_read_only_the_lane_has_figures(world, ray_metrics):
     assert not ray_metrics.series("raymq_topic_number")
 
 
-def test_without_its_store_a_broker_reports_what_it_knows_by_itself(world, ray_metrics):
+def test_a_broker_without_its_store_reports_metrics_that_need_no_store(world, ray_metrics):
     world.commit("orders", {0: 3})
     world.store.away = True
     world.reporter.report(world.metrics.report, world.metrics.report_lags)

@@ -202,9 +202,7 @@ def test_a_lane_that_ended_is_opened_again(silent: Silent, broker: Callable[...,
         other.server.close()
 
 
-def test_after_the_end_nothing_is_sent_and_what_is_asked_for_is_done_at_once(
-    silent: Silent, broker: Callable[..., Broker]
-) -> None:
+def test_after_close_no_append_is_sent_and_callbacks_run_at_once(silent: Silent, broker: Callable[..., Broker]) -> None:
     one = broker(silent.server.address)
     one.close()
     assert not one.direct.send(one.storage, [b"body"], one.ends.put)

@@ -170,7 +170,7 @@ def queue(queue_id: int, topic: str = "orders") -> MessageQueue:
 # Tests that run over each kind of lane (direct socket connection): Unix socket and TCP
 
 
-def test_a_commit_is_answered_with_what_became_of_each_queue(client, broker):
+def test_the_answer_to_a_commit_has_the_outcome_of_each_queue(client, broker):
     assert client("commit_offsets", "g", {"orders": {0: OffsetCommit(5, 2, 0), 1: OffsetCommit(7, 2, 0)}}) == (
         CommitAnswer()
     )
@@ -203,7 +203,7 @@ def test_a_commit_of_a_group_that_may_not_consume_counts_and_stops_the_queue(cli
         client("check_broadcast", "g")
 
 
-def test_refused_calls_raise_what_the_broker_raised(client):
+def test_refused_calls_raise_the_error_of_the_broker(client):
     with pytest.raises(GroupNotExistError) as caught:
         client("commit_offsets", "nobody", {"orders": {0: OffsetCommit(5, 0, 0)}})
     assert caught.value.group == "nobody"

@@ -56,7 +56,7 @@ def test_puts_are_counted_by_the_stores_own_counters(store):
     assert watch.topic_stats("orders").messages == Figures()
 
 
-def test_what_groups_get_and_give_back_is_listed_by_topic(store):
+def test_fetched_and_returned_messages_of_a_group_are_counted_by_topic(store):
     watch, _ = watch_over(store)
     watch.count("GROUP_GET_NUMS", "orders@slow", 5)
     watch.count("SNDBCK_PUT_NUMS", "bills@slow", 1)
@@ -75,7 +75,7 @@ def fall_behind(store, state) -> None:
         state.offsets.set(group, "orders", {0: offset}, {})
 
 
-def test_a_group_too_far_behind_may_consume_no_more_where_the_settings_say_so(store):
+def test_a_group_over_the_lag_threshold_is_disabled_if_configured(store):
     changed: list[GroupConfig] = []
     watch, state = watch_over(
         store, changed, disable_consume_if_consumer_read_slowly=True, consumer_fallbehind_threshold_bytes=10_000
@@ -95,7 +95,7 @@ def test_otherwise_no_group_is_touched(store, options):
     assert changed == []
 
 
-def test_the_message_at_an_offset_is_found_or_there_is_none(store):
+def test_message_at_returns_the_message_at_an_offset_or_none(store):
     watch, _ = watch_over(store)
     store.append([make_batch([b"a", b"b"])])
     assert watch.message_at("orders", 0, 1).body == b"b"
@@ -103,9 +103,7 @@ def test_the_message_at_an_offset_is_found_or_there_is_none(store):
     assert watch.message_at("orders", 7, 0) is None
 
 
-def test_groups_that_had_not_read_what_a_full_disk_took_are_named_though_they_go_on_behind_it(
-    tmp_path, no_flushes, monkeypatch, caplog
-):
+def test_groups_that_lost_unread_messages_to_a_full_disk_are_reported(tmp_path, no_flushes, monkeypatch, caplog):
     monkeypatch.setattr(cleaner, "DELETE_PAUSE_S", 0.0)
     monkeypatch.setattr(cleaner, "disk_usage", lambda path: 0.87)
     store = open_store(tmp_path / "store", clean_file_forcibly_enable=True)
@@ -129,7 +127,7 @@ def test_groups_that_had_not_read_what_a_full_disk_took_are_named_though_they_go
     store.close()
 
 
-def test_a_store_that_deletes_nothing_before_its_time_has_nothing_to_tell(store):
+def test_no_lost_messages_are_reported_without_early_deletions(store):
     watch, state = watch_over(store)
     fall_behind(store, state)
     watch.note_deletions()

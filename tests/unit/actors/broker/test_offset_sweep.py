@@ -83,7 +83,7 @@ def test_offsets_stay_while_a_consumer_may_need_them(groups, subscriptions):
     assert groups.group_topics("billing") == ["bills", "orders"]
 
 
-def test_offsets_are_deleted_once_and_can_be_committed_anew(groups):
+def test_deleted_offsets_can_be_committed_again(groups):
     assert groups.delete_offsets("billing", ["bills", "unknown"]) == ["bills"]
     assert groups.delete_offsets("billing", ["bills"]) == []
     with pytest.raises(GroupNotExistError):

@@ -63,6 +63,6 @@ def test_only_a_missing_topic_is_created(own):
     assert own.created == [("new", 8)]
 
 
-def test_a_route_says_which_messages_the_topic_takes(own):
+def test_a_route_has_the_message_type_of_the_topic(own):
     own.state.topics["orders"] = TopicConfig("orders", 1, 1, attributes={"message.type": "FIFO"})
     assert own.routes.get("orders").attributes.message_type is TopicMessageType.FIFO

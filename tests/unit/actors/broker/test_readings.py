@@ -85,7 +85,7 @@ def test_without_the_pairs_the_totals_are_the_same():
     assert (totals.topics, totals.group_totals) == (whole.topics, whole.group_totals)
 
 
-def test_groups_have_totals_of_all_topics_with_what_waits_to_be_tried_again():
+def test_totals_of_a_group_include_all_topics_and_waiting_retries():
     state = state_of(3)
     state.topics |= {name: SimpleNamespace(read_queue_nums=1, perm=6) for name in (retry_topic("g1"), dlq_topic("g1"))}
     found = take_readings(state, Store(), {("g1", "orders"): 17, ("g1", retry_topic("g1")): 3}, stats)  # type: ignore[arg-type]  # a stand-in
@@ -97,7 +97,7 @@ def test_groups_have_totals_of_all_topics_with_what_waits_to_be_tried_again():
     }
 
 
-def test_the_age_of_the_first_unread_message_is_told(monkeypatch):
+def test_readings_have_the_age_of_the_first_unread_message(monkeypatch):
     store = Store()
     store.stored_times = lambda positions, timeout_s: [1_000 for _ in positions]  # type: ignore[method-assign]  # a stand-in
     monkeypatch.setattr(module.time, "time_ns", lambda: 5_000_000_000)

@@ -121,7 +121,7 @@ def spans(answer: ReceiveAnswer) -> list[tuple[int, int]]:
     return [(given.start, given.count) for given in answer.ranges]
 
 
-def test_a_topic_that_the_group_is_forbidden_to_read_is_refused_now_and_to_one_that_waits(broker: Broker) -> None:
+def test_a_forbidden_topic_fails_new_and_waiting_receives(broker: Broker) -> None:
     waiting = broker.receive(1, wait_s=LONG_S)
     eventually(lambda: broker.ends.asks[-1:] == [module.ASK_WAIT_S], "the question behind which it waits")
     broker.log.change(lambda state: state.decide_forbid("g", "orders", forbidden=True))
@@ -144,7 +144,7 @@ def test_messages_that_are_there_are_handed_out_after_one_look(broker: Broker) -
     assert broker.receive(10).result(WAIT_S).ranges == ()
 
 
-def test_a_message_that_arrives_wakes_one_that_waits(broker: Broker) -> None:
+def test_a_new_message_wakes_a_waiting_receive(broker: Broker) -> None:
     waiting = [broker.receive(1, wait_s=LONG_S) for _ in range(3)]
     eventually(lambda: broker.ends.asks[-1:] == [module.ASK_WAIT_S], "the question behind which all wait")
     broker.send(1)
@@ -154,14 +154,14 @@ def test_a_message_that_arrives_wakes_one_that_waits(broker: Broker) -> None:
     assert [spans(one.result(WAIT_S)) for one in waiting[1:]] == [[(1, 1)], [(2, 1)]]
 
 
-def test_what_was_not_settled_in_time_wakes_one_that_waits(broker: Broker) -> None:
+def test_an_expired_lease_wakes_a_waiting_receive(broker: Broker) -> None:
     broker.send(2)
     broker.receive(2, invisible_ms=200).result(WAIT_S)
     [again] = broker.receive(2, wait_s=LONG_S).result(WAIT_S).ranges
     assert (again.start, again.count, again.attempts) == (0, 2, 2)
 
 
-def test_a_queue_in_order_goes_on_when_its_messages_are_settled(broker: Broker) -> None:
+def test_an_ordered_queue_continues_after_its_messages_are_settled(broker: Broker) -> None:
     broker.send(4)
     [first] = broker.receive(2, ordered=True).result(WAIT_S).ranges
     following = broker.receive(2, wait_s=LONG_S, ordered=True)
@@ -170,7 +170,7 @@ def test_a_queue_in_order_goes_on_when_its_messages_are_settled(broker: Broker) 
     assert spans(following.result(WAIT_S)) == [(2, 2)]
 
 
-def test_a_message_whose_time_is_changed_to_now_wakes_one_that_waits(broker: Broker) -> None:
+def test_a_lease_that_is_changed_to_expire_now_wakes_a_waiting_receive(broker: Broker) -> None:
     broker.send(1)
     [first] = broker.receive(1).result(WAIT_S).ranges
     waiting = broker.receive(1, wait_s=LONG_S)
@@ -198,7 +198,7 @@ def test_a_store_that_does_not_answer_fails_the_receive(broker: Broker, monkeypa
         broker.receive(1).result(WAIT_S)
 
 
-def test_what_may_not_be_received_is_refused_with_the_reason(broker: Broker) -> None:
+def test_an_invalid_receive_is_refused_with_the_reason(broker: Broker) -> None:
     with pytest.raises(InvalidArgumentError):
         broker.receive(0)
     with pytest.raises(GroupNotExistError):
@@ -210,13 +210,13 @@ def test_what_may_not_be_received_is_refused_with_the_reason(broker: Broker) -> 
         broker.receive(1)
 
 
-def test_a_topic_that_is_deleted_meanwhile_leaves_those_that_wait_without_messages(broker: Broker) -> None:
+def test_a_waiting_receive_of_a_deleted_topic_ends_without_messages(broker: Broker) -> None:
     waiting = broker.receive(1, wait_s=0.3)
     broker.log.change(lambda state: state.decide_topic_delete("orders"))
     assert waiting.result(WAIT_S).ranges == ()
 
 
-def test_those_that_wait_are_answered_when_the_broker_ends(broker: Broker) -> None:
+def test_waiting_receives_are_answered_when_the_broker_closes(broker: Broker) -> None:
     waiting = broker.receive(1, wait_s=LONG_S)
     eventually(lambda: broker.ends.asks, "the receive to wait")
     broker.receives.close()

@@ -91,16 +91,16 @@ def scene(monkeypatch):
     return scene
 
 
-def test_a_broker_that_is_known_only_says_that_it_lives(scene):
+def test_a_registered_broker_sends_only_heartbeats(scene):
     assert scene.beat() == ([BEAT], [BEAT])
 
 
-def test_a_nameserver_that_forgot_is_told_again_and_the_others_are_not(scene):
+def test_only_a_nameserver_without_the_broker_gets_a_new_registration(scene):
     scene.second.known = None
     assert scene.beat() == ([BEAT], [BEAT, REGISTER])
 
 
-def test_a_change_reaches_a_nameserver_that_was_away_when_it_was_told(scene):
+def test_a_nameserver_that_missed_a_change_gets_a_registration(scene):
     scene.second.gone = True
     scene.version = DataVersion(0, 2, 2)
     scene.registrar.register()
@@ -110,7 +110,7 @@ def test_a_change_reaches_a_nameserver_that_was_away_when_it_was_told(scene):
     assert scene.second.known.data_version == scene.version
 
 
-def test_a_move_reaches_a_nameserver_that_was_away_when_it_was_told_though_the_version_is_the_same(scene):
+def test_a_nameserver_that_missed_a_move_gets_a_registration(scene):
     scene.second.gone, scene.node = True, "n2"
     assert scene.beat() == ([REGISTER], [REGISTER])
     assert scene.beat() == ([BEAT], [BEAT])
@@ -126,13 +126,13 @@ def test_a_store_that_moved_is_registered_at_once(scene):
     assert scene.beat() == ([BEAT], [BEAT])
 
 
-def test_a_full_registration_comes_once_in_a_while(scene):
+def test_a_full_registration_is_sent_regularly(scene):
     scene.now_s += 30.0
     assert scene.beat() == ([REGISTER], [REGISTER])
     assert scene.beat() == ([BEAT], [BEAT])
 
 
-def test_a_broker_that_leaves_tells_all_also_when_one_is_away(scene):
+def test_a_leaving_broker_unregisters_even_if_a_nameserver_is_unavailable(scene):
     scene.first.gone = True
     scene.registrar.leave()
     assert scene.second.known is None
@@ -148,7 +148,7 @@ def test_a_nameserver_that_stands_still_does_not_hold_up_the_others(scene):
     assert scene.second.known.data_version == scene.version
 
 
-def test_only_the_topics_that_changed_are_told(scene):
+def test_only_changed_topics_are_sent(scene):
     assert scene.change(ORDERS) == ([CHANGE], [CHANGE])
     assert scene.change(ORDERS, BILLS) == ([CHANGE], [CHANGE])
     more = TopicConfig("orders", 8, 8)
@@ -157,7 +157,7 @@ def test_only_the_topics_that_changed_are_told(scene):
     assert scene.beat() == ([BEAT], [BEAT])
 
 
-def test_a_nameserver_that_missed_a_change_is_told_everything_with_the_next(scene):
+def test_a_nameserver_that_missed_topics_gets_a_registration_with_the_next_change(scene):
     scene.second.gone = True
     scene.change(ORDERS)
     scene.second.gone = False
@@ -170,7 +170,7 @@ def test_a_change_of_more_than_topics_is_a_full_registration(scene):
     assert scene.change(ORDERS) == ([REGISTER], [REGISTER])
 
 
-def test_calls_that_come_while_nameservers_are_told_share_the_next_one(scene):
+def test_changes_during_a_registration_share_the_next_call(scene):
     telling, go_on = threading.Event(), threading.Event()
 
     def wait() -> None:

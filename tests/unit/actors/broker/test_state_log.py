@@ -285,9 +285,7 @@ def test_a_change_that_waits_for_a_store_that_stands_still_ends_when_another_is_
         change.result(WAIT_S)
 
 
-def test_a_change_that_comes_while_the_new_master_is_read_is_decided_on_what_was_read_there(
-    scene: Scene, threads: ThreadPoolExecutor
-) -> None:
+def test_a_change_during_a_move_is_decided_on_the_new_masters_state(scene: Scene, threads: ThreadPoolExecutor) -> None:
     """A change waits until the new master's records have been read. Otherwise the state computed from these records
     would overwrite the change."""
     scene.make_group("before")
@@ -361,7 +359,7 @@ def test_a_change_of_unknown_outcome_that_is_stored_counts_for_the_next_one(scen
     assert "orders" in log.ready().topics
 
 
-def test_what_another_instance_stored_in_between_is_not_skipped(scene: Scene) -> None:
+def test_records_of_another_instance_are_applied(scene: Scene) -> None:
     scene.make_group("mine")
     scene.first.log.append(encode_change({"kind": "group", "group": "other"}))
     scene.make_group("next")
@@ -398,7 +396,7 @@ def test_a_copy_that_misses_a_file_of_a_snapshot_does_not_get_its_position(scene
     assert "%RETRY%later" in scene.log.ready().topics
 
 
-def test_a_snapshot_is_of_one_store_also_when_another_becomes_the_master_meanwhile(
+def test_a_snapshot_is_not_written_to_a_store_that_became_master_later(
     scene: Scene, threads: ThreadPoolExecutor
 ) -> None:
     scene.second.broken = {"write_config"}
@@ -423,7 +421,7 @@ def test_a_snapshot_is_of_one_store_also_when_another_becomes_the_master_meanwhi
     assert set(scene.log.ready().groups) == {"a", "b"}
 
 
-def test_retention_may_delete_on_a_copy_only_what_its_own_snapshots_have(scene: Scene) -> None:
+def test_retention_on_a_copy_keeps_records_that_its_snapshots_lack(scene: Scene) -> None:
     scene.second.broken = {"write_config"}
     scene.make_group("a")
     scene.log.snapshot()
@@ -465,7 +463,7 @@ def test_a_copy_that_missed_the_last_snapshots_gets_them_without_another_change(
     assert scene.reloaded(scene.second) == {"a"}
 
 
-def test_a_broker_that_starts_anew_goes_on_to_free_what_its_snapshots_have(scene: Scene) -> None:
+def test_a_restarted_broker_still_frees_records_in_its_snapshots(scene: Scene) -> None:
     scene.make_group("a")
     scene.log.snapshot()
     log = StateLog("broker-a", scene.first, scene.send)  # type: ignore[arg-type]
@@ -474,7 +472,7 @@ def test_a_broker_that_starts_anew_goes_on_to_free_what_its_snapshots_have(scene
     assert held(scene.first) == len(scene.first.log)
 
 
-def test_records_behind_a_log_that_lost_its_end_are_not_taken_for_those_of_the_snapshot(scene: Scene) -> None:
+def test_records_after_a_lost_log_end_do_not_count_as_in_the_snapshot(scene: Scene) -> None:
     for group in ("a", "b", "c"):
         scene.make_group(group)
     scene.log.snapshot()
@@ -544,7 +542,7 @@ def test_a_change_is_stored_directly_and_not_by_the_writer(scene: Scene, monkeyp
 
 
 @pytest.mark.parametrize("scene", ["direct"], indirect=True)
-def test_what_comes_while_the_writer_writes_is_stored_directly_after_that(scene: Scene) -> None:
+def test_changes_during_a_write_are_stored_directly_after_the_write(scene: Scene) -> None:
     direct = connected(scene)
     sent = direct.sent
     # While these two changes are submitted, the writer thread still writes the first change, which opens a topic at the
@@ -600,7 +598,7 @@ def test_changes_that_came_while_another_was_stored_go_together_in_one_write(sce
     assert {f"g{index}" for index in range(100)} <= scene.reloaded(scene.first)
 
 
-def test_a_change_is_decided_on_the_state_with_those_before_it_that_are_still_being_stored(scene: Scene) -> None:
+def test_a_change_is_decided_on_the_state_with_earlier_changes_in_flight(scene: Scene) -> None:
     def topic(nums: int) -> Callable[[BrokerState], Any]:
         return lambda state: state.decide_topic("orders", nums, nums)
 
@@ -723,7 +721,7 @@ def test_a_change_that_no_master_accepts_in_time_gets_an_error(scene: Scene, mon
     assert scene.send.writes == []
 
 
-def test_a_log_that_is_closed_carries_out_what_waits_and_takes_no_more(scene: Scene) -> None:
+def test_close_finishes_waiting_changes_and_refuses_new_changes(scene: Scene) -> None:
     gate = CallGate()
     scene.send.before = gate
     first = scene.log.submit(group("g"))

@@ -75,12 +75,12 @@ def test_records_get_their_offsets_in_order(store: Store) -> None:
     assert pickle.loads(store.shipped[0]).topic == STATE_TOPIC
 
 
-def test_what_is_not_known_to_be_on_disk_is_not_durable(store: Store) -> None:
+def test_records_that_may_not_be_on_disk_are_not_durable(store: Store) -> None:
     store.status = SendStatus.FLUSH_SLAVE_TIMEOUT
     assert not records_at(lambda: store).append([b"a"]).durable
 
 
-def test_a_batch_that_a_crash_cut_tells_its_first_and_last_offset(store: Store) -> None:
+def test_a_batch_cut_by_a_crash_has_its_first_and_last_offset(store: Store) -> None:
     store.queue_offsets = (3, 7)
     assert records_at(lambda: store).append([b"a", b"b"]) == StoredRecords(3, 8, True)
 
@@ -93,7 +93,7 @@ def test_after_no_answer_the_very_same_bytes_go_to_the_store_and_are_there_once(
     assert len(set(store.shipped)) == 1
 
 
-def test_the_next_master_gets_the_bytes_that_the_one_before_refused(store: Store) -> None:
+def test_the_next_master_gets_the_bytes_that_the_old_master_refused(store: Store) -> None:
     old = Store("storage-broker-a-1")
     old.errors = [NotMasterError("broker-a", 3)]
     masters = iter([old, store])
@@ -112,7 +112,7 @@ def test_the_next_master_gets_the_bytes_that_the_one_before_refused(store: Store
         ([StoreFailedError("the disk failed"), StoreNotWritableError("the disk failed")], RequestTimeoutError),
     ],
 )
-def test_when_time_is_up_it_is_told_if_the_records_may_be_stored(
+def test_the_timeout_error_shows_whether_records_may_be_stored(
     store: Store, monkeypatch: pytest.MonkeyPatch, errors: list[RaymqError], raised: type[RaymqError]
 ) -> None:
     now_s = [0.0]

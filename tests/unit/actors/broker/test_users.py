@@ -50,7 +50,7 @@ def authenticated(monkeypatch):
     return authenticated
 
 
-def test_users_are_those_of_the_start_until_one_is_changed(broker, authenticated):
+def test_users_come_from_the_start_until_the_first_change(broker, authenticated):
     assert [user.name for user in broker.users()] == ["root", "team"]
     assert broker.auth_state(0) is None
     broker.change_access(CreateUser(User("new", b"n" * 32)))

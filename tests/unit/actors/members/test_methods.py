@@ -186,7 +186,7 @@ def test_an_answer_has_a_longest_length(broker: Broker) -> None:
         broker.answer_question("c", "1", bytes(module.MEMBER_ANSWER_MAX_BYTES + 1))
 
 
-def test_a_client_goes_on_asking_when_its_broker_is_back(
+def test_a_client_continues_to_poll_when_its_broker_returns(
     broker: Broker, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(question_listener, "QUESTION_PAUSE_S", 0.01)

@@ -28,7 +28,7 @@ class FewRoutes:
         pass
 
 
-def test_in_broadcasting_all_queues_of_the_route_are_taken_and_kept_while_there_is_none():
+def test_broadcasting_keeps_all_queues_while_the_route_is_unknown():
     settings = PushSettings("billing", (Subscription.parse("orders"),), message_model=MessageModel.BROADCASTING)
     instance, routes = InstanceState("pull-billing-0", settings), FewRoutes(2)
     member = BroadcastMember(instance, routes)

@@ -35,7 +35,7 @@ def test_a_queue_at_its_end_has_nothing_to_be_asked_about(state):
     assert (found.figures.inflight, found.figures.cached, found.ask) == (0, 0, False)
 
 
-def test_what_was_pulled_is_in_flight_until_it_is_committed(state):
+def test_pulled_messages_are_in_flight_until_they_are_committed(state):
     state.core.saw_end(Q, 12)
     state.core.fetched(Q, 10, records_of([10, 11]), 12, 1.0)
     [found] = queue_states(state)

@@ -218,7 +218,7 @@ def scenes(monkeypatch):
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_what_was_fetched_is_heard_and_may_be_committed(scenes, orderly):
+def test_fetched_messages_reach_the_listener_and_can_be_committed(scenes, orderly):
     heard = []
     scene = scenes(lambda message: heard.append(int(message.body)), orderly=orderly)
     scene.fetch(100)
@@ -228,7 +228,7 @@ def test_what_was_fetched_is_heard_and_may_be_committed(scenes, orderly):
     assert scene.feed.failures == 0
 
 
-def test_what_fails_goes_back_to_its_broker_and_is_done_then(scenes):
+def test_a_failed_message_is_sent_back_and_counts_as_done(scenes):
     def handle(message):
         if message.body == b"3":
             raise ValueError("no")
@@ -240,7 +240,7 @@ def test_what_fails_goes_back_to_its_broker_and_is_done_then(scenes):
     assert (scene.feed.consumed, scene.feed.failures) == (9, 1)
 
 
-def test_what_the_broker_does_not_take_is_kept(scenes):
+def test_a_message_that_the_broker_does_not_accept_back_is_kept(scenes):
     def handle(message):
         raise ValueError("no")
 
@@ -252,7 +252,7 @@ def test_what_the_broker_does_not_take_is_kept(scenes):
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_after_the_process_died_nothing_is_lost_and_what_was_finished_is_not_repeated(scenes, orderly):
+def test_after_a_listener_death_only_unfinished_messages_are_redelivered(scenes, orderly):
     gate = threading.Event()
     heard = []
 
@@ -277,7 +277,7 @@ def test_after_the_process_died_nothing_is_lost_and_what_was_finished_is_not_rep
     assert set(heard) == set(range(10))
 
 
-def test_a_listener_that_cannot_be_loaded_gets_nothing_and_says_why(scenes):
+def test_a_listener_that_cannot_be_loaded_gets_no_tasks_and_has_a_reason(scenes):
     scene = scenes(print)
     scene.handle.loaded = "Traceback: no such module"
     scene.handle.kill()
@@ -314,7 +314,7 @@ def test_a_feed_that_is_closed_and_still_there_keeps_no_other_waiting(scenes):
     eventually(lambda: scene.feed.consumed == 10, "the other feed goes on", WAIT_S)
 
 
-def test_a_listener_that_was_started_again_is_told_what_was_said_in_this_life(scenes):
+def test_a_restarted_listener_receives_the_suspended_state(scenes):
     scene = scenes(lambda message: None)
     scene.feed.keep((True, frozenset({Q})))
     scene.handle.kill()
@@ -324,7 +324,7 @@ def test_a_listener_that_was_started_again_is_told_what_was_said_in_this_life(sc
     assert scene.feed.deaths == 1
 
 
-def test_a_listener_that_has_been_silent_and_is_dead_for_good_is_noticed(scenes, monkeypatch):
+def test_a_silent_dead_listener_is_detected(scenes, monkeypatch):
     scene = scenes(lambda message: None)
     monkeypatch.setattr(pull_feed, "SILENT_AFTER_S", 0.0)
     scene.feed.look()
@@ -366,7 +366,7 @@ def number_of(message) -> int:
     return int(message.body.split()[0])
 
 
-def test_a_hand_over_that_was_lost_comes_again(scenes):
+def test_a_lost_task_batch_is_sent_again(scenes):
     heard = []
     scene = scenes(lambda message: heard.append(int(message.body)))
     scene.handle.process.lose_next = 2
@@ -375,7 +375,7 @@ def test_a_hand_over_that_was_lost_comes_again(scenes):
     assert sorted(heard) == list(range(10))
 
 
-def test_a_report_that_comes_twice_counts_once(scenes):
+def test_a_repeated_report_counts_once(scenes):
     scene = scenes(lambda message: None)
     process, real = scene.handle.process, scene.handle.process.report
 
@@ -396,7 +396,7 @@ def test_a_process_that_has_not_called_gets_nothing_and_changes_nothing(scenes):
     scene.feed.reported("another", scene.feed._epoch, [(1, None)])
 
 
-def test_records_stay_in_the_stores_files_and_are_heard(scenes, tmp_path):
+def test_records_in_the_stores_files_reach_the_listener(scenes, tmp_path):
     store_records(tmp_path, 150)
     heard = []
     scene = scenes(lambda message: heard.append(number_of(message)))
@@ -407,7 +407,7 @@ def test_records_stay_in_the_stores_files_and_are_heard(scenes, tmp_path):
 
 
 @pytest.mark.parametrize("bytes_for_s", [pull_feed.BYTES_FOR_S, 0.0])
-def test_what_the_listener_cannot_read_in_place_comes_in_bytes(scenes, tmp_path, monkeypatch, bytes_for_s):
+def test_records_that_the_listener_cannot_map_are_sent_as_bytes(scenes, tmp_path, monkeypatch, bytes_for_s):
     """The listener gets records that it cannot read in place as bytes, also if the task is sent again only after
     `bytes_for_s` has passed."""
     monkeypatch.setattr(pull_feed, "BYTES_FOR_S", bytes_for_s)
@@ -450,7 +450,7 @@ def test_a_task_that_cannot_be_shipped_now_is_shipped_later(scenes, monkeypatch)
     assert sorted(heard) == list(range(10))
 
 
-def test_what_fails_in_place_goes_back_to_its_broker(scenes, tmp_path):
+def test_a_failed_message_in_mapped_files_is_sent_back(scenes, tmp_path):
     store_records(tmp_path, 20)
 
     def handle(message):

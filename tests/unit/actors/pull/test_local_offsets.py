@@ -19,7 +19,7 @@ from raymq.common.protocol.group import OffsetCommit, QueueOffset
 Q, P = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-b", 3)
 
 
-def test_what_was_saved_is_loaded_by_the_next_instance(tmp_path):
+def test_saved_offsets_are_loaded_by_the_next_instance(tmp_path):
     directory = tmp_path / "group" / "instance"
     assert LocalOffsets(directory).load() == {}
     LocalOffsets(directory).save({Q: 5, P: 7})
@@ -27,7 +27,7 @@ def test_what_was_saved_is_loaded_by_the_next_instance(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"offsetTable": [{}]}'])
-def test_from_a_damaged_file_the_one_before_is_taken(tmp_path, damage):
+def test_a_damaged_file_is_replaced_by_the_previous_file(tmp_path, damage):
     offsets = LocalOffsets(tmp_path)
     offsets.save({Q: 5})
     offsets.save({Q: 6})
@@ -102,7 +102,7 @@ def test_in_broadcasting_offsets_come_from_the_file_or_else_from_the_settings(tm
         again.start_offset(Q, 0)
 
 
-def test_in_broadcasting_a_running_instance_is_told_that_it_may_read_no_more(tmp_path, monkeypatch):
+def test_a_broadcasting_instance_stops_when_reading_is_forbidden(tmp_path, monkeypatch):
     now_s = 100.0
     monkeypatch.setattr(local_offsets, "time", SimpleNamespace(monotonic=lambda: now_s))
     settings = PushSettings(
@@ -132,7 +132,7 @@ def test_in_broadcasting_a_running_instance_is_told_that_it_may_read_no_more(tmp
     assert store.commit_offsets(commits, 1.0).stopped == {}
 
 
-def test_an_offset_does_not_count_for_a_topic_that_was_created_anew(tmp_path):
+def test_a_stored_offset_is_ignored_for_a_recreated_topic(tmp_path):
     settings = PushSettings(
         "billing", (Subscription.parse("orders"),), message_model=MessageModel.BROADCASTING, offsets_dir=str(tmp_path)
     )

@@ -100,7 +100,7 @@ def test_messages_for_an_ended_instance_are_dropped(fetcher):
     assert gone.delivered == []
 
 
-def test_an_instance_does_not_end_the_one_that_has_taken_its_name(fetcher):
+def test_an_old_instance_does_not_end_a_new_instance_of_the_same_name(fetcher):
     before, after = Instance("same", 5), Instance("same", 7)
     fetcher.add(before)
     fetcher.add(after)

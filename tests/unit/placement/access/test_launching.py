@@ -29,7 +29,7 @@ def test_another_place_has_another_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("content", "mode"), [(b"x" * KEY_BYTES, 0o640), (b"short", 0o600)])
-def test_a_key_that_others_may_read_or_that_is_none_is_refused(tmp_path: Path, content: bytes, mode: int) -> None:
+def test_an_invalid_or_readable_key_file_is_refused(tmp_path: Path, content: bytes, mode: int) -> None:
     file = tmp_path / KEY_FILE
     file.parent.mkdir()
     file.write_bytes(content)
@@ -70,7 +70,7 @@ def test_where_nothing_runs_either_may_start(monkeypatch: pytest.MonkeyPatch) ->
     launching._check_running(AccessOptions(enable=True, super_secret_file=Path("secret")))
 
 
-def test_the_super_user_of_the_settings_stops_what_it_started(tmp_path: Path) -> None:
+def test_the_super_user_of_the_settings_can_stop_raymq(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("the secret of root\n")
     secret.chmod(0o600)

@@ -172,7 +172,7 @@ def test_two_attempts_of_one_task_leave_one_whole_file(tmp_path: Path) -> None:
 # Tests of several runs of the archive job into one archive
 
 
-def test_a_run_archives_each_message_once_and_the_next_adds_what_came(tmp_path: Path) -> None:
+def test_a_run_archives_each_message_once_and_the_next_run_adds_new_messages(tmp_path: Path) -> None:
     folder = tmp_path / "orders"
     done = run(folder)
     assert (done.messages, rows(folder)) == (90, EXPECTED)
@@ -183,7 +183,7 @@ def test_a_run_archives_each_message_once_and_the_next_adds_what_came(tmp_path: 
     assert verify(tmp_path, "orders").problems == ()
 
 
-def test_progress_is_told_in_messages(tmp_path: Path) -> None:
+def test_progress_counts_messages(tmp_path: Path) -> None:
     told: list[int] = []
     run(tmp_path / "orders", on_plan=told.append, on_written=told.append)
     assert told[0] == 90
@@ -236,7 +236,7 @@ class KillAt:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_run_killed_between_any_two_steps_leaves_whole_files_and_the_next_one_goes_on(
+def test_a_killed_run_leaves_whole_files_and_the_next_run_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
 ) -> None:
     """A run that is killed at any step leaves only complete archive files, and the next run continues. The killed run
@@ -287,7 +287,7 @@ def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
     run(tmp_path / "orders")
 
 
-def test_files_that_the_driver_does_not_see_are_told_as_a_directory_that_is_not_shared(tmp_path: Path) -> None:
+def test_files_missing_on_the_driver_are_reported_as_an_unshared_directory(tmp_path: Path) -> None:
     def elsewhere(ranges: Sequence[OffsetRange], staging: Path) -> list[Written]:
         other = tmp_path / "other-node"
         other.mkdir()
@@ -297,7 +297,7 @@ def test_files_that_the_driver_does_not_see_are_told_as_a_directory_that_is_not_
         run(tmp_path / "orders", stage=elsewhere)
 
 
-def test_files_that_were_not_asked_for_never_come_into_place(tmp_path: Path) -> None:
+def test_unplanned_files_are_not_moved_into_the_archive(tmp_path: Path) -> None:
     def too_much(ranges: Sequence[OffsetRange], staging: Path) -> list[Written]:
         return stage([*ranges, OffsetRange("orders", "broker-c", 0, 0, 5)], staging)
 
@@ -378,7 +378,7 @@ def test_damage_is_found(tmp_path: Path, kind: str) -> None:
     assert any(expected in problem for problem in problems), problems
 
 
-def test_a_file_is_checked_by_its_footer_before_it_comes_into_place(tmp_path: Path) -> None:
+def test_a_files_footer_is_checked_before_the_file_is_moved_into_place(tmp_path: Path) -> None:
     def damaged(ranges: Sequence[OffsetRange], staging: Path) -> list[Written]:
         written = stage(ranges, staging)
         _rewrite(staging / written[0].piece.path, lambda table: table.slice(1))
@@ -389,7 +389,7 @@ def test_a_file_is_checked_by_its_footer_before_it_comes_into_place(tmp_path: Pa
     assert find_pieces(tmp_path / "orders") == []
 
 
-def test_a_footer_has_as_many_rows_as_it_says(tmp_path: Path) -> None:
+def test_the_row_count_of_a_footer_is_checked(tmp_path: Path) -> None:
     [written, *_] = write_range(RANGE, messages_of(RANGE), tmp_path)
     assert check_file(tmp_path / written.piece.path, "orders", written.piece) == 24
     with pytest.raises(StoreCorruptError, match="its metadata gives"):
@@ -399,7 +399,7 @@ def test_a_footer_has_as_many_rows_as_it_says(tmp_path: Path) -> None:
 # Tests of the command line of the archive job
 
 
-def test_verify_says_what_is_there_and_exits_with_1_when_something_is_wrong(tmp_path: Path) -> None:
+def test_verify_shows_the_archive_and_exits_with_1_for_a_problem(tmp_path: Path) -> None:
     run(tmp_path / "orders")
     arguments = ["orders", str(tmp_path), "--verify"]
     result = CliRunner().invoke(job.command, arguments)

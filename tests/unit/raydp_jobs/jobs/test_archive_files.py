@@ -38,7 +38,7 @@ def spans(ranges: tuple[OffsetRange, ...]) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize(
     "one", [piece(0, 1), piece(17, 2**62), piece(5, 6, day=""), ArchiveFile("%RETRY%-b|1", 0, 0, 9, DAY)]
 )
-def test_a_path_says_all_of_its_piece(one: ArchiveFile) -> None:
+def test_a_path_encodes_all_fields_of_its_file(one: ArchiveFile) -> None:
     assert ArchiveFile.parse(one.path) == one
 
 
@@ -86,7 +86,7 @@ def test_a_gap_and_an_overlap_are_damage() -> None:
         next_offsets([piece(0, 9), piece(10, 12)])
 
 
-def test_a_round_goes_on_behind_the_archive_and_a_new_queue_begins_with_its_first_message() -> None:
+def test_a_round_continues_after_the_archive_and_includes_new_queues() -> None:
     queues = {**bounds(0, 100), **bounds(40, 50, queue_id=4)}
     part = plan_round(queues, {("broker-a", 3): 90}, most=1000)
     assert (spans(part.ranges), part.absent) == ([(3, 90, 100), (4, 40, 50)], ())
@@ -115,7 +115,7 @@ def test_messages_that_were_deleted_first_are_an_error_or_absent() -> None:
     assert (emptied.ranges, emptied.absent) == ((), (piece(5, 30, day=""),))
 
 
-def test_a_topic_that_was_made_anew_is_refused() -> None:
+def test_a_recreated_topic_is_refused() -> None:
     with pytest.raises(StoreCorruptError, match="the topic was deleted and created again"):
         plan_round(bounds(0, 10), {("broker-a", 3): 11}, most=1000)
 

@@ -75,7 +75,9 @@ LETTERS = [
         (letter(0, attempts=3), None, "dead after 3 attempts"),
     ],
 )
-def test_a_reason_is_told_by_the_message_or_by_its_attempts(one: DeadLetter, retries: int | None, reason: str) -> None:
+def test_a_reason_comes_from_the_message_or_from_its_attempts(
+    one: DeadLetter, retries: int | None, reason: str
+) -> None:
     assert reason_of(one, retries) == reason
 
 
@@ -98,7 +100,7 @@ def test_letters_are_counted_by_cause_and_by_hour() -> None:
     assert (deaths.first_ms, deaths.last_ms) == (START_MS, START_MS + 5 * HOUR_MS // 2)
 
 
-def test_a_period_and_another_property_are_heard() -> None:
+def test_the_period_and_the_reason_property_are_applied() -> None:
     deaths = count("billing", LETTERS, 16, "cause", 3600, Period(START_MS + HOUR_MS))
     assert (deaths.letters, sum(deaths.causes.values())) == (2, 2)
     assert ("orders", "failed in all its 17 attempts") in deaths.causes
@@ -110,7 +112,7 @@ def test_texts_without_end_are_counted_together() -> None:
     assert deaths.causes["orders", OTHERS] == 50
 
 
-def test_progress_is_told_to_the_last_letter() -> None:
+def test_progress_counts_every_dead_letter() -> None:
     told: list[int] = []
     count("billing", [LETTERS[0]] * 2500, 16, on_read=told.append)
     assert told == [1000, 1000, 500]

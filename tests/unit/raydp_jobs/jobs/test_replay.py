@@ -149,7 +149,7 @@ def test_an_archive_that_grew_has_only_its_new_rows_sent(tmp_path: Path) -> None
     assert bodies(cluster) == expected([*RANGES, *more])
 
 
-def test_an_archive_whose_oldest_files_were_deleted_is_sent_anew(tmp_path: Path) -> None:
+def test_an_archive_with_deleted_oldest_files_is_sent_completely(tmp_path: Path) -> None:
     """If the oldest files of an archive were deleted, a replay sends all remaining rows again. The deletion changes the
     row numbers, so a continued replay would skip rows that were never sent."""
     cluster, folder = Cluster(), archive(tmp_path / "orders", RANGES[:1])
@@ -203,7 +203,7 @@ def test_few_lines_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (cluster.most_open, cluster.open, len(cluster.writers)) == (2, 0, 5)
 
 
-def test_progress_is_told_in_rows_of_the_files(tmp_path: Path) -> None:
+def test_progress_counts_rows_of_the_files(tmp_path: Path) -> None:
     told: list[int] = []
     selection = Selection(tags=frozenset({"nothing"}))
     folder = archive(tmp_path / "orders", RANGES)
@@ -283,7 +283,7 @@ def test_a_directory_of_archives_names_one_of_them(tmp_path: Path) -> None:
         lines_of(tmp_path)
 
 
-def test_a_source_without_parquet_or_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_source_or_a_source_without_parquet_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="has no Parquet file"):
         lines_of(tmp_path)
     with pytest.raises(InvalidArgumentError, match="does not exist: name a Parquet file"):

@@ -20,7 +20,7 @@ Caused by: java.io.IOException: No space left on device
 """
 
 
-def test_a_tasks_error_is_the_one_that_raymq_raised() -> None:
+def test_job_error_restores_the_error_that_raymq_raised_in_a_task() -> None:
     error = job_error(OF_A_TASK)
     assert type(error) is DataLossError
     assert str(error) == "orders@broker-a:3: offsets 0 to 17 are not on disk (any more)"

@@ -51,7 +51,7 @@ def test_a_topic_without_messages_has_no_rate() -> None:
     assert (value["messages"], value["messages_per_second"], value["first"]) == (0, None, None)
 
 
-def test_the_table_has_the_newest_buckets_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_has_the_newest_buckets_and_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     text = io.StringIO()
     monkeypatch.setattr(output, "out", Console(file=text, width=200, markup=False))
     show([figures(count=SHOWN_BUCKETS + 5)], 60)
@@ -99,7 +99,7 @@ def test_a_saved_picture_is_a_png_of_the_stated_size_with_bars(tmp_path: Path) -
     assert [file.name for file in tmp_path.iterdir()] == ["orders.png"]
 
 
-def test_a_picture_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_failed_picture_keeps_the_previous_file(tmp_path: Path) -> None:
     path = tmp_path / "orders.png"
     path.write_bytes(b"before")
     with pytest.raises(ZeroDivisionError):
@@ -113,7 +113,7 @@ def test_a_picture_that_cannot_be_saved_is_refused_before_the_job(tmp_path: Path
         check_picture(tmp_path / name)
 
 
-def test_without_matplotlib_the_line_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_matplotlib_the_error_has_the_install_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("raymq.common.extras.find_spec", lambda name: None)
     check_picture(None)
     with pytest.raises(ConfigError, match=r"pip install 'raymq\[pictures\]'"):

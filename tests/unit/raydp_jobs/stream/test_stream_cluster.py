@@ -142,7 +142,7 @@ def test_a_broker_group_that_hangs_or_fails_delays_nobody(monkeypatch: pytest.Mo
         ({"starting_offsets": "group:billing"}, {A0: LATEST, B0: LATEST}),
     ],
 )
-def test_a_new_query_begins_where_its_options_say(
+def test_a_new_query_begins_at_the_offsets_of_its_options(
     monkeypatch: pytest.MonkeyPatch, starting: dict[str, Any], expected: dict[MessageQueue, int]
 ) -> None:
     topics = joined(monkeypatch, Cluster("orders"), TopicChoice("orders"), **starting)

@@ -35,7 +35,7 @@ OTHER_NAMES = {
 option."""
 
 
-def test_option_names_are_those_of_sparks_kafka_source() -> None:
+def test_option_names_match_sparks_kafka_source() -> None:
     snake = {re.sub(r"([A-Z])", lambda found: "_" + found[1].lower(), name) for name in KAFKA_OPTIONS}
     names = inspect.signature(stream_topic).parameters.keys() - {"spark", "starting"}
     assert snake | OTHER_NAMES.keys() == names | StartingOptions.__annotations__.keys()

@@ -141,7 +141,7 @@ def made_anew(topics: FakeTopics, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [3, 5, 206])
-def test_a_topic_that_was_created_anew_is_an_error_or_is_read_from_its_beginning(count: int) -> None:
+def test_a_recreated_topic_is_an_error_or_is_read_from_its_beginning(count: int) -> None:
     topics = FakeTopics({A0: (0, 5), B0: (0, 5)})
     topics.ids = {"orders": {"a": "1", "b": "1"}}
     query, strict = Query(topics, fail_on_data_loss=False), Query(topics)
@@ -158,7 +158,7 @@ def test_a_topic_that_was_created_anew_is_an_error_or_is_read_from_its_beginning
     assert query.batch() == {A0: range(count, count + 1)}
 
 
-def test_a_planned_batch_is_not_read_from_a_topic_that_was_created_anew_since() -> None:
+def test_a_planned_batch_is_not_read_from_a_recreated_topic() -> None:
     topics = FakeTopics({A0: (0, 5), B0: (0, 5)})
     topics.ids = {"orders": {"a": "1", "b": "1"}}
     query, strict = Query(topics, fail_on_data_loss=False), Query(topics)
@@ -177,7 +177,7 @@ OF_AN_OLDER_VERSION = (
 )
 
 
-def test_a_checkpoint_of_an_older_version_goes_on_and_knows_its_topic_from_then_on() -> None:
+def test_a_checkpoint_of_an_older_version_continues_and_records_the_topic_id() -> None:
     assert StreamOffsets.from_json(OF_AN_OLDER_VERSION).to_json() == OF_AN_OLDER_VERSION
     topics = FakeTopics({A0: (0, 7)})
     topics.ids = {"orders": {"a": "1"}}
@@ -189,7 +189,7 @@ def test_a_checkpoint_of_an_older_version_goes_on_and_knows_its_topic_from_then_
         query.batch()
 
 
-def test_a_topic_without_an_id_is_another_one_once_it_has_one_but_an_unknown_id_says_nothing() -> None:
+def test_a_new_topic_id_means_a_recreated_topic_but_an_unknown_id_does_not() -> None:
     topics = FakeTopics({A0: (0, 5)})
     topics.ids = {"orders": {"a": ""}}
     query = Query(topics)
@@ -218,7 +218,7 @@ def test_the_cluster_is_closed_with_the_last_query() -> None:
     assert topics.closed == 1
 
 
-def test_progress_tells_what_the_query_has_seen() -> None:
+def test_progress_has_the_offsets_that_the_query_has_read() -> None:
     topics = FakeTopics({A0: (0, 5), B0: (2, 4)})
     query = Query(topics, max_offsets=3)
     query.batch()

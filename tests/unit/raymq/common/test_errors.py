@@ -50,7 +50,7 @@ def test_an_error_survives_pickling_with_its_text_and_its_fields(kind, pickler):
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
-def test_an_error_has_a_response_code_and_says_whether_to_retry(kind):
+def test_an_error_has_a_response_code_and_a_retryable_flag(kind):
     assert isinstance(kind.code, int)
     assert kind.code > 0
     assert isinstance(kind.retryable, bool)

@@ -28,7 +28,7 @@ def test_a_process_acts_as_a_user_until_the_last_one_gives_it_back():
 
 
 @pytest.mark.parametrize("other", [BOB, Identity("alice", b"x")])
-def test_no_other_user_may_act_meanwhile(other):
+def test_no_other_user_may_act_at_the_same_time(other):
     with acting_as(ALICE):
         with pytest.raises(ClientStateError, match="acts as user 'alice'"):
             identity.take(other)

@@ -24,7 +24,7 @@ from raymq.common.message import (
 )
 
 
-def test_a_message_keeps_what_it_was_given():
+def test_a_message_keeps_its_arguments():
     message = Message("orders", b"x", tags="paid", keys=["o-17", "c-1"], properties={"a": "1"}, flag=-5)
     assert (message.topic, message.body, message.tags) == ("orders", b"x", "paid")
     assert message.keys == ("o-17", "c-1")
@@ -71,7 +71,7 @@ def test_nobody_gives_properties_to_all_messages_that_have_none(change):
     assert first.properties is not second.properties
 
 
-def test_plain_messages_and_no_others_are_told_by_their_properties():
+def test_plain_messages_are_recognised_by_their_properties():
     plain = Message("orders", b"x")
     made_otherwise = [
         *(Message("orders", bytearray(b"x"), None, [], {}, 0), Message("orders", b"x", keys=[], properties={})),

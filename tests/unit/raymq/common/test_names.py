@@ -35,7 +35,7 @@ def test_a_name_that_breaks_the_rules_is_refused(name):
         check_group(name)
 
 
-def test_a_refusal_says_what_is_wrong_and_what_is_allowed():
+def test_a_refused_name_reports_the_rule():
     with pytest.raises(IllegalNameError, match=r"topic name 'a\.b' is not legal: use letters, digits"):
         check_topic("a.b")
     with pytest.raises(IllegalNameError, match="the name has 121 characters; at most 120"):
@@ -63,7 +63,7 @@ def test_actor_names_print_themselves():
 
 
 @pytest.mark.parametrize("name", [StorageName("broker-a", 0), StorageName("a-1-2", 13), StorageName("x", 0)])
-def test_a_storage_name_parses_what_it_prints(name):
+def test_a_storage_name_can_be_parsed_from_its_text(name):
     assert StorageName.parse(str(name)) == name
     assert pickle.loads(pickle.dumps(name)) == name
 
@@ -128,7 +128,7 @@ def test_the_topic_of_a_light_queue_is_consumed_and_not_sent_to():
 
 
 @pytest.mark.parametrize("group", ["billing", "billing-2", "a-b-c", "7"])
-def test_the_name_of_an_instance_says_its_group(group):
+def test_the_name_of_an_instance_contains_its_group(group):
     assert InstanceName.parse(str(InstanceName(group, 3))) == InstanceName(group, 3)
 
 

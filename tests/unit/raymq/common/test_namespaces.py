@@ -81,7 +81,7 @@ def test_only_the_namespace_asked_for_is_taken_off():
 
 
 @pytest.mark.parametrize("topic", [*sorted(SYSTEM_TOPICS), reply_topic("raymq")])
-def test_what_belongs_to_the_server_is_in_no_namespace(topic):
+def test_system_names_are_in_no_namespace(topic):
     assert (wrap("ns", topic), unwrap(topic), namespace_of(topic)) == (topic, topic, "")
 
 
@@ -101,7 +101,7 @@ def test_a_wrapped_name_is_legal_is_wrapped_once_and_gives_the_name_back(namespa
 
 
 @given(_NAMESPACES, _NAMES)
-def test_topics_of_a_group_are_those_of_the_wrapped_group(namespace, group):
+def test_topics_of_a_group_are_wrapped_with_the_group(namespace, group):
     assume(not group.startswith("%"))
     for topic_of in (retry_topic, dlq_topic):
         assert wrap(namespace, topic_of(group)) == topic_of(wrap(namespace, group))
@@ -119,7 +119,7 @@ def test_two_namespaces_never_share_a_name_that_is_not_the_servers(one, other, n
 @pytest.mark.parametrize(
     "namespace", ["", " ", None, 5, "a%b", "%", "a b", "a.b", "é", "a\n", "rmq_sys_a", "CID_RMQ_SYS_"]
 )
-def test_a_namespace_that_names_could_not_be_told_from_is_refused(namespace):
+def test_an_ambiguous_namespace_is_refused(namespace):
     with pytest.raises(IllegalNameError, match="namespace"):
         check_namespace(namespace)
 

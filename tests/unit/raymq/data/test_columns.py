@@ -55,11 +55,11 @@ def batch() -> pa.RecordBatch:
     )
 
 
-def test_the_first_columns_are_those_of_read_kafka() -> None:
+def test_the_first_columns_match_read_kafka() -> None:
     assert pa.schema(list(SCHEMA)[: len(KAFKA_MSG_SCHEMA)]) == KAFKA_MSG_SCHEMA
 
 
-def test_a_block_has_what_the_messages_have(batch: pa.RecordBatch) -> None:
+def test_a_block_has_the_values_of_the_messages(batch: pa.RecordBatch) -> None:
     block = to_block(batch, SCHEMA.names)
     assert block.schema == SCHEMA
     assert block.to_pydict() == {

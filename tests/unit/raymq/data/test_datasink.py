@@ -107,7 +107,7 @@ def test_the_tasks_of_a_write_begin_with_different_queues_and_writes_do_too(clus
     assert first_queues == {0, 1, 2}
 
 
-def test_a_retried_task_says_the_same_of_itself(cluster: FakeCluster) -> None:
+def test_a_retried_task_has_the_same_values(cluster: FakeCluster) -> None:
     sink = TopicDatasink("orders", body_field="x")
     sink.on_write_start()
     shipped = cloudpickle.dumps(sink)
@@ -142,7 +142,7 @@ def test_a_failure_closes_the_writer(cluster: FakeCluster) -> None:
     assert cluster.closed == 1
 
 
-def test_the_start_checks_the_fields_and_fixes_the_queues_anew(cluster: FakeCluster) -> None:
+def test_each_start_checks_the_fields_and_looks_up_the_queues(cluster: FakeCluster) -> None:
     sink = TopicDatasink("orders", body_field="y")
     with pytest.raises(InvalidArgumentError, match="body_field='y'; their fields are x"):
         sink.on_write_start(pa.schema([("x", pa.string())]))
@@ -185,7 +185,7 @@ def test_the_interface_is_that_of_this_ray() -> None:
     assert (instance.get_name(), instance.supports_distributed_writes) == ("Topic", True)
 
 
-def test_the_options_are_those_of_write_kafka_and_what_raymq_has_more() -> None:
+def test_the_options_match_write_kafka_plus_raymqs_own() -> None:
     theirs = set(inspect.signature(Dataset.write_kafka).parameters)
     ours = set(inspect.signature(write_topic).parameters)
     assert theirs - ours == {"self", "bootstrap_servers", "producer_config"}

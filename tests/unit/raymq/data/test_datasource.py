@@ -157,7 +157,7 @@ def test_the_ranges_are_fixed_when_the_datasource_is_made(cluster: FakeCluster) 
     assert len(offsets_of(TopicDatasource("orders").get_read_tasks(4))) == ROWS + 1500
 
 
-def test_tasks_check_that_the_topics_are_those_of_the_plan(cluster: FakeCluster) -> None:
+def test_tasks_check_that_topics_were_not_recreated(cluster: FakeCluster) -> None:
     blocks_of(TopicDatasource("orders").get_read_tasks(2))
     assert cluster.creations == [{"orders": {queue.broker_name: "1" for queue in QUEUES}}] * 2
 
@@ -271,7 +271,7 @@ def test_the_interface_is_that_of_this_ray() -> None:
     assert instance.get_name() == "Topic"
 
 
-def test_the_options_are_those_of_read_kafka_and_what_raymq_has_more() -> None:
+def test_the_options_match_read_kafka_plus_raymqs_own() -> None:
     theirs = list(inspect.signature(ray.data.read_kafka).parameters)
     ours = list(inspect.signature(read_topic).parameters)
     kafka_s_own = {"bootstrap_servers", "kafka_auth_config", "consumer_config", "ray_remote_args"}

@@ -79,7 +79,7 @@ def test_a_key_is_the_first_key_and_the_sharding_key(column: list[Any], serializ
     assert (found["keys"], found["sharding_key"]) == (expected, expected)
 
 
-def test_more_keys_stand_behind_the_key_each_once() -> None:
+def test_more_keys_follow_the_key_without_duplicates() -> None:
     rows = {"id": ["a", None, "c"], "more": [["b", "a"], ["x"], None], "x": ["1", "2", "3"]}
     assert messages(rows, body="x", key="id", keys="more")["keys"] == [["a", "b"], ["x"], ["c"]]
     assert messages(rows, body="x", keys="more")["keys"] == [["b", "a"], ["x"], None]

@@ -26,7 +26,7 @@ def test_all_names_resolve() -> None:
         _ = raymq.data.read_kafka
 
 
-def test_without_the_extra_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_error_has_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib.util import find_spec
 
     def none_of_fsspec(name: str) -> Any:

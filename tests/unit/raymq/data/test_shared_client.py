@@ -82,7 +82,7 @@ def test_a_client_whose_reader_stops_early_is_left_too() -> None:
     assert connections.made[0].closed.wait(10.0)
 
 
-def test_what_waits_for_the_idle_time_does_not_keep_a_worker_alive() -> None:
+def test_the_idle_timer_does_not_keep_a_worker_alive() -> None:
     before = set(threading.enumerate())
     shared = SharedClient(Connections(), idle_s=60.0)
     with shared.use():
@@ -134,7 +134,7 @@ def test_a_task_of_another_user_does_not_get_a_client_in_use() -> None:
 # Tests of the shared client in a forked child process
 
 
-def test_a_child_connects_anew_though_a_task_of_the_parent_uses_the_client_and_its_lock_is_held() -> None:
+def test_a_child_connects_again_while_the_parent_uses_the_client() -> None:
     connections = Connections()
     shared = SharedClient(connections, idle_s=60.0)
 

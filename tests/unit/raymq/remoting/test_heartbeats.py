@@ -68,7 +68,7 @@ def beats(brokers):
     beats.close()
 
 
-def test_every_broker_hears_of_a_change_at_once(brokers, beats):
+def test_every_broker_receives_a_change_at_once(brokers, beats):
     producer, consumer = object(), object()
     beats.set_producer(producer, "shop")
     brokers.know(producers=["shop"])
@@ -96,7 +96,7 @@ def test_a_client_without_producers_and_consumers_sends_nothing(brokers, beats):
     assert brokers.known == {}
 
 
-def test_a_broker_that_was_away_hears_it_the_next_time(brokers, beats, monkeypatch):
+def test_a_broker_that_missed_a_heartbeat_gets_the_next(brokers, beats, monkeypatch):
     monkeypatch.setattr(module, "CLIENT_HEARTBEAT_INTERVAL_S", 0.02)
     brokers.gone = {"a"}
     beats.set_producer(object(), "shop")
@@ -105,7 +105,7 @@ def test_a_broker_that_was_away_hears_it_the_next_time(brokers, beats, monkeypat
     brokers.know(producers=["shop"])
 
 
-def test_a_broker_hears_no_group_of_a_consumer_that_has_closed_before_its_turn(brokers, beats):
+def test_a_consumer_closed_before_a_brokers_turn_is_not_sent(brokers, beats):
     consumer, busy, go_on = object(), threading.Event(), threading.Event()
     known, call = [], brokers.call
 
@@ -126,7 +126,7 @@ def test_a_broker_hears_no_group_of_a_consumer_that_has_closed_before_its_turn(b
     assert {beat.consumers for beat in known} == {()}
 
 
-def test_brokers_are_told_on_while_no_nameserver_answers(brokers, beats):
+def test_heartbeats_continue_while_no_nameserver_answers(brokers, beats):
     beats.set_producer(object(), "shop")
     brokers.know(producers=["shop"])
     brokers.nameservers_gone = True

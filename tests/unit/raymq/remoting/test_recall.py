@@ -36,7 +36,7 @@ def test_golden_159_the_handle_is_rocketmqs():
         None,
     ],
 )
-def test_golden_160_what_is_no_handle_is_refused(text):
+def test_golden_160_an_invalid_recall_handle_is_refused(text):
     with pytest.raises(RecallError, match="is not a recall handle") as caught:
         RecallHandle.parse(text)
     assert caught.value.code == 604

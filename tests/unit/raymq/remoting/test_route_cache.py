@@ -192,7 +192,7 @@ def test_a_topic_that_was_deleted_is_not_served_from_memory(monkeypatch):
 
 
 @pytest.mark.parametrize("ignorant", [TopicNotExistError("orders"), ServiceNotAvailableError("gone")])
-def test_one_nameserver_that_knows_is_enough(monkeypatch, ignorant):
+def test_one_nameserver_with_the_route_is_enough(monkeypatch, ignorant):
     for seed in range(10):
         random.seed(seed)
         routes = Servers(monkeypatch, ignorant, NEW, ignorant).routes()
@@ -282,7 +282,7 @@ def test_brokers_that_a_restarted_nameserver_does_know_are_updated_at_once(monke
     assert route.complete
 
 
-def test_a_topic_is_waited_for_while_no_nameserver_knows_if_it_exists(monkeypatch):
+def test_wait_continues_while_no_nameserver_can_answer_about_a_topic(monkeypatch):
     answers = [ServiceNotAvailableError("restarted"), RequestTimeoutError("topic_route", 5.0), NEW]
     servers = Servers(monkeypatch, lambda method, topic: answers.pop(0))
     assert servers.routes().wait("orders", WAIT_S) is NEW

@@ -67,7 +67,7 @@ def test_a_user_calls_the_twin_with_a_signature_of_just_this_call(handle: Handle
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_call_that_was_signed_before_the_server_began_is_signed_anew_within_its_time(
+def test_a_call_signed_before_the_servers_start_is_signed_again(
     handle: Handle, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     def resolve(reference: int, what: str, timeout_s: float) -> str:
@@ -147,7 +147,7 @@ def test_a_wall_clock_that_is_set_stops_no_signed_call(
     assert [cluster.call(), cluster.call()] == ([2, 1] if restarted else [1, 1])
 
 
-def test_a_call_that_was_heard_is_taken_once_wherever_the_wall_clock_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signed_call_is_accepted_once_despite_clock_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch)
     cluster.call()
     [heard] = cluster.process.taken
@@ -159,7 +159,7 @@ def test_a_call_that_was_heard_is_taken_once_wherever_the_wall_clock_goes(monkey
             assert process.taken == ([heard] if process is cluster.process else [])
 
 
-def test_a_monotonic_clock_that_drifted_away_is_learnt_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_drifted_is_learnt_again(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch)
     cluster.call()
     [(life, ahead_ms)] = actor_ref._clocks.values()
@@ -176,7 +176,7 @@ def test_the_memory_of_actors_clocks_is_bounded(monkeypatch: pytest.MonkeyPatch)
         assert len(actor_ref._clocks) <= 3
 
 
-def test_a_call_whose_answer_nobody_awaits_is_signed_anew_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_without_an_awaited_answer_is_signed_again_once(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch)
     made = cluster.process.__getattr__
 

@@ -106,7 +106,7 @@ def patience(monkeypatch):
     return patience
 
 
-def test_from_another_node_a_server_without_a_port_is_an_error_that_says_why(client, patience):
+def test_a_server_without_a_port_is_a_clear_error_on_other_nodes(client, patience):
     patience(0.2)
     address = LaneAddress("\0raymq-a", b"x" * 32, own_node_only="storage-a-0 cannot listen at node-9: no address")
     storage, actor = client(describe=lambda: description(address, node_id="elsewhere"))

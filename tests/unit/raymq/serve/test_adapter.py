@@ -77,7 +77,7 @@ def ended(adapter: RaymqTaskProcessorAdapter, task: TaskResult) -> TaskResult:
 # Tests of the adapter class itself
 
 
-def test_it_is_an_adapter_with_every_method_of_one():
+def test_the_adapter_has_every_method_of_rays_interface():
     assert issubclass(RaymqTaskProcessorAdapter, TaskProcessorAdapter)
     assert not RaymqTaskProcessorAdapter.__abstractmethods__
     methods = dict(inspect.getmembers(TaskProcessorAdapter, inspect.isfunction))
@@ -89,7 +89,7 @@ def test_it_is_an_adapter_with_every_method_of_one():
         assert list(ours) == list(inspect.signature(method).parameters), name
 
 
-def test_it_is_found_by_its_name():
+def test_the_adapter_can_be_imported_by_its_name():
     assert import_attr("raymq.serve.RaymqTaskProcessorAdapter") is RaymqTaskProcessorAdapter
 
 
@@ -103,7 +103,7 @@ def test_another_adapters_config_is_refused():
         RaymqTaskProcessorAdapter(config(adapter_config={"broker_url": "redis://"}))
 
 
-def test_before_initialize_it_says_what_to_do():
+def test_calls_before_initialize_raise_with_a_remedy():
     adapter = RaymqTaskProcessorAdapter(config())
     for name in ("enqueue_task", "get_task_status", "cancel_task", "get_metrics"):
         with pytest.raises(ClientStateError, match="initialize"):
@@ -187,7 +187,7 @@ def test_a_task_is_pending_until_a_consumer_runs_it(adapter):
     assert ended(adapter, task) == TaskResult(id=task.id, status="SUCCESS", created_at=task.created_at, result=3)
 
 
-def test_a_task_that_failed_tells_the_error(adapter):
+def test_a_failed_task_has_its_error(adapter):
     adapter.start_consumer()
     task = ended(adapter, adapter.enqueue_task_sync("add", ["text"]))
     assert task.status == "FAILURE"
@@ -233,7 +233,7 @@ def test_other_options_are_refused(adapter, tasks, options, reason):
     assert tasks.waiting == []
 
 
-def test_arguments_that_json_cannot_say_are_refused(adapter, tasks):
+def test_arguments_that_json_cannot_represent_are_refused(adapter, tasks):
     with pytest.raises(InvalidArgumentError, match="cannot be written as JSON"):
         adapter.enqueue_task_sync("add", [object()])
     assert tasks.waiting == []

@@ -68,7 +68,7 @@ def test_a_config_that_makes_no_sense_is_refused(fields, reason):
 
 
 @pytest.mark.parametrize("name", ["no spaces", "rmq_sys_mine", ""])
-def test_names_are_those_of_topics(name):
+def test_queue_names_must_be_legal_topic_names(name):
     with pytest.raises(IllegalNameError):
         settings(queue_name=name)
 

@@ -194,7 +194,7 @@ def test_a_task_is_sent_with_its_first_state(client, tasks):
     )
 
 
-def test_states_are_looked_for_where_they_are_told(client, tasks):
+def test_states_are_read_from_the_queue_that_stores_them(client, tasks):
     places = set()
     for number in range(20):
         task_id = f"t{number}"
@@ -229,7 +229,7 @@ def test_messages_of_others_in_the_result_topic_are_passed_over(client, tasks):
     assert latest.state is TaskState.PENDING
 
 
-def test_a_broker_that_is_away_is_said_so(client, tasks):
+def test_an_unavailable_broker_is_a_clear_error(client, tasks):
     both = client.topics["jobs-results"]
     for broker_name in ("a", "b"):
         brokers = {broker_name: both.brokers[broker_name]}
@@ -242,7 +242,7 @@ def test_a_broker_that_is_away_is_said_so(client, tasks):
             assert tasks.history("t1").latest is None
 
 
-def test_a_replica_is_a_member_that_acknowledges_each_task_also_those_that_are_tried_again(client, tasks):
+def test_a_replica_acknowledges_each_task_and_each_retry(client, tasks):
     tasks.consumer()
     [consumer] = client.consumers
     assert (consumer.group, consumer.topics) == ("serve-jobs", ["jobs", "%RETRY%serve-jobs"])
@@ -264,7 +264,7 @@ def test_a_replica_is_a_member_that_acknowledges_each_task_also_those_that_are_t
         ("ü" * 5000, "ü" * (ERROR_PROPERTY_BYTES_MAX // 2)),
     ],
 )
-def test_a_copy_says_why(client, tasks, error, shown):
+def test_a_copy_has_the_reason_as_a_property(client, tasks, error, shown):
     tasks.copy(task_message(b"body", 1), "failed", error)
     [(message, _)] = client.sent
     assert (message.topic, message.body, message.properties) == ("failed", b"body", {"error": shown})

@@ -43,7 +43,7 @@ def told(end: End) -> tuple[str, Any]:
 # Tests of decisions when a task is delivered
 
 
-def test_a_task_with_a_handler_is_run_and_said_to_be():
+def test_a_task_with_a_handler_is_run_and_reported_as_started():
     assert rules().receive(TASK.encode(), {"resize"}, 0, 9.0) == TASK
     run = rules().begin(TASK, 2, UNKNOWN, 9.0)
     assert isinstance(run, Run)
@@ -121,7 +121,7 @@ def test_after_the_last_retry_a_task_is_dead(most):
 @pytest.mark.parametrize(
     ("result", "reason"), [(object(), "cannot be written as JSON"), ("x" * (5 << 20), "pass a reference")]
 )
-def test_a_result_that_cannot_be_told_is_a_failure_that_another_attempt_would_not_mend(result, reason):
+def test_a_result_that_cannot_be_stored_is_a_final_failure(result, reason):
     end = rules().end(TASK, 0, HandlerResult(result), 9.0)
     state, error = told(end)
     assert (state, end.delay_level, end.copy_to) == ("FAILURE", DEAD, "failed")

@@ -87,7 +87,7 @@ def test_from_nothing_one_replica_is_wanted_if_there_is_work(cluster):
     assert (set(cluster.asked), cluster.addresses) == ({"workers"}, ["head:6379"])
 
 
-def test_it_does_not_wait_and_asks_once_at_a_time(cluster):
+def test_the_lag_policy_does_not_block_and_sends_one_query_at_a_time(cluster):
     cluster.gate.clear()
     cluster.lag = 4
     policy = RaymqLagPolicy("jobs", poll_interval_s=0.0)
@@ -107,7 +107,7 @@ def test_the_lag_policy_asks_no_more_often_than_configured(cluster):
     assert len(cluster.asked) == 1
 
 
-def test_while_raymq_does_not_answer_the_last_lag_counts_and_a_group_that_nobody_knows_has_none(cluster):
+def test_the_last_lag_is_used_without_an_answer_and_unknown_groups_have_none(cluster):
     policy = RaymqLagPolicy("jobs", poll_interval_s=0.0)
     cluster.lag = 4
     assert wants(policy, 1, lag=4) == 2
@@ -119,7 +119,7 @@ def test_while_raymq_does_not_answer_the_last_lag_counts_and_a_group_that_nobody
     assert wants(policy, 1, lag=0) == 0
 
 
-def test_its_connection_ends_with_it(cluster):
+def test_the_connection_closes_with_the_lag_policy(cluster):
     policy = RaymqLagPolicy("jobs", poll_interval_s=3600.0)
     policy(context(1))
     assert policy._asking is not None

@@ -31,13 +31,13 @@ def history(words: str) -> TaskHistory:
         ("STARTED REVOKED FAILURE", "FAILURE"),
     ],
 )
-def test_the_state_follows_from_all_that_was_told(words, state):
+def test_the_state_follows_from_all_stored_states(words, state):
     latest = history(words).latest
     assert latest is not None
     assert latest.state == state
 
 
-def test_nobody_knows_a_task_without_states():
+def test_a_task_without_states_is_unknown():
     assert history("").latest is None
     assert history("").told(0.0, 10.0) is None
 
@@ -56,7 +56,7 @@ def test_the_beginnings_of_the_attempt_under_way_are_counted(words, begun):
     assert history(words).begun == begun
 
 
-def test_the_end_of_a_task_is_told_for_a_while_and_its_wait_for_ever():
+def test_the_end_of_a_task_is_kept_for_a_while_and_its_wait_for_ever():
     assert history("STARTED SUCCESS").told(11.0, 10.0) is not None
     assert history("STARTED SUCCESS").told(11.1, 10.0) is None
     assert history("PENDING").told(1e9, 10.0) is not None

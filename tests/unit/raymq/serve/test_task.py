@@ -10,7 +10,7 @@ from raymq.common.errors import InvalidArgumentError
 from raymq.serve.task import Task, TaskError, decode_task
 
 
-def test_a_task_is_what_was_sent():
+def test_a_task_can_be_decoded_from_its_message():
     task = Task.of("t1", "resize", [1, "ü", None], {"wide": True}, 12.5)
     assert decode_task(task.encode()) == task
     assert decode_task(Task.of("t1", "resize", None, None, 0.0).encode()) == Task("t1", "resize", (), {}, 0.0)
@@ -76,5 +76,5 @@ def test_anything_else_is_no_task(body):
         decode_task(body)
 
 
-def test_what_a_task_need_not_say_may_be_missing():
+def test_optional_fields_of_a_task_may_be_missing():
     assert decode_task(b'{"id": "t1", "task": "resize"}') == Task("t1", "resize", (), {}, 0.0)

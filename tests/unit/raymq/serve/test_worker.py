@@ -66,7 +66,7 @@ def wait_for_states(tasks: FakeTaskQueue, *words: str, task_id: str = "t1") -> A
     return tasks.states[task_id][-1].result
 
 
-def test_a_task_is_run_told_and_acknowledged(tasks, start):
+def test_a_task_is_run_reported_and_acknowledged(tasks, start):
     start(add=lambda x, y=0: x + y)
     put(tasks, "add", 1, y=2)
     assert wait_for_states(tasks, "STARTED", "SUCCESS") == 3
@@ -128,7 +128,7 @@ def test_a_handler_that_would_end_its_thread_has_failed(tasks, start, handler):
     assert wait_for_states(tasks, "STARTED", "SUCCESS", task_id="t2") == 1
 
 
-def test_what_cannot_be_run_is_put_aside(tasks, start):
+def test_a_message_that_is_not_a_runnable_task_is_moved_aside(tasks, start):
     start()
     tasks.put(b"no task")
     put(tasks, "unheard")
@@ -193,7 +193,7 @@ def test_calls_that_fail_are_repeated(tasks, start, method):
     assert len(tasks.dead) == 1
 
 
-def test_an_end_that_cannot_be_told_is_told_later_and_a_start_is_not(tasks, start):
+def test_storing_the_end_of_a_task_is_retried_but_not_its_start(tasks, start):
     tasks.failures["tell"] = [AWAY, AWAY]
     start(add=lambda: 1)
     put(tasks, "add")

@@ -72,7 +72,7 @@ def test_the_flush_settles_an_append() -> None:
     assert append.told == [2.0]
 
 
-def test_a_disk_that_is_too_slow_is_told_to_the_batches_that_wait() -> None:
+def test_waiting_batches_get_the_status_of_a_slow_disk() -> None:
     append = Append(Disk())
     assert append.statuses(9.9) is None
     assert append.statuses(append.started.deadline_s) == [SLOW_DISK, OK]
@@ -134,7 +134,7 @@ def test_too_few_replicas_refuse_appends_that_wait_only() -> None:
     assert waits_for([HASTY, WAITS], None)
 
 
-def test_a_thread_waits_for_progress_and_listeners_hear_of_it() -> None:
+def test_progress_wakes_waiting_threads_and_listeners() -> None:
     disk, progress, heard = Disk(), AppendProgress(), threading.Event()
     progress.add_listener(heard.set)
     append = Append(disk)

@@ -65,7 +65,7 @@ def test_the_statuses_are_rocketmqs_in_its_order():
         ({"append_ms": 10_000_000}, None, None),
     ],
 )
-def test_what_a_store_decides(changes, status, error):
+def test_a_stores_state_decides_the_status(changes, status, error):
     values = {"closed": False, "not_writable_reason": "", "append_ms": 0, "busy_timeout_ms": 1000, **changes}
     refused = refuse_store(StoreState("/store", **values))
     assert (refused.status.name if refused else None) == status
@@ -105,13 +105,13 @@ INNER = b"INNER_NUM\x013\x02INNER_BASE\x01" + b"0" * 19 + b"\x02"
         (BatchFacts(1, 66_536, 66_537, 50, 0x80, INNER_ONE), "MESSAGE_ILLEGAL"),
     ],
 )
-def test_what_messages_decide(facts, status):
+def test_the_messages_of_a_batch_decide_the_status(facts, status):
     refused = refuse_batch(facts, max_message_size_bytes=1000, record_max_bytes=66_536)
     assert (refused.status.name if refused else None) == status
     assert refused is None or isinstance(refused.error, MessageIllegalError)
 
 
-def test_flags_have_rocketmqs_numbers_and_those_that_forbid_writing_say_why():
+def test_flags_have_rocketmqs_numbers_and_a_reason_if_they_forbid_writing():
     flags = RunningFlags()
     assert (flags.bits, flags.readable, flags.not_writable_reason) == (0, True, "")
     for flag in RunningFlag:
@@ -283,7 +283,7 @@ class TestStore:
         assert len(statistics.runtime["putTps"].split()) == 3
         store.close()
 
-    def test_what_a_fetch_waited_for_is_counted_too(self, tmp_path):
+    def test_messages_of_a_long_poll_are_counted(self, tmp_path):
         store = open_store(tmp_path / "store")
         with ThreadPoolExecutor(1) as pool:
             request = FetchRequest("orders", 0, 0, 10)
@@ -294,7 +294,7 @@ class TestStore:
         assert (store.stats._gets_found, store.stats._transferred) == (1, 2)
         store.close()
 
-    def test_what_a_replica_is_sent_is_counted_by_topic_and_not_as_appends(self, tmp_path):
+    def test_replicated_messages_are_counted_by_topic_and_not_as_appends(self, tmp_path):
         store, slave = open_store(tmp_path / "store"), open_store(tmp_path / "slave")
         store.append([make_batch([b"x"] * 300)])
         for number in range(3):

@@ -46,7 +46,7 @@ def plain(found: FoundProperties | None) -> object:
     return found.tags_codes.tolist(), producers, found.was_moved.tolist(), found.has_light_queue_units
 
 
-def test_shapes_and_texts_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_property_shapes_equal_decoded_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes_taken = 0
     for seed in range(300):
         data = records(random.Random(seed))

@@ -53,7 +53,7 @@ class Log:
         return None if ended is None else ended.outcome
 
 
-def test_op_records_end_what_they_name_in_any_order_and_the_rest_stays_open():
+def test_op_records_end_their_half_messages_in_any_order():
     """Golden fact 99, not taken over: raymq has no op offset. An op record that arrives out of order also completes the
     half messages that it names."""
     log = Log()
@@ -65,7 +65,7 @@ def test_op_records_end_what_they_name_in_any_order_and_the_rest_stays_open():
     assert {log.outcome(f"T{number}") for number in (10, 11, 13)} == {Outcome.ROLLED_BACK}
 
 
-def test_an_op_record_may_name_what_is_not_known():
+def test_an_op_record_may_name_unknown_half_messages():
     """Golden fact 100: an op record may name unknown or already completed half messages."""
     log = Log()
     offsets = [log.half(f"T{number}") for number in range(7)]
@@ -128,7 +128,7 @@ def test_a_half_message_without_an_id_goes_by_its_offset():
     assert log.open_offsets() == {"@0": 0, "@1": 1}
 
 
-def test_a_record_of_the_half_topic_that_names_no_group_or_topic_is_none():
+def test_a_record_without_group_or_topic_is_not_a_half_message():
     log = Log()
     log.write(HALF_TOPIC, b"x", UNIQ_KEY="one")
     assert log.open_offsets() == {}

@@ -66,7 +66,7 @@ def behind(what: str, position: int) -> bytes:
 
 
 @pytest.mark.parametrize("what", ["a record", "a record that ends in NUL", "a BLANK"])
-def test_a_record_is_whole_where_the_log_goes_on(what):
+def test_a_record_is_whole_if_the_log_continues(what):
     data, start, size = file_with(b"TAGS\x01t\x02" + bytes(600), ends_at=2000, behind=behind(what, 2000))
     assert not is_torn(data, start, size, file_start=FILE_START)
 

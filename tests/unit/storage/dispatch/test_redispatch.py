@@ -157,7 +157,7 @@ def test_a_producer_is_forgotten_when_it_is_its_turn(room: int) -> None:
         assert room == 2
 
 
-def test_a_run_of_which_the_beginning_is_known_goes_on_where_it_ends() -> None:
+def test_a_known_run_of_sequences_is_extended() -> None:
     known = DedupTable(10)
     known.record_messages(ProducerSequence("p", 0, 0), "a", 0, 2, 0)
     assert walk(Queues(), known).remember_block(block_of(records(*(("a", n, "p", n) for n in range(5)))), 0)

@@ -35,7 +35,7 @@ def test_fastjson_texts_parse(text, value):
 
 
 @pytest.mark.parametrize("text", ["", "{", "{0:5", "{a:5}", "nonsense", '{"a":1} {'])
-def test_what_is_not_json_even_so_is_a_value_error(text):
+def test_text_that_is_not_json_with_unquoted_keys_is_a_value_error(text):
     with pytest.raises(ValueError, match=r"."):
         parse_fastjson(text)
 
@@ -91,7 +91,7 @@ def test_a_damaged_file_is_dropped_and_its_bak_is_read(config, damage):
     assert not path.exists()
 
 
-def test_no_file_is_none_and_a_damaged_bak_is_an_error(config):
+def test_a_missing_file_is_none_and_a_damaged_backup_is_an_error(config):
     assert config.read("topics.json") is None
     (config.directory / "topics.json.bak").write_text("{")
     with pytest.raises(StoreCorruptError, match="restore one of the two files"):

@@ -71,7 +71,7 @@ def test_more_extents_than_one_answer_holds_are_all_looked_at(file: MappedFile) 
     assert file.used_end(last + 1) == SIZE
 
 
-def test_what_another_process_left_in_memory_only_is_found(file: MappedFile) -> None:
+def test_bytes_only_in_the_page_cache_are_found(file: MappedFile) -> None:
     """Bytes that another process wrote only to the page cache are found. The file system reports a block as written
     only after the block is on disk."""
     descriptor = os.open(file.path, os.O_RDWR)

@@ -25,7 +25,7 @@ class Log:
         return self.end_offset
 
 
-def test_nobody_goes_on_before_the_store_was_told_of_the_flush(tmp_path: Path) -> None:
+def test_waiters_continue_only_after_the_stores_flush_callback(tmp_path: Path) -> None:
     log, told, tell = Log(), threading.Event(), threading.Event()
 
     def on_flushed(end_offset: int) -> None:

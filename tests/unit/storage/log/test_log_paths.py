@@ -83,7 +83,7 @@ def test_files_are_found_wherever_they_are(tmp_path, disks):
     assert paths.forget_file(100) == disks[1] / file_name(100)
 
 
-def test_a_missing_file_and_one_that_is_there_twice_are_told(tmp_path, disks):
+def test_missing_and_duplicate_log_files_are_reported(tmp_path, disks):
     for directory, start in ((disks[0], 0), (disks[0], 200)):
         write_file(directory, start)
     paths = LogPaths(tmp_path, SIZE, disks)
@@ -95,7 +95,7 @@ def test_a_missing_file_and_one_that_is_there_twice_are_told(tmp_path, disks):
         paths.find()
 
 
-def test_a_log_that_was_longer_is_told_where_its_disks_may_be_missing(tmp_path, disks):
+def test_a_log_shorter_than_before_is_reported_with_several_disks(tmp_path, disks):
     write_file(disks[0], 0)
     paths = LogPaths(tmp_path, SIZE, disks)
     paths.find()

@@ -71,7 +71,7 @@ def test_a_map_and_pwrite_leave_the_same_bytes(tmp_path: Path, monkeypatch: pyte
     assert all(content(writer) == expected for writer in writers)
 
 
-def test_pages_are_made_behind_the_logs_end_a_step_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_are_prefaulted_after_the_logs_end_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = new_writer(tmp_path / "log")
     made: list[tuple[int, int]] = []
     monkeypatch.setattr(disk, "pwrite_all", lambda _, position, data: made.append((position, len(data))))

@@ -76,7 +76,7 @@ def test_without_a_free_buffer_there_is_no_window_until_a_commit(files):
     assert put(pool, 1200, b"c" * 600)
 
 
-def test_what_was_written_past_the_pool_is_not_committed_over(files):
+def test_bytes_written_directly_are_not_overwritten_by_a_commit(files):
     pool = TransientStorePool(FILE, 2)
     assert put(pool, 0, b"a" * 100)
     pool.commit(100, files)
@@ -119,7 +119,7 @@ def test_after_a_failed_commit_every_later_one_fails_the_same_way(files, monkeyp
 
 
 @pytest.mark.parametrize("missing", [False, True])
-def test_a_pool_that_may_not_be_locked_in_memory_says_why_and_works(files, monkeypatch, caplog, missing):
+def test_a_pool_that_cannot_be_locked_in_memory_warns_and_works(files, monkeypatch, caplog, missing):
     if missing:
         monkeypatch.setattr(transient_store_pool, "_LIBC", object())
     else:

@@ -87,7 +87,7 @@ def test_a_time_leads_to_the_first_message_of_a_record(queue, time_ms, lower, up
     assert queue.offset_by_time(time_ms, Boundary.UPPER) == upper
 
 
-def test_a_time_never_leads_to_what_is_gone(queue):
+def test_a_lookup_by_time_never_returns_deleted_offsets(queue):
     queue.correct_min_offset(1500)
     assert queue.offset_by_time(0, Boundary.LOWER) == queue.offset_by_time(0, Boundary.UPPER) == 15
 
@@ -128,7 +128,7 @@ def test_a_queue_all_of_whose_records_are_gone_keeps_its_end(queue):
 
 
 @pytest.mark.parametrize("limit", [2000, 1600, 1400, 1350])
-def test_after_a_crash_only_units_before_what_is_known_to_be_on_disk_count(tmp_path, queue, limit):
+def test_after_a_crash_only_units_before_the_checkpoint_count(tmp_path, queue, limit):
     last = queue.directory / "00000000000000000368"
     last.write_bytes(bytes(FILE_BYTES))
     again = open_queue(tmp_path)

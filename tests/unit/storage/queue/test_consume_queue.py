@@ -82,7 +82,7 @@ def test_a_queue_ends_before_a_unit_that_points_back(tmp_path, bad, count):
     assert not queue.out_of_order
 
 
-def test_a_file_whose_first_unit_points_back_is_told(tmp_path):
+def test_a_file_whose_first_unit_points_back_is_out_of_order(tmp_path):
     begins = places(6_000)
     begins[UNITS_PER_FILE] = begins[UNITS_PER_FILE - 1]
     write(tmp_path, begins)
@@ -92,7 +92,7 @@ def test_a_file_whose_first_unit_points_back_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("limit", [1, 256, 300, 5_000, 5_500])
-def test_units_of_records_behind_the_limit_are_removed(tmp_path, limit):
+def test_units_of_records_after_the_limit_are_removed(tmp_path, limit):
     write(tmp_path, places(6_000))
     queue = recovered(tmp_path, limit * RECORD_BYTES)
     assert queue.next_offset == limit

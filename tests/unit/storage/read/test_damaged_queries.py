@@ -85,7 +85,7 @@ def test_times_are_found_beside_damaged_records(store, tmp_path, field):
     assert store.queries.earliest_store_time_ms() > 0
 
 
-def test_the_earliest_time_is_that_of_the_first_record_behind_a_hole(store, tmp_path):
+def test_the_earliest_time_is_of_the_first_intact_record(store, tmp_path):
     before = places(store)
     [second_ms] = store.queues.stored_times([QueuePosition("orders", 0, 1)])
     with (tmp_path / "store" / "commitlog" / ("0" * 20)).open("r+b", buffering=0) as file:

@@ -161,7 +161,7 @@ def test_a_producer_decides_if_no_unit_does() -> None:
     assert changes("a9 a10 a14", sequences={1: ("p", 7), 2: ("p", 8)}) == {}
 
 
-def test_a_producer_that_goes_on_in_a_topic_made_anew_proves_nothing() -> None:
+def test_sequences_in_a_recreated_topic_prove_no_change() -> None:
     assert changes("a2 a3 a0", sequences={0: ("p", 2), 1: ("p", 3), 2: ("p", 4)}) == {}
     assert changes("a0 a0 a0", sequences={0: ("p", 2), 1: ("p", 3), 2: ("p", 4)}) == {}
 

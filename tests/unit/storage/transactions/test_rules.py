@@ -42,7 +42,7 @@ def half(**changes: Any) -> HalfMessage:
     return HalfMessage(**{**values, **changes})
 
 
-def test_the_body_of_an_op_record_has_a_comma_behind_each_offset():
+def test_the_body_of_an_op_record_has_a_comma_after_each_offset():
     """Golden fact 85: the body of an op record lists offsets, each followed by a comma."""
     assert op_body([3, 17]) == b"3,17,"
     assert parse_op_body(b"3,17,") == [3, 17]

@@ -13,7 +13,7 @@ def beat(client: str, producers=(), consumers=()) -> ClientHeartbeat:
     return ClientHeartbeat(client, "10.0.0.1", 7, frozenset(producers), tuple(consumers))
 
 
-def test_clients_are_listed_by_group_with_what_they_said():
+def test_clients_are_listed_by_group_with_their_heartbeats():
     registry = ClientRegistry()
     registry.heartbeat(beat("b", ["shop"], [BILLING]), 0.0)
     registry.heartbeat(beat("a", ["shop", "cron"], [BILLING, AUDIT]), 1.0)
@@ -24,7 +24,7 @@ def test_clients_are_listed_by_group_with_what_they_said():
     assert registry.consumers(2.0, "nobody") == []
 
 
-def test_a_heartbeat_is_complete_and_replaces_the_one_before():
+def test_a_heartbeat_replaces_the_previous_heartbeat():
     registry = ClientRegistry()
     registry.heartbeat(beat("a", ["shop"], [BILLING, AUDIT]), 0.0)
     registry.heartbeat(beat("a", [], [BILLING]), 1.0)
@@ -57,7 +57,7 @@ def test_a_client_that_ends_is_forgotten_at_once():
     assert registry.producers(0.0) == []
 
 
-def test_a_client_is_gone_when_it_says_so_or_was_silent_for_too_long():
+def test_a_client_is_removed_when_it_unregisters_or_its_heartbeats_stop():
     registry = ClientRegistry(started_s=0.0)
     registry.heartbeat(beat("a", ["shop"]), 0.0)
     registry.heartbeat(beat("b", ["shop"]), 0.0)
@@ -78,7 +78,7 @@ def test_a_registry_that_is_new_does_not_take_a_client_for_gone():
     assert not registry.knows("c1", 101.0)
 
 
-def test_subscriptions_are_those_of_all_consumers_of_a_group():
+def test_subscriptions_of_a_group_include_all_of_its_consumers():
     registry = ClientRegistry(expiry_s=10.0)
     registry.heartbeat(beat("a", consumers=[BILLING, AUDIT]), 0.0)
     registry.heartbeat(beat("b", ["shop"], [ConsumerData("billing", "POP", {"refunds": "*"})]), 5.0)
@@ -86,7 +86,7 @@ def test_subscriptions_are_those_of_all_consumers_of_a_group():
     assert registry.subscriptions(12.0) == {"billing": {"refunds"}}
 
 
-def test_subscriptions_are_not_known_before_every_client_could_have_said_them():
+def test_subscriptions_are_unknown_until_every_client_could_send_them():
     registry = ClientRegistry(expiry_s=10.0, started_s=100.0)
     registry.heartbeat(beat("a", consumers=[BILLING]), 101.0)
     assert registry.subscriptions(109.0) is None

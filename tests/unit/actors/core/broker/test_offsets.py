@@ -27,7 +27,7 @@ def test_a_commit_never_goes_back(offset, counts):
 
 
 @pytest.mark.parametrize(("offset", "counts"), [(9, True), (10, False), (11, True)])
-def test_a_program_that_seeks_back_says_so(offset, counts):
+def test_a_lower_offset_is_committed_only_if_the_commit_is_marked_backwards(offset, counts):
     assert judge(offset, backwards=True).offsets == ({0: offset} if counts else {})
 
 
@@ -89,7 +89,7 @@ def test_owners_are_forgotten_with_their_group_or_topic(what):
 
 
 @pytest.mark.parametrize("offset", [None, 5, 500])
-def test_a_commit_of_before_a_reset_does_not_count_and_is_told_where_to_go_on(offset):
+def test_a_commit_from_before_a_reset_is_ignored_and_gets_the_new_offset(offset):
     verdict = judge(offset, version=0, backwards=True, at=table(3, version=1))
     assert (verdict.offsets, verdict.reset) == ({}, {0: QueueOffset(3, 1)})
 

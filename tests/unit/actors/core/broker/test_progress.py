@@ -8,7 +8,7 @@ from actors.core.broker.progress import Lag, lag_in
 from raymq.common.protocol.store import QueueBounds
 
 
-def test_the_lag_is_what_is_held_and_not_committed_and_the_largest_is_named():
+def test_lag_counts_uncommitted_messages_and_names_the_largest_queue():
     bounds = {0: QueueBounds(0, 100, 0), 1: QueueBounds(40, 100, 0), 2: QueueBounds(0, 10, 0)}
     assert lag_in({0: 90, 1: 30}, bounds) == Lag(10 + 60 + 10, 1, 40)
 

@@ -93,7 +93,7 @@ def test_a_level_may_be_asked_for(level, queue):
 
 
 @pytest.mark.parametrize(("times", "most", "dead"), [(1, 2, False), (2, 2, True), (0, 0, True), (15, -1, False)])
-def test_the_caller_may_say_how_often_a_message_is_tried(times, most, dead):
+def test_the_caller_sets_the_maximum_number_of_retries(times, most, dead):
     assert give_back(consumed(b"x", times=times), max_times=most)[1] == SendBackAnswer(not dead, dead)
 
 
@@ -160,7 +160,7 @@ def test_one_call_makes_one_batch_for_each_queue_and_sequences_grow_over_calls()
 
 
 @pytest.mark.parametrize("damage", [lambda r: r[:-1], lambda r: r + b"x", lambda r: b"x" * len(r)])
-def test_what_is_no_record_is_refused(damage):
+def test_damaged_records_cannot_be_sent_back(damage):
     record = consumed(b"a body that is long enough to be damaged in its middle")
     with pytest.raises(InvalidArgumentError):
         give_back(damage(record))

@@ -117,7 +117,7 @@ def test_a_file_of_rocketmq_without_a_table_is_an_empty_one(text):
     assert state.topics == {}
 
 
-def test_files_of_0_1_0_which_do_not_say_their_position_have_that_of_the_last():
+def test_snapshot_files_of_0_1_0_without_a_position_have_the_last_position():
     state = committed({0: 5})
     files = {name: json.loads(text) for name, text in dump_snapshot(state, 7).items()}
     for name in (TOPICS_FILE, GROUPS_FILE, OFFSETS_FILE):
@@ -146,7 +146,7 @@ def test_fields_of_a_group_that_raymq_does_not_have_are_written_as_rocketmq_has_
     assert state.groups["old"] == GroupConfig("old")
 
 
-def test_what_a_group_may_not_read_comes_back_in_rocketmqs_table():
+def test_forbidden_topics_survive_in_rocketmqs_table():
     state = committed({})
     for change in state.decide_forbid("billing", "orders", forbidden=True):
         state.apply(change, 0)
@@ -158,7 +158,7 @@ def test_what_a_group_may_not_read_comes_back_in_rocketmqs_table():
     assert loaded.forbidden == {"group-1": frozenset({"a", "b"})}
 
 
-def test_attributes_come_back_and_those_that_cannot_be_are_left_out():
+def test_valid_attributes_survive_and_invalid_attributes_are_dropped():
     state = BrokerState()
     for change in state.decide_topics([NewTopic("orders", 2, "", {"message.type": "FIFO"}), NewTopic("bills", 1)]):
         state.apply(change, 0)

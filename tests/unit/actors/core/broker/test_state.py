@@ -112,7 +112,7 @@ def test_a_topic_cannot_be_created_with_other_numbers():
         filled().decide_topic("orders", 8, 8)
 
 
-def test_what_does_not_exist_cannot_be_deleted_or_committed_to():
+def test_deleting_or_committing_to_an_unknown_topic_or_group_fails():
     state = filled()
     with pytest.raises(TopicNotExistError):
         state.decide_topic_delete("nothing")
@@ -138,7 +138,7 @@ def test_commits_in_a_topic_that_is_gone_are_named_and_the_others_are_decided():
     assert (list(verdicts), gone) == (["orders"], {"nothing": [0]})
 
 
-def test_a_member_whose_topic_was_made_again_with_fewer_queues_is_told_which_are_gone():
+def test_a_commit_to_queues_that_a_recreated_topic_lacks_reports_them():
     state = filled()
     commits = {"orders": {0: OffsetCommit(6, 1, 0), 9: OffsetCommit(9, 1, 0)}}
     changes, _, gone = state.decide_commits(Owners(), "billing", commits)
@@ -204,7 +204,7 @@ def test_a_copy_is_of_its_own():
     assert state.offsets.first_versions == {}
 
 
-def test_a_topic_made_again_tells_the_members_of_the_former_to_begin_anew():
+def test_members_of_a_recreated_topic_restart_at_its_beginning():
     state, owners = filled(), Owners()
     commit(state, {0: 500})
     state.apply(state.decide_reset("billing", "orders", {0: 400}), 0)
@@ -227,7 +227,7 @@ def as_configured(state: BrokerState, topic: str) -> TopicConfig:
     return replace(state.topics[topic], creation_id="")
 
 
-def test_a_topic_that_is_created_anew_has_another_id_which_changes_keep():
+def test_a_recreated_topic_has_a_new_id_that_changes_keep():
     state = filled()
     first = state.topics["orders"].creation_id
     assert len(first) == 16
@@ -269,7 +269,7 @@ def test_a_groups_topic_is_not_created_by_sending_to_it(topic):
         filled().decide_auto_topic(topic, 4, 8)
 
 
-def test_a_topic_is_changed_in_what_is_given_and_that_survives():
+def test_an_update_changes_only_the_given_values_of_a_topic():
     state = filled()
     for arguments in ((8, None, None), (None, 4, None), (None, None, "a:4;b:8")):
         [change] = state.decide_topic_update("orders", *arguments)
@@ -283,7 +283,7 @@ def test_a_topic_is_changed_in_what_is_given_and_that_survives():
     assert snapshot_of(state, 1)[0] == state
 
 
-def test_a_topic_is_not_changed_into_what_it_cannot_be():
+def test_an_invalid_update_of_a_topic_is_refused():
     state = filled()
     for queue_nums in (3, 0, 1025, True):
         with pytest.raises(InvalidArgumentError):
@@ -306,7 +306,7 @@ def test_a_group_comes_with_the_topic_of_its_retries():
     assert as_configured(state, "%RETRY%billing") == TopicConfig("%RETRY%billing", 1, 1, 6)
 
 
-def test_a_groups_configuration_is_what_was_set_last_and_survives():
+def test_the_last_configuration_of_a_group_survives():
     state = filled()
     config = GroupConfig("billing", consume_enable=False, retry_queue_nums=3, retry_max_times=2)
     for change in state.decide_group_config(config):
@@ -349,7 +349,7 @@ def test_a_group_broadcasts_unless_it_may_not(values, why):
     state.check_broadcast("another")
 
 
-def test_a_group_may_not_read_what_it_is_forbidden_until_that_is_taken_back():
+def test_a_forbidden_topic_is_refused_until_it_is_allowed_again():
     state = filled()
     for change in state.decide_forbid("billing", "orders", forbidden=True):
         state.apply(decode_change(encode_change(change)), 0)
@@ -655,7 +655,7 @@ def test_offsets_in_topics_are_dropped_and_stay_so_over_a_snapshot():
     assert content(snapshot_of(state, 9)[0]) == content(state)
 
 
-def test_topics_that_a_group_has_left_are_those_to_which_no_consumer_subscribes():
+def test_left_topics_of_a_group_have_no_subscribed_consumer():
     state = filled()
     for change in (state.decide_topic("bills", 1, 1), *state.decide_group("audit"), *state.decide_group("idle")):
         state.apply(change, 0)

@@ -35,7 +35,7 @@ def test_before_a_second_sample_there_is_no_rate():
     assert stats.figures(TOPIC_PUT_NUMS, "orders").minute_tps == pytest.approx(0.7)
 
 
-def test_what_was_long_ago_does_not_count_for_the_minute():
+def test_old_messages_do_not_count_in_the_last_minute():
     stats = steady(100, 5)
     for second in range(101, 201):
         stats.sample(float(second))
@@ -43,14 +43,14 @@ def test_what_was_long_ago_does_not_count_for_the_minute():
     assert (figures.total, figures.minute, figures.minute_tps) == (500, 0, 0.0)
 
 
-def test_a_counter_elsewhere_that_begins_anew_goes_on_here():
+def test_a_total_continues_when_the_source_counter_restarts():
     stats = BrokerStats()
     for total in (10, 15, 3, 4):
         stats.take_total(TOPIC_PUT_NUMS, "orders", total)
     assert stats.figures(TOPIC_PUT_NUMS, "orders").total == 15 + 4
 
 
-def test_what_was_never_counted_is_zero():
+def test_figures_of_an_unknown_topic_are_zero():
     assert BrokerStats().figures(TOPIC_PUT_NUMS, "orders") == Figures()
 
 

@@ -60,7 +60,7 @@ def test_a_task_has_as_many_messages_as_the_threads_do_in_a_tenth_of_a_second():
         assert len(core.deliverable(0.0)[0].messages) == size
 
 
-def test_what_is_in_flight_is_bounded_by_threads_and_tasks():
+def test_messages_in_flight_are_bounded_by_threads_and_tasks():
     core = table(threads=4)
     paced(core, 1.0)
     fetch(core, Q, *range(1, 1000))
@@ -109,7 +109,7 @@ def test_failed_messages_are_sent_back_by_level_and_the_others_are_done():
     assert commit_point(core) == 10
 
 
-def test_what_cannot_be_sent_back_comes_again_here_after_five_seconds_with_one_more_reconsumption():
+def test_a_message_that_cannot_be_sent_back_is_redelivered_after_five_seconds():
     core = table()
     fetch(core, Q, 0, 1, 2)
     [task] = core.deliverable(0.0)
@@ -172,7 +172,7 @@ def test_much_that_is_finished_and_not_committed_holds_the_delivery():
 # Tests of a listener whose process dies
 
 
-def test_after_a_death_what_was_in_flight_comes_again_unchanged():
+def test_messages_in_flight_are_redelivered_unchanged_after_a_listener_death():
     core = table()
     fetch(core, Q, 0, 1, 2)
     [task] = core.deliverable(0.0)
@@ -216,7 +216,7 @@ def test_the_message_that_kills_the_listener_is_found_and_sent_back_and_no_other
     assert commit_point(core) == 40
 
 
-def test_a_deadly_message_that_comes_back_is_a_dead_letter():
+def test_a_redelivered_message_that_kills_the_listener_is_a_dead_letter():
     core = table()
     fetch(core, Q, 0, reconsume_times=1)
     sent, _, _ = die_until_sent_back(core, deadly=0)
@@ -232,7 +232,7 @@ def test_in_broadcasting_a_deadly_message_is_skipped():
     assert commit_point(core) == 1
 
 
-def test_suspects_are_delivered_one_at_a_time_beside_what_is_not_suspected():
+def test_suspect_messages_are_delivered_one_at_a_time_beside_other_messages():
     core = table(Q, P)
     fetch(core, Q, 0, 1, 2)
     for _ in range(SUSPECT_DEATHS):
@@ -262,7 +262,7 @@ def test_messages_that_cannot_be_read_are_dead_at_once_and_damaged_records_are_s
     assert (process_queue_of(core, Q).skipped, process_queue_of(core, Q).last_skipped) == (1, "magic")
 
 
-def test_a_broadcasting_consumer_skips_what_cannot_be_read():
+def test_a_broadcasting_consumer_skips_unreadable_messages():
     core = table(message_model=MessageModel.BROADCASTING)
     fetch(core, Q, *range(3))
     [task] = core.deliverable(0.0)

@@ -48,7 +48,7 @@ def test_one_task_of_a_queue_is_in_flight_and_queues_do_not_wait_for_each_other(
     assert offsets_of(following)[0] == offsets_of(tasks[Q])[-1] + 1
 
 
-def test_at_a_failure_what_came_before_is_done_and_the_message_comes_again_first_after_the_pause():
+def test_a_failed_message_is_redelivered_after_the_pause_before_later_messages():
     core = table()
     fetch(core, Q, *range(6))
     reaction = fail(core, 3)
@@ -81,7 +81,7 @@ def test_by_default_a_failing_message_is_delivered_for_ever():
     assert commit_point(core) == 0
 
 
-def test_at_the_limit_the_message_is_sent_back_and_the_queue_goes_on_when_that_is_done():
+def test_at_the_retry_limit_the_message_is_sent_back_and_the_queue_continues():
     core = table(max_reconsume_times=2)
     fetch(core, Q, 0, 1, 2)
     assert fail(core, 1, 0.0).send_backs == []
@@ -145,7 +145,7 @@ def test_consumed_and_not_committed_and_in_flight_are_one_full_task_at_most():
     assert len(core.deliverable(0.0)) == 1
 
 
-def test_after_a_death_the_rest_comes_again_unchanged_and_after_more_of_them_later_and_later():
+def test_repeated_listener_deaths_delay_the_redelivery():
     core = table()
     fetch(core, Q, *range(4))
     [task] = core.deliverable(0.0)
@@ -172,7 +172,7 @@ def test_the_messages_of_a_revoked_task_are_next_again():
     assert offsets_of(again) == [1, 2]
 
 
-def test_a_message_that_cannot_be_read_is_a_dead_letter_at_once_and_the_queue_goes_on():
+def test_an_unreadable_message_is_a_dead_letter_and_the_queue_continues():
     core = table()
     fetch(core, Q, *range(4))
     [sent] = fail(core, 1, unreadable="its body's CRC is wrong").send_backs

@@ -15,7 +15,7 @@ def test_rates_are_per_second_since_the_first_event_and_times_per_message():
     }
 
 
-def test_what_is_older_than_the_window_counts_no_more():
+def test_old_messages_leave_the_window():
     stats = ConsumeStats()
     stats.consumed("orders", 60, 0, 0.0)
     stats.consumed("orders", 30, 0, 30.0)

@@ -54,7 +54,7 @@ def test_a_granted_queue_is_held_at_once_and_read_when_its_start_is_known():
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_what_was_consumed_is_committed_with_generation_and_reset_version(orderly):
+def test_consumed_messages_are_committed_with_generation_and_reset_version(orderly):
     core = table(orderly=orderly)
     fetch(core, Q, 5, 6, 7)
     [task] = core.deliverable(0.0)
@@ -144,7 +144,7 @@ def test_a_topics_bytes_are_divided_too():
     assert core.pull_state(process_queue_of(core, Q)) is PullState.TOO_MANY_BYTES
 
 
-def test_the_first_state_that_holds_is_told():
+def test_pull_state_is_the_first_state_that_applies():
     core = table(pull_threshold_for_queue=1)
     process_queue = process_queue_of(core, Q)
     fetch(core, Q, 5, 6)
@@ -189,14 +189,14 @@ def test_nothing_is_delivered_while_the_listener_is_away():
 # Tests of gaps in a queue's offsets
 
 
-def test_where_messages_are_gone_reading_goes_on_behind_the_gap():
+def test_reading_continues_after_a_gap_of_deleted_messages():
     core = table()
     core.jump(Q, 5, 100)
     assert core.wanted(0.0) == {Q: 100}
     assert core.uncommitted("broker-a") == {Q: commit_of(100)}
 
 
-def test_what_was_read_before_a_gap_is_delivered_first():
+def test_messages_before_a_gap_are_delivered_first():
     core = table()
     fetch(core, Q, 5)
     core.jump(Q, 6, 100)
@@ -246,7 +246,7 @@ def test_a_fenced_or_deleted_queue_is_dropped_and_its_outcome_not_heeded(answer)
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_a_queue_that_the_group_may_not_read_delivers_nothing_more_and_goes_on_where_it_stopped(orderly):
+def test_a_forbidden_queue_stops_and_continues_where_it_stopped(orderly):
     core = table(orderly=orderly)
     fetch(core, Q, 5, 6)
     [task] = core.deliverable(0.0)
@@ -266,7 +266,7 @@ def test_a_queue_that_the_group_may_not_read_delivers_nothing_more_and_goes_on_w
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_a_reset_drops_what_is_held_and_goes_on_there(orderly):
+def test_a_reset_drops_held_messages_and_continues_at_its_offset(orderly):
     core = table(orderly=orderly)
     fetch(core, Q, *range(5, 25))
     [old] = core.deliverable(0.0)

@@ -31,7 +31,7 @@ def test_the_file_has_rocketmqs_shape_and_comes_back():
     ("namespace", "key", "value"),
     [("", "k", "v"), ("n", " ", "v"), ("n", "k", ""), (None, "k", "v"), ("n", "k", "x" * 70_000), ("n", "k", 5)],
 )
-def test_what_cannot_be_kept_is_refused(namespace, key, value):
+def test_invalid_kv_values_are_refused(namespace, key, value):
     with pytest.raises(InvalidArgumentError):
         KvConfig().changed(namespace, key, value)
 

@@ -43,7 +43,7 @@ def test_an_unknown_topic_has_no_route(table):
         table.route("orders")
 
 
-def test_a_registration_is_complete_and_what_it_leaves_out_is_gone(table):
+def test_a_registration_replaces_all_earlier_topics(table):
     table.register(registration(topics=("orders", "old")), 0.0)
     table.register(registration(version=DataVersion(0, 2, 6), topics=("orders", "new")), 1.0)
     assert table.topics() == ["new", "orders"]
@@ -68,7 +68,7 @@ def test_a_restarted_broker_whose_last_change_has_an_earlier_time_in_its_log_is_
     assert table.expire(130.0) == []
 
 
-def test_a_broker_that_is_not_known_in_this_version_is_told_to_register(table):
+def test_a_heartbeat_with_an_unknown_version_requests_a_registration(table):
     assert not table.heartbeat("a", DataVersion(), 0.0)
     table.register(registration(), 0.0)
     assert table.heartbeat("a", DataVersion(0, 1, 5), 1.0)
@@ -108,7 +108,7 @@ def test_a_route_is_a_copy(table):
     assert route.master_storage("a") == "storage-a-0"
 
 
-def test_a_broker_that_began_anew_with_a_younger_state_is_taken(table):
+def test_a_registration_from_an_emptied_directory_is_accepted(table):
     """The NameServer accepts a broker that starts again with an empty directory, although its registration counts fewer
     changes than the last one."""
     table.register(registration(version=DataVersion(0, 9, 9)), 0.0)
@@ -118,7 +118,7 @@ def test_a_broker_that_began_anew_with_a_younger_state_is_taken(table):
     assert table.topics() == ["new"]
 
 
-def test_what_is_of_an_older_state_version_is_ignored_whatever_its_life(table):
+def test_a_registration_with_an_older_state_version_is_ignored(table):
     table.register(registration(version=DataVersion(2, 1, 1)), 0.0)
     table.register(registration(version=DataVersion(1, 9, 9), topics=("old",), life=9), 1.0)
     assert table.topics() == ["orders"]
@@ -164,7 +164,7 @@ def test_the_tables_of_clusters_and_nodes(table):
 
 
 @pytest.mark.parametrize("present", ["a", "b", "ab"])
-def test_each_holder_tells_all_of_the_topics_queues(table, present):
+def test_each_broker_of_a_topic_reports_all_of_its_queues(table, present):
     config = TopicConfig("orders", 2, 2, layout="a:2;b:2")
     for name in present:
         table.register(replace(registration(name), topics=(config,)), 0.0)
@@ -194,7 +194,7 @@ def changes(
     return TopicChanges(name, life, since, version, changed, removed)
 
 
-def test_what_changed_since_a_registration_is_carried_out(table):
+def test_topic_changes_update_a_registration(table):
     table.register(registration(topics=("orders", "old")), 0.0)
     grown, new = TopicConfig("orders", 5, 5), TopicConfig("new", 1, 1)
     assert table.change_topics(changes(grown, new, removed=("old", "never")), 100.0)
@@ -212,7 +212,7 @@ def test_a_change_of_another_version_is_not_carried_out(table, overtaken):
     assert table.heartbeat("a", FIRST, 1.0)
 
 
-def test_a_change_twice_is_told_to_register_and_changes_nothing(table):
+def test_a_repeated_change_requests_a_registration_and_changes_nothing(table):
     table.register(registration(), 0.0)
     assert table.change_topics(changes(TopicConfig("new", 1, 1)), 1.0)
     assert not table.change_topics(changes(removed=("orders",)), 1.0)

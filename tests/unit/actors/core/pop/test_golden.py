@@ -92,7 +92,7 @@ def test_an_offset_outside_its_lease_is_neither_acknowledged_nor_changed(offset:
     ("offset", "place"),
     [pytest.param(102, 1, id="golden-111"), pytest.param(101, -1, id="golden-111-none")],
 )
-def test_a_lease_with_holes_knows_the_offsets_that_it_has(offset: int, place: int) -> None:
+def test_a_lease_with_gaps_lists_its_offsets(offset: int, place: int) -> None:
     """A raymq lease stores which offsets of its range it does not contain. RocketMQ instead stores the differences of
     the contained offsets (0, 2, 5)."""
     queue = Queue()
@@ -107,7 +107,7 @@ def test_a_lease_with_holes_knows_the_offsets_that_it_has(offset: int, place: in
 
 
 @pytest.mark.parametrize(("offset", "counts"), [pytest.param(102, 1, id="golden-112")])
-def test_a_lease_of_a_whole_range_knows_its_offsets_by_their_number(offset: int, counts: int) -> None:
+def test_a_lease_of_a_whole_range_derives_its_offsets_from_its_size(offset: int, counts: int) -> None:
     queue = Queue()
     queue.ends = {QUEUE: QueueEnds(100, 103)}
     [given] = queue.receive(3).ranges
@@ -117,7 +117,7 @@ def test_a_lease_of_a_whole_range_knows_its_offsets_by_their_number(offset: int,
 
 
 @pytest.mark.parametrize("wait_ms", [pytest.param(10_000, id="golden-113")])
-def test_messages_come_again_exactly_when_their_invisible_time_is_over(wait_ms: int) -> None:
+def test_messages_are_redelivered_when_their_invisible_time_ends(wait_ms: int) -> None:
     """A message is delivered again exactly at the end of its invisible time. RocketMQ checks leases 1 s before that
     end, and then waits for its revive queue."""
     queue = Queue()
@@ -130,7 +130,7 @@ def test_messages_come_again_exactly_when_their_invisible_time_is_over(wait_ms: 
 
 
 @pytest.mark.parametrize("attempts", [pytest.param(17, id="golden-114")])
-def test_attempts_are_numbers_of_the_lease_and_go_on_over_changes(attempts: int) -> None:
+def test_attempts_continue_to_count_when_the_lease_changes(attempts: int) -> None:
     queue = Queue()
     [given] = queue.receive(1).ranges
     assert given.attempts == 1
@@ -158,7 +158,7 @@ def test_a_waiter_beyond_the_limit_must_retry_later(already: int) -> None:
 
 
 @pytest.mark.parametrize("acked", [pytest.param((0, 2), id="golden-116")])
-def test_only_what_is_not_acknowledged_comes_again(acked: tuple[int, ...]) -> None:
+def test_only_unacknowledged_messages_are_redelivered(acked: tuple[int, ...]) -> None:
     queue = Queue()
     queue.ends = {QUEUE: QueueEnds(0, 3)}
     [given] = queue.receive(3).ranges
@@ -196,7 +196,7 @@ def test_in_order_mode_messages_that_were_changed_one_by_one_come_in_order() -> 
     assert offsets == list(range(8))
 
 
-def test_a_reset_begins_anew_and_ends_all_receipts() -> None:
+def test_a_reset_restarts_at_its_offset_and_ends_all_receipts() -> None:
     queue = Queue()
     [given] = queue.receive(10).ranges
     change = queue.state.decide_reset("g", "orders", {0: 4})

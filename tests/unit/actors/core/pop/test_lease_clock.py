@@ -37,7 +37,7 @@ def test_the_wall_clock_counts_again_once_it_is_ahead() -> None:
     assert clocks.passes(1000) == start_ms + 2250 == clocks.wall_ms
 
 
-def test_a_new_process_goes_on_after_what_was_stored_before_the_step() -> None:
+def test_a_new_process_continues_after_the_stored_time() -> None:
     clocks = Clocks()
     stored_ms = clocks.wall_ms + HOUR_MS
     clocks.clock.not_before(stored_ms)

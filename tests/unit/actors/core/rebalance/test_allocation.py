@@ -100,7 +100,7 @@ def test_nearby_refuses_a_member_or_a_broker_without_a_room():
         allocate_nearby(queues[:1], ["m"], ROOMS, {"m": " "})
 
 
-def test_config_gives_each_member_what_it_requests_and_no_more():
+def test_config_assigns_each_member_exactly_the_requested_queues():
     queues = queues_of("broker-a", count=4)
     elsewhere = MessageQueue("other", "broker-a", 0)
     shares = allocate_by_config(queues, ["a", "b", "c"], {"a": {queues[3], elsewhere}, "b": {queues[0]}}, {})

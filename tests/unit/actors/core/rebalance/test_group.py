@@ -92,7 +92,7 @@ def test_a_silent_member_keeps_its_queues_until_its_session_ends(group):
     assert beat(group, "b", 15.1) == QUEUES
 
 
-def test_a_member_that_comes_back_too_late_does_not_get_what_others_hold(group):
+def test_a_member_that_returns_late_does_not_get_queues_of_others(group):
     held = beat(group, "a", 0.0)
     assert beat(group, "b", 16.0) == QUEUES
     assert beat(group, "a", 17.0, held) == frozenset()
@@ -123,7 +123,7 @@ def test_a_heartbeat_that_arrives_twice_frees_nothing(group):
     assert beat(group, "b", 2.0) == frozenset()
 
 
-def test_a_process_that_follows_one_of_its_name_starts_with_what_it_holds_now(group):
+def test_a_new_process_of_a_member_starts_without_the_old_queues(group):
     beat(group, "pull-g-0", 0.0)
     beat(group, "b", 0.5)
     assert ids(beat(group, "pull-g-0", 1.0, process=2)) == [2, 3]
@@ -194,13 +194,13 @@ def test_members_that_are_expired_are_named(group):
     assert group.expire(15.5) == []
 
 
-def test_an_instance_that_did_not_know_of_one_before_it_learns_it_by_a_generation_and_waits(group):
+def test_a_newer_generation_of_a_member_makes_the_instance_wait(group):
     assert beat(group, "a", 0.5, generation=FIRST_VERSION - 7) == frozenset()
     assert beat(group, "a", 14.9) == frozenset()
     assert beat(group, "a", 15.0) == QUEUES
 
 
-def test_a_member_that_knows_this_instance_does_not_make_it_wait(group):
+def test_a_member_with_this_generation_does_not_delay_the_first_grant(group):
     told = answer(group, "a", 0.5)
     assert beat(group, "a", 1.0, generation=told.generation) == QUEUES
 
@@ -216,7 +216,7 @@ def test_a_reset_shows_in_the_offsets_version_and_not_in_the_generation(group):
     assert (after.generation, after.offsets_version) == (before.generation, before.offsets_version + 1)
 
 
-def test_the_member_that_joined_first_decides_the_strategy_and_the_description_says_so(group):
+def test_the_first_member_decides_the_strategy_and_others_are_reported(group):
     held = beat(group, "b", 0.0, allocation=STICKY)
     beat(group, "a", 1.0)
     text = group.describe(1.0)
@@ -232,7 +232,7 @@ def test_a_member_that_changes_its_strategy_keeps_its_place_in_the_order(group):
     assert group.describe(2.0)["strategy"] == "STICKY"
 
 
-def test_a_strategy_that_refuses_keeps_the_assignment_and_the_reason_is_told(group):
+def test_a_strategy_that_fails_keeps_the_assignment_and_reports_the_reason(group):
     group.set_queues("orders", QUEUES, {"broker-a": "node-1"})
     held = beat(group, "a", 0.0, allocation=NEARBY, node="node-1")
     assert held == QUEUES
@@ -267,7 +267,7 @@ def test_a_topic_that_has_no_queues_any_more_is_given_up(group):
     assert beat(group, "a", 1.0, held) == frozenset()
 
 
-def test_the_target_is_made_anew_after_a_while_even_if_nothing_happened(group, monkeypatch):
+def test_the_target_is_recomputed_regularly(group, monkeypatch):
     made = []
     monkeypatch.setattr(group, "_retarget", lambda: made.append(1))
     beat(group, "a", 0.0)
@@ -276,7 +276,7 @@ def test_the_target_is_made_anew_after_a_while_even_if_nothing_happened(group, m
     assert len(made) == 1 + 59 // RETARGET_INTERVAL_S
 
 
-def test_the_description_tells_what_members_hold_and_wait_for(group):
+def test_the_description_has_the_held_and_awaited_queues_of_members(group):
     held = beat(group, "a", 0.0, node="node-1")
     beat(group, "b", 1.0)
     beat(group, "a", 2.0, held, node="node-1")
@@ -342,7 +342,7 @@ def test_every_heartbeat_has_its_step(group, sender, kind):
 
 
 @pytest.mark.parametrize(("kind", "freed"), [(HeartbeatKind.NEXT, True), (HeartbeatKind.REPEATED, False)])
-def test_only_a_heartbeat_that_is_not_repeated_frees_what_its_sender_does_not_hold(group, kind, freed):
+def test_only_a_new_heartbeat_frees_queues_that_its_sender_does_not_hold(group, kind, freed):
     heartbeat = heartbeat_of(group, HeartbeatSender.MEMBER, kind)
     group.set_queues("orders", ())
     group.heartbeat(heartbeat, 1.0)

@@ -82,7 +82,7 @@ def test_a_server_without_the_slot_names_its_holder(server, lease):
     assert server.describe_group("billing", 0.0) == OtherServer("rebalance-1")
 
 
-def test_a_group_that_fails_answers_so_and_the_others_go_on(server, monkeypatch):
+def test_an_error_of_one_group_does_not_affect_other_groups(server, monkeypatch):
     beat(server, "billing")
     monkeypatch.setattr(server._entries["billing"].core, "heartbeat", lambda heartbeat, now_s: 1 / 0)
     answer = beat(server, "billing")
@@ -110,7 +110,7 @@ def test_groups_of_an_earlier_epoch_are_forgotten(server, lease):
     assert answer.generation >= 5000
 
 
-def test_a_topic_whose_queues_are_not_known_is_asked_for_and_said_to_be_incomplete(server):
+def test_an_unknown_topic_is_looked_up_and_the_assignment_is_incomplete(server):
     answer = beat(server, topics=("orders", "new"))
     assert (answer.queues, answer.incomplete) == ({QUEUE}, True)
     assert server.unknown_topics() == {"new"}
@@ -122,7 +122,7 @@ def test_a_topic_whose_queues_are_not_known_is_asked_for_and_said_to_be_incomple
     assert beat(server, "billing", QUEUE, topics=("orders", "new")).queues == {QUEUE, new}
 
 
-def test_while_no_name_server_tells_a_topics_queues_members_keep_those_they_hold(server):
+def test_members_keep_their_queues_while_the_route_is_unknown(server):
     lost = MessageQueue("lost", "broker-a", 0)
     server.set_queues("lost", None)
     assert beat(server, "billing", lost, topics=("lost",)).queues == {lost}
@@ -136,7 +136,7 @@ def test_topics_that_nobody_uses_are_forgotten(server):
     assert server._topics.keys() == {"orders"}
 
 
-def test_a_group_without_members_is_dropped_and_made_anew_with_a_newer_generation(server):
+def test_an_idle_group_is_dropped_and_recreated_with_a_newer_generation(server):
     before = beat(server, "billing").generation
     server.sweep(SESSION_S + 1)
     assert server.groups() == ["billing"]

@@ -74,7 +74,7 @@ def test_nobody_gets_nothing():
     assert disagreements(view({})) == []
 
 
-def test_members_that_agree_have_nothing_to_say():
+def test_members_with_the_same_strategy_have_no_disagreements():
     assert disagreements(view(alike(AllocateStrategy.STICKY))) == []
 
 

@@ -70,7 +70,7 @@ def test_while_a_chunk_is_on_its_way_the_next_one_is_to_be_worth_it():
     assert window.min_bytes == 1
 
 
-def test_an_empty_chunk_is_on_its_way_as_any_other_and_tells_nothing_new():
+def test_an_empty_chunk_counts_as_in_flight_and_needs_no_report():
     window = asked()
     window.read(0)
     window.told(asked=True)

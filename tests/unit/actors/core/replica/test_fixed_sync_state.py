@@ -18,7 +18,7 @@ def asks(master: FixedSyncState, follower: int, offset: int, now_s: float, **mor
     master.asked(follower, f"store-{follower}", offset, now_s, **more)
 
 
-def test_what_is_on_its_own_disk_is_confirmed_whatever_the_slaves_have(master):
+def test_the_confirm_offset_is_the_masters_flushed_offset(master):
     asks(master, 1, 100, 1.0)
     master.flushed(400, 2.0)
     assert master.confirm_offset == 400

@@ -9,7 +9,7 @@ MASTER = 0
 SET = frozenset((MASTER, 1, 2))
 
 
-def test_all_replicas_in_sync_must_have_said_that_they_lack_the_bytes():
+def test_a_hole_is_copied_only_after_all_in_sync_replicas_lack_its_bytes():
     reports = HoleReports(MASTER, 100.0)
     late_s = 100.0 + HOLE_WAIT_S
     reports.note_lacking(1, 500)

@@ -24,7 +24,7 @@ class Append:
         return [RESULT] if self.done or now_s >= self.deadline_s else None
 
 
-def test_those_that_are_settled_are_answered_in_their_order_and_the_others_stay():
+def test_settled_appends_are_answered_in_order_and_others_stay():
     pending: PendingAppends[str] = PendingAppends()
     appends = {name: Append(5.0) for name in "abcd"}
     for name, append in appends.items():

@@ -16,20 +16,20 @@ def guided(routing: ReadRouting, *, in_memory: bool, queue_id: int = 0, next_off
     return answer.pull_from
 
 
-def test_a_master_shares_those_who_read_what_is_old_among_its_slaves():
+def test_a_master_sends_readers_of_old_messages_to_its_slaves():
     routing = ReadRouting(True, ["slave-1", "slave-2"])
     assert [guided(routing, in_memory=False, queue_id=q) for q in range(3)] == ["slave-1", "slave-2", "slave-1"]
     assert guided(routing, in_memory=True) == ""
 
 
-def test_a_slave_keeps_who_reads_what_is_old_and_sends_the_others_to_its_master():
+def test_a_slave_keeps_readers_of_old_messages_and_sends_others_to_the_master():
     routing = ReadRouting(False, ["master"])
     assert guided(routing, in_memory=False) == ""
     assert guided(routing, in_memory=True) == "master"
 
 
 @pytest.mark.parametrize("offset", [9, 91])
-def test_what_a_slave_does_not_have_is_asked_of_its_master(offset):
+def test_a_reader_of_offsets_that_a_slave_lacks_goes_to_the_master(offset):
     assert guided(ReadRouting(False, ["master"]), in_memory=False, next_offset=offset) == "master"
 
 

@@ -41,7 +41,7 @@ def test_a_lease_never_becomes_shorter_by_a_late_renewal(role):
 
 
 @pytest.mark.parametrize("epoch", [2, 3])
-def test_an_epoch_that_is_known_already_cannot_be_led_anew(role, epoch):
+def test_a_replica_cannot_lead_an_epoch_that_it_has_seen(role, epoch):
     with pytest.raises(NotMasterError):
         role.lead(epoch, 10.0)
 
@@ -115,7 +115,7 @@ def carry_out(one: ReplicaRoleState, order: RoleOrder, epoch: int) -> None:
 
 
 @pytest.mark.parametrize(("before", "order", "age"), list(product(ReplicaRole, RoleOrder, EpochAge)))
-def test_every_order_does_what_the_table_says_and_all_others_are_refused(before, order, age):
+def test_orders_follow_the_transition_table_and_others_are_refused(before, order, age):
     one, epoch = in_role(before), 5 + age.value
     after = TRANSITIONS[before].get((order, age))
     if after is None:

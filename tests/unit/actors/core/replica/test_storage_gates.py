@@ -49,7 +49,7 @@ def test_a_deleted_topic_is_refused_also_after_a_restart_until_it_is_created(dis
         one.check(batches)
 
 
-def test_a_store_that_begins_to_lead_refuses_what_was_deleted_and_takes_what_was_created_where_others_led(disk):
+def test_a_new_master_agrees_on_topics_deleted_and_created_under_other_masters(disk):
     deleted = reopen(disk)
     deleted.add("orders")  # the topic "orders" was created again while another replica led
     deleted.agree({"orders", "bills"}, ["orders", "bills", "parcels"])
@@ -95,7 +95,7 @@ def test_the_table_is_bounded_and_forgets_the_oldest(disk, monkeypatch):
     assert disk[CLOSED_TOPICS_FILE] == '["a", "c"]'
 
 
-def test_one_append_too_many_is_refused_and_says_which_limit():
+def test_an_append_over_the_limit_is_refused_with_the_setting():
     limit = AppendLimit(2)
     with limit.enter(), limit.enter(), pytest.raises(SystemBusyError, match="send_queue_capacity"), limit.enter():
         raise AssertionError("it was let in")

@@ -41,7 +41,7 @@ def test_a_follower_that_has_everything_is_asked_for_and_counts_from_then_on(mas
     assert master.confirm_offset == 180
 
 
-def test_what_a_follower_has_and_the_masters_disk_has_not_is_not_confirmed(master):
+def test_bytes_that_the_masters_disk_lacks_are_not_confirmed(master):
     asks(master, 1, 100, 1.0)
     master.propose(1.0)
     master.decided(of(2, 0, 1))
@@ -55,13 +55,13 @@ def test_what_a_follower_has_and_the_masters_disk_has_not_is_not_confirmed(maste
     assert (master.confirm_offset, master.copies(180)) == (180, 2)
 
 
-def test_a_follower_behind_the_confirm_offset_is_not_asked_for(master):
+def test_a_follower_below_the_confirm_offset_is_not_proposed(master):
     master.flushed(200, 1.0)
     asks(master, 1, 150, 1.0)
     assert master.propose(1.0) is None
 
 
-def test_a_follower_close_behind_is_taken_in_while_messages_come_all_the_time(master):
+def test_a_follower_with_a_small_lag_joins_the_set_under_constant_load(master):
     for step in range(4):  # the log grows before each of the slave's requests for a chunk
         master.flushed(200 + 100 * step, 1.0 + step / 100)
         asks(master, 1, 100 + 100 * step, 1.0 + step / 100)
@@ -134,7 +134,7 @@ def test_a_member_whose_directory_was_lost_counts_no_more_and_is_dropped(master)
     assert asked.members == {0}
 
 
-def test_a_directory_begun_anew_is_taken_in_once_it_has_everything(master):
+def test_a_recreated_directory_joins_the_set_once_it_has_everything(master):
     asks(master, 1, 100, 1.0)
     master.decided(of(2, 0, 1))
     master.asked(1, "another", 0, 2.0)
@@ -154,7 +154,7 @@ def test_the_confirm_offset_never_goes_back(master):
     assert master.confirm_offset == 300
 
 
-def test_lag_is_told_in_bytes_and_in_seconds_since_the_first_missing_byte_was_stored(master):
+def test_lag_is_in_bytes_and_in_seconds_since_the_first_missing_byte(master):
     master.flushed(200, 2.0)
     master.flushed(300, 5.0)
     asks(master, 1, 120, 6.0)
@@ -164,7 +164,7 @@ def test_lag_is_told_in_bytes_and_in_seconds_since_the_first_missing_byte_was_st
     assert master.lags(9.0)[2] == FollowerLag(100, 4.0)
 
 
-def test_what_was_stored_before_the_epoch_counts_as_stored_when_it_began(master):
+def test_bytes_from_before_the_epoch_count_as_stored_at_its_start(master):
     asks(master, 1, 40, 3.0)
     assert master.lags(8.0) == {1: FollowerLag(60, 8.0)}
 

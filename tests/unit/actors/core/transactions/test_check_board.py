@@ -28,7 +28,7 @@ def test_a_producer_that_has_left_is_not_live():
     assert board.live_groups(100.0) == []
 
 
-def test_each_check_goes_to_the_one_who_asks_next_and_to_nobody_else():
+def test_each_check_goes_to_exactly_one_polling_producer():
     board = CheckBoard()
     board.put([check(number) for number in range(CHECKS_TAKEN_MAX + 2)] + [check(1, group="other")])
     first, second = board.take("g", "one", 1.0), board.take("g", "two", 1.0)

@@ -68,7 +68,7 @@ def test_a_message_whose_size_alone_was_flipped_is_whole(tmp_path):
 
 @pytest.mark.parametrize("newest_first", [False, True])
 @pytest.mark.parametrize("limit", [1, 5, 1000])
-def test_browse_goes_on_behind_damaged_messages(damaged, limit, newest_first):
+def test_browse_continues_after_damaged_messages(damaged, limit, newest_first):
     messages, cursor = [], None
     while True:
         page = damaged.admin.browse(TOPIC, newest_first=newest_first, limit=limit, cursor=cursor, tags="paid")
@@ -79,7 +79,7 @@ def test_browse_goes_on_behind_damaged_messages(damaged, limit, newest_first):
     check(damaged, messages[::-1] if newest_first else messages)
 
 
-def test_browse_for_a_text_shows_what_cannot_be_searched(damaged):
+def test_browse_for_a_text_shows_unreadable_messages(damaged):
     page = damaged.admin.browse(TOPIC, contains="intact 000", limit=1000)
     assert {message.queue_offset for message in page.messages} == {0, *damaged.kinds}
 
@@ -93,7 +93,7 @@ def test_a_page_ends_when_its_bodies_are_too_many(damaged, monkeypatch):
     assert following.messages[0].queue_offset == len(page.messages)
 
 
-def test_a_tail_goes_on_behind_damaged_messages(damaged):
+def test_a_tail_continues_after_damaged_messages(damaged):
     arrived = damaged.admin.tail(TOPIC, {QUEUE: 0}, max_messages=1000)
     check(damaged, list(arrived.messages))
     assert arrived.positions == {QUEUE: len(damaged.bodies)}
@@ -122,7 +122,7 @@ def test_a_query_by_id_reports_a_damaged_message(damaged):
     assert damaged.admin.query_by_id(TOPIC, "nothing") == []
 
 
-def test_a_replay_sends_what_can_be_read_and_counts_the_rest(damaged):
+def test_a_replay_sends_readable_messages_and_counts_the_others(damaged):
     done = damaged.admin.replay(TOPIC, begin_ms=0, to_topic="copies")
     assert (done.chosen, done.sent, done.unreadable) == (
         len(damaged.bodies),
@@ -148,7 +148,7 @@ def test_commands_print_the_place_and_the_reason(damaged):
             assert fields["error"] in line
 
 
-def test_a_replay_of_dead_letters_goes_on_behind_a_damaged_one(damaged, monkeypatch):
+def test_a_replay_of_dead_letters_continues_after_a_damaged_letter(damaged, monkeypatch):
     """A replay of dead letters continues after a damaged dead letter. The damaged topic serves as the dead-letter
     topic, and the fake broker refuses damaged messages, as a real broker does."""
     brought: list[bytes] = []

@@ -84,7 +84,7 @@ def cluster(monkeypatch):
     ("arguments", "offset"),
     [({"to": "earliest"}, 3), ({"to": "latest"}, 10), ({"timestamp_ms": 1_700_000_000_000}, 5), ({"offset": 4}, 4)],
 )
-def test_a_reset_sets_every_queue_at_its_broker_and_tells_the_members(cluster, arguments, offset):
+def test_a_reset_sets_every_queue_at_its_broker_and_notifies_the_members(cluster, arguments, offset):
     assert cluster.admin.reset_offsets("billing", "orders", **arguments) == dict.fromkeys((A0, A1, B0), offset)
     assert cluster.called("reset_offsets") == [
         ("a", "billing", "orders", {0: offset, 1: offset}),
@@ -155,7 +155,7 @@ def test_a_broker_that_a_restarted_nameserver_does_not_know_yet_is_not_left_out(
     assert cluster.called("update_groups") == [("a", [GroupConfig("billing")]), ("b", [GroupConfig("billing")])]
 
 
-def test_a_group_that_no_broker_knows_does_not_exist(cluster):
+def test_a_group_without_a_broker_does_not_exist(cluster):
     cluster.answers["a", "group_config"] = GroupNotExistError("billing")
     for call in (
         lambda: cluster.admin.reset_offsets("billing", "orders", "latest"),
@@ -266,7 +266,7 @@ def test_a_summary_counts_retries_and_dead_letters_apart(cluster):
     assert (summary.lag, summary.lag_ms, summary.retry_lag, summary.dead_letters) == (6 + 7, 900, 2, 7)
 
 
-def test_a_client_that_every_broker_knows_is_listed_once(cluster):
+def test_a_client_connected_to_every_broker_is_listed_once(cluster):
     producer = ProducerConnection("c1", "h", 1, "shop", 0.5)
     consumers = [ConsumerConnection("c1", "h", 1, ConsumerData(group, "PULL"), 0.5) for group in ("g", "h")]
     for name in "ab":

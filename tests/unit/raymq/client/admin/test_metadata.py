@@ -21,7 +21,7 @@ WHOLE = Metadata(
 )
 
 
-def test_what_is_written_is_read_again():
+def test_written_metadata_can_be_read():
     text = WHOLE.to_json()
     assert Metadata.from_json(text) == WHOLE
     assert Metadata.from_json(text).to_json() == text
@@ -35,7 +35,7 @@ def test_what_is_written_is_read_again():
     assert Metadata.from_json(Metadata().to_json()) == Metadata()
 
 
-def test_what_is_left_out_of_a_file_is_as_by_default():
+def test_missing_metadata_has_default_values():
     text = '{"version": 1, "topics": {"t": {"queues": {"a": 1}}}, "groups": {"g": {}}}'
     assert Metadata.from_json(text) == Metadata({"t": TopicMetadata({"a": 1})}, {"g": GroupMetadata(GroupConfig("g"))})
 

@@ -102,7 +102,7 @@ def test_results_are_shown_names(stored: Any, shown: Any) -> None:
     assert within(Double(stored)).describe_topic("orders") == shown
 
 
-def test_lists_of_names_hold_those_of_the_namespace_alone() -> None:
+def test_lists_contain_only_names_of_the_namespace() -> None:
     assert within(Double([OURS, THEIRS, SYSTEM, "orders", "%RETRY%team-a%g"])).list_topics() == ["orders", "%RETRY%g"]
     assert list(within(Double([STORED, MessageQueue(THEIRS, "b", 0)])).each()) == [SHOWN]
 
@@ -114,7 +114,7 @@ def test_a_mapping_of_a_kind_of_its_own_stays_one() -> None:
     assert (dict(offsets), offsets.old) == ({STORED: 5}, {STORED: 3})
 
 
-def test_errors_are_told_by_shown_names() -> None:
+def test_errors_use_names_without_the_namespace() -> None:
     with pytest.raises(TopicNotExistError) as caught:
         within(Double()).fail("orders")
     assert "team-a" not in str(caught.value)

@@ -214,7 +214,7 @@ def test_more_messages_of_a_second_than_a_query_returns_are_refused(admin, store
         {"key": "all", "to_topic": "again", "max_messages": 0},
     ],
 )
-def test_a_replay_says_what_it_needs(admin, arguments):
+def test_a_replay_with_missing_arguments_is_refused(admin, arguments):
     with pytest.raises(InvalidArgumentError):
         admin.replay("orders", **arguments)
 

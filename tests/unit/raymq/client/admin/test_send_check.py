@@ -49,7 +49,7 @@ def test_messages_that_come_back_are_timed():
     assert len(set(stored.bodies)) == 5
 
 
-def test_what_fails_or_comes_back_otherwise_is_counted_and_not_sent_again():
+def test_failed_and_changed_messages_are_counted_and_not_sent_again():
     stored = Stored(lost=(1,), refused=(3,))
     checked = stored.check(5)
     assert (checked.sent, checked.failed, checked.error) == (3, 2, "broker-a is away")

@@ -94,7 +94,7 @@ def test_one_busy_queue_among_eight_may_take_the_whole_rate(cluster):
     assert cluster.admin.tail("orders", found.positions).messages == ()
 
 
-def test_what_is_too_much_is_skipped_and_counted(cluster):
+def test_messages_over_the_limit_are_skipped_and_counted(cluster):
     at = cluster.admin.tail("orders")
     for broker_name in BROKERS:
         cluster.put(broker_name, 0, *(b"%d" % number for number in range(7)))
@@ -138,7 +138,7 @@ def test_a_tail_that_nobody_answers_fails(cluster):
         cluster.admin.tail("orders", max_messages=0)
 
 
-def test_positions_behind_the_end_begin_there_again(cluster):
+def test_positions_after_the_end_restart_at_the_end(cluster):
     cluster.put("broker-a", 0, b"a")
     at = cluster.admin.tail("orders")
     queue = MessageQueue("orders", "broker-a", 0)

@@ -125,7 +125,7 @@ def test_nothing_is_created_if_one_is_not_legal(cluster, topics, error):
     assert cluster.created == []
 
 
-def test_a_topic_that_exists_otherwise_is_told(cluster):
+def test_a_topic_with_other_values_raises_topic_exists(cluster):
     cluster.error = TopicExistsError("x", "with 1 queues")
     with pytest.raises(TopicExistsError):
         cluster.admin.create_topics({"x": 2})

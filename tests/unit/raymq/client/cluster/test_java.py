@@ -32,7 +32,7 @@ def path_of(*homes: Path) -> dict[str, str]:
     return {"PATH": os.pathsep.join([*(str(home / "bin") for home in homes), "/nowhere"])}
 
 
-def test_java_on_the_path_is_the_one_of_java_home_and_runs() -> None:
+def test_java_on_the_path_is_the_java_of_java_home() -> None:
     found = java_environment({"PATH": os.environ["PATH"]})
     java = shutil.which("java", path=found["PATH"])
     assert java == os.path.join(found["JAVA_HOME"], "bin", "java")

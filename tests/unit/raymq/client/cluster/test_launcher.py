@@ -121,7 +121,7 @@ def test_a_child_that_takes_too_long_is_killed(child, monkeypatch):
         launcher.launch("start", "address")
 
 
-def test_an_interrupted_start_lets_the_child_stop_what_it_started(child, tmp_path):
+def test_an_interrupted_start_lets_the_child_stop_started_servers(child, tmp_path):
     done = tmp_path / "stopped"
     child(
         f"""

@@ -21,7 +21,7 @@ def test_more_nodes_than_asked_for_are_enough() -> None:
     await_nodes(1, 0, pytest.fail, lambda: ["10.0.0.1", "10.0.0.2"])
 
 
-def test_when_nodes_stay_away_it_names_those_that_are_there() -> None:
+def test_the_error_for_missing_nodes_names_the_joined_nodes() -> None:
     with pytest.raises(
         ServiceNotAvailableError, match=r"1 of 3 nodes joined .*\(10\.0\.0\.1\), so no raymq server"
     ) as said:

@@ -209,7 +209,7 @@ def test_a_failure_to_read_is_tried_again(owner, failure):
     owner.wait_for(lambda: len(set(owner.delivered)) == 3)
 
 
-def test_a_user_that_has_read_too_much_waits_for_what_is_left_and_asks_nobody_else(owner):
+def test_a_read_over_the_quota_waits_and_asks_no_other_replica(owner):
     refusals, usual = [QuotaExceededError("team", "consumed bytes", 30)] * 3, owner.answer
 
     def answer(request):
@@ -263,7 +263,7 @@ def test_after_stop_nothing_is_read_any_more(owner):
     assert owner.waits == []
 
 
-def test_where_another_replica_leads_now_reading_goes_on_there_without_anybody_asking_for_it(owner):
+def test_reading_continues_at_a_new_master_after_a_failed_read(owner):
     """After a failover, reading continues at the new master. Only a failed read reveals the new master, so the Fetcher
     then requests the route again."""
     owner.offsets = {Q0: 0, Q1: 0}
@@ -275,7 +275,7 @@ def test_where_another_replica_leads_now_reading_goes_on_there_without_anybody_a
     assert {name for name, _, _ in owner.waits} == {"storage-a-0", "storage-a-1"}
 
 
-def test_where_slaves_may_be_read_from_reading_goes_on_there_while_the_master_does_not_answer(owner):
+def test_reading_continues_at_a_slave_while_the_master_does_not_answer(owner):
     owner.offsets = {Q0: 0, Q1: 0}
     owner.gone, owner.slaves = {"storage-a-0"}, ["storage-a-1", "storage-a-2"]
     owner.fetcher.wake_readers()
@@ -291,7 +291,7 @@ def test_a_single_replica_gets_more_time_to_answer(owner):
     assert owner.timeouts == {("storage-a-0", FETCH_CALL_TIMEOUT_S)}
 
 
-def test_whom_an_answer_names_is_asked_next_and_that_without_a_pause(owner):
+def test_the_suggested_replica_is_read_next_without_a_pause(owner):
     owner.slaves = ["storage-a-1"]
     owner.pull_from = {"storage-a-0": "storage-a-1"}
     owner.offsets = {Q0: 0}
@@ -333,7 +333,7 @@ def test_a_loss_is_reported_each_time_and_does_not_block_other_queues(owner, mon
     owner.wait_for(lambda: [at for queue, at in owner.delivered if queue == Q0] == [0, 1, 2])
 
 
-def test_what_is_lost_is_not_asked_for_without_a_pause_and_another_offset_is(owner, monkeypatch):
+def test_a_lost_offset_is_requested_with_pauses_and_another_offset_at_once(owner, monkeypatch):
     monkeypatch.setattr(fetcher_module, "LOSS_PAUSE_S", 3600.0)
     lossy(owner, Q0, 0)
     owner.offsets = {Q0: 0}
@@ -346,7 +346,7 @@ def test_what_is_lost_is_not_asked_for_without_a_pause_and_another_offset_is(own
     assert (count, owner.lost) == (2, [(Q0, 0, "cut short")])
 
 
-def test_what_a_slave_has_lost_is_read_from_the_master(owner):
+def test_messages_that_a_slave_has_lost_are_read_from_the_master(owner):
     owner.slaves = ["storage-a-1"]
     owner.pull_from = {"storage-a-0": "storage-a-1"}
     at_slave = owner.waits
@@ -364,7 +364,7 @@ def test_what_a_slave_has_lost_is_read_from_the_master(owner):
     assert {name for name, _, _ in owner.waits} == {"storage-a-0", "storage-a-1"}
 
 
-def test_a_queue_whose_route_nobody_told_is_asked_for_again_without_a_wake(owner):
+def test_an_unknown_route_is_requested_again_without_a_wakeup(owner):
     """The Fetcher requests a missing route again without a wake-up. A route is missing if the consumer's process
     restarts while no NameServer answers."""
     failures = [ServiceNotAvailableError("no NameServer answers") for _ in range(3)]

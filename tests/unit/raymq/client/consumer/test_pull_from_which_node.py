@@ -16,7 +16,7 @@ def which():
     return PullFromWhichNode()
 
 
-def test_the_master_is_asked_unless_somebody_says_otherwise(which):
+def test_the_master_is_read_unless_an_answer_suggests_another_replica(which):
     assert which.choose(QUEUE, ALL, 0.0) == "master"
     assert not which.answered(QUEUE, "master", "", 0.0)
     assert which.choose(QUEUE, ALL, 1.0) == "master"
@@ -46,7 +46,7 @@ def test_without_slaves_a_master_that_fails_is_asked_again(which):
     assert which.choose(QUEUE, ("master",), 0.1) == "master"
 
 
-def test_a_master_that_failed_is_not_asked_again_at_once_because_a_slave_still_hears_it(which):
+def test_a_failed_master_is_avoided_for_a_while_despite_a_slaves_answer(which):
     which.failed("master", 0.0)
     assert which.answered(QUEUE, "slave-1", "master", 1.0)
     assert which.choose(QUEUE, ALL, 1.0) == "slave-1"
@@ -54,7 +54,7 @@ def test_a_master_that_failed_is_not_asked_again_at_once_because_a_slave_still_h
     assert which.choose(QUEUE, ALL, AVOID_S) == "master"
 
 
-def test_a_slave_that_does_not_hear_the_master_keeps_its_reader_for_a_while_only(which):
+def test_a_slave_without_contact_to_the_master_keeps_a_reader_for_a_while(which):
     which.failed("master", 0.0)
     assert not which.answered(QUEUE, "slave-1", "", 1.0)
     assert which.choose(QUEUE, ALL, AVOID_S + 1.0) == "slave-1"
@@ -74,7 +74,7 @@ def test_a_name_that_is_no_replica_now_is_not_asked(which):
     assert which.choose(QUEUE, ALL, 0.1) == "master"
 
 
-def test_what_is_remembered_ends_with_its_time(which):
+def test_remembered_replicas_expire(which):
     for number in range(1000):
         which.answered(MessageQueue("orders", "a", number), "master", "slave-1", number * STAY_S)
     assert len(which._preferred) == 1

@@ -58,7 +58,7 @@ def test_a_change_is_reported_once(topics):
     assert topics.calls[1:] == [("orders", [Q1])]
 
 
-def test_a_topic_must_exist_at_first_and_later_nothing_is_told_while_nobody_knows(topics):
+def test_a_watched_topic_must_exist_and_unknown_routes_are_not_reported(topics):
     with pytest.raises(TopicNotExistError):
         topics.watch.register("nothing", topics.listen)
     topics.watch.register("orders", topics.listen)

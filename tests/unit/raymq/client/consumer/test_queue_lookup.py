@@ -64,7 +64,7 @@ def test_a_store_that_restarts_is_asked_again(lookup, stores):
     assert len(stores.asked) == 3
 
 
-def test_queues_are_those_of_now(lookup, routes):
+def test_queues_are_looked_up_without_the_cache(lookup, routes):
     assert lookup.queues("orders") == [Q0, Q1]
     assert routes.invalidated == ["orders"]
 

@@ -66,7 +66,7 @@ def test_all_queues_of_a_broker_group_are_one_call(storages):
     assert storages["b"].calls == [[(0, 90)]]
 
 
-def test_a_broker_group_that_is_away_leaves_what_was_seen(storages):
+def test_an_unavailable_broker_group_keeps_the_last_figures(storages):
     [figures] = with_ready([state(0, 40, 50, ask=True, broker="gone")], None, None)
     assert (figures.ready, figures.queueing_ms) == (10, 0)
 

@@ -210,7 +210,7 @@ def test_members_of_all_groups_of_an_actor_share_one_call(cluster, client):
         source.holds(QUEUE)
 
 
-def test_a_member_that_says_nothing_is_left_out(cluster, client):
+def test_a_member_without_a_heartbeat_is_left_out(cluster, client):
     cluster.start()
     quiet, other = Source("quiet"), Source("other")
     quiet.silent = True
@@ -230,7 +230,7 @@ def test_a_member_whose_code_fails_costs_the_others_nothing(cluster, client):
     good.hears_more()
 
 
-def test_an_actor_that_hangs_is_followed_by_the_other_which_says_who_holds_the_group(cluster, client):
+def test_a_hanging_actor_is_replaced_by_the_actor_that_holds_the_group(cluster, client):
     cluster.start()
     cluster.hangs = {HOME}
     source = Source()
@@ -286,7 +286,7 @@ def test_a_dead_actor_is_started_again_also_while_no_name_server_answers(cluster
     source.holds(QUEUE)
 
 
-def test_a_client_that_never_saw_a_broker_says_why_it_cannot_start_the_actor(cluster, client, monkeypatch):
+def test_a_client_without_brokers_reports_why_no_actor_can_start(cluster, client, monkeypatch):
     monkeypatch.setattr(module, "SILENCE_S", 0.0)
     cluster.broker_names = []
     source = Source()
@@ -341,7 +341,7 @@ def steady(cluster: Cluster) -> bool:
     return len(cluster.heard) > 3 and all(isinstance(one, SteadyHeartbeat) for one in cluster.heard[-3:])
 
 
-def test_a_member_that_has_nothing_new_to_say_says_so_in_short_and_keeps_its_lease(cluster, client):
+def test_an_unchanged_member_sends_short_heartbeats_and_keeps_its_lease(cluster, client):
     cluster.start()
     source = Source()
     client.join("g", source)
@@ -368,7 +368,7 @@ def test_news_end_the_short_heartbeats_on_both_sides(cluster, client):
         eventually(lambda one=one, before=before: one.assignments[-1].offsets_version == before + 1, "it", WAIT_S)
 
 
-def test_an_actor_that_was_restarted_hears_in_full_what_a_member_holds(cluster, client):
+def test_a_restarted_actor_receives_a_full_heartbeat(cluster, client):
     cluster.start()
     source = Source()
     client.join("g", source)
@@ -380,7 +380,7 @@ def test_an_actor_that_was_restarted_hears_in_full_what_a_member_holds(cluster, 
     eventually(lambda: steady(cluster), "short heartbeats again", WAIT_S)
 
 
-def test_after_a_call_that_failed_the_heartbeat_is_said_in_full(cluster, client):
+def test_after_a_failed_call_the_next_heartbeat_is_full(cluster, client):
     cluster.start()
     source = Source()
     client.join("g", source)
@@ -391,7 +391,7 @@ def test_after_a_call_that_failed_the_heartbeat_is_said_in_full(cluster, client)
     source.holds(QUEUE)
 
 
-def test_a_reset_is_told_to_the_holder(cluster, client):
+def test_a_reset_is_reported_to_the_rebalance_actor(cluster, client):
     cluster.start()
     source = Source()
     client.join("g", source)
@@ -406,7 +406,7 @@ def test_a_cluster_without_actors_needs_no_telling(cluster):
     assert cluster.calls == []
 
 
-def test_a_reset_is_told_again_when_the_answer_is_lost(cluster):
+def test_a_reset_is_reported_again_when_the_answer_is_lost(cluster):
     cluster.start()
     cluster.failures = [RequestTimeoutError("offsets_reset", 1.0)]
     offsets_reset("g")
@@ -434,7 +434,7 @@ def test_an_actor_that_does_not_answer_is_an_error(cluster):
         offsets_reset("g", timeout_s=0.05)
 
 
-def test_a_member_that_wants_other_messages_is_told_until_the_others_have_left(cluster, client):
+def test_a_member_with_another_expression_is_refused_until_others_leave(cluster, client):
     cluster.start()
     first, second = Source("a"), Source("b")
     second.expressions = {"orders": "SQL92: price > 5"}
@@ -448,7 +448,7 @@ def test_a_member_that_wants_other_messages_is_told_until_the_others_have_left(c
     second.holds(QUEUE)
 
 
-def test_it_is_known_before_joining_if_the_members_want_other_messages(cluster, client, monkeypatch):
+def test_a_conflicting_expression_is_detected_before_joining(cluster, client, monkeypatch):
     cluster.start()
     monkeypatch.setattr(module, "running_servers", lambda: tuple(NAMES))
     source = Source("a")

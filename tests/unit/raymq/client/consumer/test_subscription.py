@@ -20,7 +20,7 @@ def test_everything_is_wanted_without_a_tag(expression):
     assert subscription.matches("anything")
 
 
-def test_the_codes_are_those_of_the_consume_queue():
+def test_tag_codes_match_the_consume_queue():
     subscription = Subscription.parse("orders", "paid||refunded || café")
     assert subscription.tag_codes == {tags_code("paid"), tags_code("refunded"), tags_code("café")}
 

@@ -114,12 +114,12 @@ def test_a_runtime_env_of_its_own_stays():
         (threading.Lock().acquire, {}, "cannot be pickled"),
     ],
 )
-def test_what_cannot_be_a_predicate_is_refused(function, options, said):
+def test_an_invalid_predicate_is_refused(function, options, said):
     with pytest.raises(InvalidArgumentError, match=said):
         raymq.predicate(function, **options)
 
 
-def test_the_error_names_message_and_reason_and_says_what_to_do():
+def test_the_error_names_the_message_the_reason_and_the_remedy():
     error = pickle.loads(pickle.dumps(PredicateFailedError("predicate p 12", "orders/a/0", 7, "KeyError: 'price'")))
     assert "offset 7 of queue orders/a/0: KeyError: 'price'" in str(error)
     assert "on_error" in str(error)

@@ -59,7 +59,7 @@ def offsets(result) -> list[int]:
     return LocatedRecords.read(result.records).offsets.tolist()
 
 
-def test_a_fetch_has_what_matches_and_goes_on_behind_all_that_was_looked_at(storage):
+def test_a_fetch_returns_matches_and_continues_after_all_scanned_messages(storage):
     [result] = fetch(scan_of(storage, lambda message: message.body.endswith(b"7")))
     assert result.status is PullStatus.FOUND
     assert offsets(result) == list(range(7, 100, 10))
@@ -100,7 +100,7 @@ def test_a_slow_function_gets_to_every_queue_in_its_turn(storage):
     assert ends == [100, 100]
 
 
-def test_a_failure_comes_behind_what_matches_before_it(storage):
+def test_a_failure_is_reported_after_earlier_matches(storage):
     def function(message):
         return 1 / (int(message.body) - 5) > -1
 
@@ -176,7 +176,7 @@ def test_no_call_begins_when_the_time_is_over_but_the_first():
     assert call_each(lambda message: True, [1, 2], matches, on_error="raise", until_s=0).decided == 1
 
 
-def test_what_cannot_be_printed_is_a_failure_like_others():
+def test_an_exception_that_cannot_be_printed_is_a_failure():
     class MuteError(Exception):
         def __str__(self):
             raise ValueError

@@ -96,7 +96,7 @@ def test_a_flush_waits_for_messages_allocated_before_and_not_for_later_ones():
     assert pool.flushed().done()
 
 
-def test_after_a_flush_counting_goes_on():
+def test_counting_continues_after_a_flush():
     pool = BufferPool(1000, 1000)
     for _ in range(3):
         item = pool.try_allocate(10, 1)

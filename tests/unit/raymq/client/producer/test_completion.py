@@ -231,7 +231,7 @@ def test_a_future_that_failed_leaves_nothing_that_the_garbage_collector_cannot_s
 
 @pytest.mark.parametrize("host", [HOST, ("::1", 1)])
 @pytest.mark.parametrize("count", [1, 2, 700])
-def test_ids_made_together_are_those_made_one_by_one(host, count):
+def test_ids_of_a_batch_equal_single_ids(host, count):
     offsets = [number * 1_000_003 for number in range(count)]
     assert offset_message_ids(host, offsets) == [offset_message_id(*host, offset) for offset in offsets]
     ids = IdRange(STEM, 65_000, count)

@@ -46,7 +46,7 @@ def test_a_hook_sees_each_message_before_and_after_with_a_value_of_its_own(make)
     assert hook.after == other.after
 
 
-def test_a_hook_hears_of_a_failure(make, clock):
+def test_a_send_hook_receives_a_failure(make, clock):
     hook = Hook()
     producer = make(FakeStore(script=[clock.passes(GONE)]), hooks=[hook])
     with pytest.raises(SendUnknownError) as raised:
@@ -55,7 +55,7 @@ def test_a_hook_hears_of_a_failure(make, clock):
     assert (number, body, result, type(error), error.args) == (0, b"1", None, SendUnknownError, raised.value.args)
 
 
-def test_a_hook_hears_that_a_message_was_not_taken(make):
+def test_a_send_hook_receives_the_error_of_a_closed_producer(make):
     hook = Hook()
     producer = make(FakeStore(), hooks=[hook])
     producer.send(Message("orders", b"1"))

@@ -119,7 +119,7 @@ def test_sequences_grow_per_queue_over_all_messages(make):
     assert len({batch.producer.producer_id for [batch] in store.attempts}) == 1
 
 
-def test_two_producers_are_told_apart(make):
+def test_two_producers_are_distinguished(make):
     store = FakeStore()
     for _ in range(2):
         make(store).send(Message("orders", b"x"))
@@ -136,7 +136,7 @@ def test_a_batch_without_an_answer_is_never_sent_to_another_queue(make):
     assert (down.everything(), up.everything()) == ([b"x"], [])
 
 
-def test_out_of_time_the_outcome_is_unknown_and_the_error_says_so(make, clock):
+def test_a_send_that_times_out_has_an_unknown_outcome(make, clock):
     store = FakeStore(script=[("lost", AWAY), clock.passes(AWAY)])
     producer = make(store)
     with pytest.raises(SendUnknownError, match=r"1 message\(s\) to queue orders@a:0 .* 50 s.*restarting"):
@@ -328,7 +328,7 @@ def test_a_lone_message_of_a_user_is_checked_after_one_of_raymq_s_own(make):
     assert producer.pipeline.single_sends._turns[QUEUE].checked is True
 
 
-def test_a_batch_of_one_is_a_lone_message_also_behind_others(make):
+def test_a_batch_of_one_is_a_single_message_also_after_others(make):
     producer, gate = at_once(make, store := FakeStore()), Gate()
     store.script = [gate]
     before = [producer.send_async(Message("orders", b"a"))]
@@ -339,7 +339,7 @@ def test_a_batch_of_one_is_a_lone_message_also_behind_others(make):
     assert [result.queue_offset for result in results(before)] == [1, 2]
 
 
-def test_a_lone_message_does_not_overtake_those_of_its_queue(make):
+def test_a_single_message_does_not_overtake_others_of_its_queue(make):
     producer, gate = at_once(make, store := FakeStore()), Gate()
     store.script = [gate]
     before = [producer.send_async(Message("orders", b"a"), sharding_key="k")]
@@ -408,7 +408,7 @@ def test_many_threads_that_send_lone_messages_lose_and_repeat_none(make):
     producer.flush(WAIT_S)
 
 
-def test_a_store_that_is_busy_says_when_to_come_back(make, clock):
+def test_a_busy_store_sets_the_time_of_the_retry(make, clock):
     producer, busy = make(store := FakeStore()), SystemBusyError("busy")
     busy.retry_after_s = 7.0
     store.script = [busy]

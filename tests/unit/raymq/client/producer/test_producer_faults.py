@@ -148,7 +148,7 @@ def test_a_message_that_may_be_stored_never_goes_to_another_broker_whatever_come
     assert len({(bytes(batch.records), batch.producer) for [batch] in a.attempts}) == 1
 
 
-def test_messages_behind_a_batch_without_an_answer_go_to_other_brokers(make):
+def test_messages_after_an_unanswered_batch_go_to_other_brokers(make):
     producer, a, _b = two(make)
     first, stuck = Gate(GONE), Gate(GONE)
     a.script = [first, stuck]
@@ -237,7 +237,7 @@ def test_out_of_time_without_an_attempt_that_may_have_stored_it_nothing_was(make
     assert store.everything() == []
 
 
-def test_a_message_behind_a_failing_batch_ends_in_its_own_time(make, clock):
+def test_a_message_after_a_failing_batch_ends_in_its_own_time(make, clock):
     stuck, again = Gate(GONE), Gate()
     store = FakeStore(script=[stuck, again])
     producer = make(store)
@@ -464,7 +464,7 @@ def test_a_broker_that_does_not_come_back_in_time_is_named(make):
 
 
 @pytest.mark.parametrize("where", [{}, {"sharding_key": 0}])
-def test_a_send_waits_while_nobody_knows_whether_its_topic_exists(make, where):
+def test_a_send_waits_while_the_existence_of_its_topic_is_unknown(make, where):
     producer, failures = make(FakeStore()), [GONE, RequestTimeoutError("topic_route", 5.0), GONE]
     known = producer.test_routes.routes["orders"]
 

@@ -167,7 +167,7 @@ def test_close_flushes_and_later_sends_are_refused(twin):
 # Tests of the behaviour of AsyncProducer that needs an event loop
 
 
-def test_the_loop_goes_on_while_a_send_awaits_space_and_waiters_keep_their_order(make):
+def test_the_event_loop_runs_while_sends_wait_for_space_in_order(make):
     gate = Gate()
 
     async def run() -> list[int]:
@@ -287,7 +287,7 @@ def test_a_route_that_is_not_known_is_the_error_of_all_who_wait_for_it(make, mon
     assert asyncio.run(run()) == [GONE] * 3
 
 
-def test_it_cannot_be_pickled(make):
+def test_an_async_producer_cannot_be_pickled(make):
     with pytest.raises(TypeError, match="in the process that uses"):
         pickle.dumps(AsyncProducer(make(FakeStore())))
 

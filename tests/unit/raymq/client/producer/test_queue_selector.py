@@ -89,7 +89,7 @@ def test_a_slow_broker_is_better_than_one_without_an_answer_and_any_is_better_th
     assert {queue.broker_name for queue in turns(faults, topic_route(a=2, b=2), 4, step_s=0.5)} == {"a", "b"}
 
 
-def test_another_broker_is_a_reachable_one_other_than_the_one_that_failed(faults):
+def test_another_broker_is_reachable_and_not_the_failed_broker(faults):
     turn, route = QueueTurns(faults), topic_route(a=2, b=2, c=2)
     for _ in range(20):
         assert turn.next_at_another_broker(route, "a", 0.0).broker_name in ("b", "c")

@@ -87,7 +87,7 @@ def test_a_repeat_adds_nothing_however_it_is_divided(store, writers):
     assert numbers(store) == EXPECTED
 
 
-def test_a_repeat_goes_on_behind_an_attempt_that_died(store, writers):
+def test_a_repeat_continues_after_a_dead_attempt(store, writers):
     writers.make().write(rows(9))
     writers.close()
     writer = writers.make()
@@ -132,7 +132,7 @@ def test_a_refusal_leaves_no_gap_in_the_sequences(store, writers):
     assert {store.table.next_sequence("load/0", 0, "orders", queue, 100) for queue in (0, 1)} == {12, 8}
 
 
-def test_nothing_behind_a_failure_is_stored_in_its_queue(store, writers):
+def test_no_row_after_a_failure_is_stored_in_its_queue(store, writers):
     refused = [0]
 
     def refuse_row_8(batches):
@@ -156,7 +156,7 @@ def test_nothing_behind_a_failure_is_stored_in_its_queue(store, writers):
     assert numbers(store) == EXPECTED
 
 
-def test_time_that_is_up_ends_all_that_waits_behind(store):
+def test_a_timeout_ends_all_later_rows(store):
     clock = Clock()
     writers = Writers(topic_route(a=1), store, clock=clock)
     gate = Gate(SystemBusyError("full", 0.0))
@@ -174,7 +174,7 @@ def test_time_that_is_up_ends_all_that_waits_behind(store):
     writers.close()
 
 
-def test_an_attempt_that_is_overtaken_far_goes_on_behind(store, writers):
+def test_an_overtaken_attempt_continues_after_the_other_attempt(store, writers):
     """A slow attempt of a write continues after another attempt has stored many rows. The store can then no longer
     return the offsets of the slow attempt's rows."""
     slow = writers.make()
@@ -240,7 +240,7 @@ def test_queues_that_are_gone_are_an_error(writers):
 
 
 @pytest.mark.parametrize("from_ms", [None, 0])
-def test_rows_wait_where_their_time_says(store, writers, from_ms):
+def test_delayed_rows_wait_in_the_queue_of_their_time(store, writers, from_ms):
     now_ms = time.time_ns() // 1_000_000
     times = [now_ms + 7_200_000 if n % 2 else None for n in range(20)]
     table = rows(20, deliver_time=pa.array(times, pa.timestamp("ms", "UTC")), tags=["t"] * 20)

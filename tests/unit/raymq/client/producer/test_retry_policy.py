@@ -42,12 +42,12 @@ from raymq.common.errors import (
         (DataLossError("gone"), True, False),
     ],
 )
-def test_an_error_says_if_the_batch_may_be_stored_and_if_another_broker_helps(error, stored, another_broker):
+def test_an_error_decides_whether_a_batch_may_be_stored_and_moved(error, stored, another_broker):
     assert may_be_stored(error) is stored
     assert another_broker_helps(error) is another_broker
 
 
-def test_the_error_after_the_timeout_says_that_nothing_was_stored():
+def test_the_error_after_the_timeout_states_that_nothing_is_stored():
     busy = given_up(SystemBusyError("full"), 3.0)
     assert type(busy) is SystemBusyError
     assert "and is not stored" in str(busy)

@@ -109,7 +109,7 @@ def happen(state: SendState, attempt: SendAttempt | None, event: Event, stage: S
 
 
 @pytest.mark.parametrize(("stage", "event"), TRANSITIONS, ids=lambda value: value.name)
-def test_each_row_of_the_table_is_what_happens(stage, event):
+def test_transitions_follow_the_table(stage, event):
     state, batch, attempt = at(stage)
     verdict = happen(state, attempt, event, stage)
     after = TRANSITIONS[stage, event]
@@ -136,7 +136,7 @@ def test_the_table_names_every_event_that_can_come_at_a_stage():
 
 
 @pytest.mark.parametrize("event", [Event.TIME_UP, Event.REFUSED_FOR_GOOD])
-def test_messages_that_may_be_stored_end_as_unknown_and_those_that_surely_are_not_with_the_error(event):
+def test_messages_that_may_be_stored_end_as_unknown_and_others_with_the_error(event):
     state, _, attempt = at(Stage.UNKNOWN)
     [(_, error)] = happen(state, attempt, event, Stage.UNKNOWN).ended
     assert isinstance(error, SendUnknownError)
@@ -193,7 +193,7 @@ def test_a_message_that_is_refused_is_found_by_halves_and_ends_alone():
     assert state.empty
 
 
-def test_a_failing_broker_gives_away_what_asked_for_no_order_and_keeps_the_rest_in_front():
+def test_a_failing_broker_passes_on_only_messages_without_order():
     state = state_of()
     pinned, free, keyed = batch_in(state), batch_in(state, queue=OTHER), batch_in(state, queue=OTHER, movable=False)
     put(state, pinned)
@@ -243,7 +243,7 @@ def test_a_message_may_go_before_none_of_its_queue():
     assert not state.may_overtake(state.sends(OTHER))
 
 
-def test_a_bug_ends_what_was_being_sent_and_the_queue_goes_on():
+def test_a_bug_ends_the_batch_in_flight_and_the_queue_continues():
     state, batch, attempt = at(Stage.IN_FLIGHT)
     behind = batch_in(state)
     put(state, behind)
@@ -259,7 +259,7 @@ def test_a_bug_ends_what_was_being_sent_and_the_queue_goes_on():
         (99.5, "not acknowledged within 29.5 s "),
     ],
 )
-def test_a_send_that_a_failure_ends_before_its_time_says_how_long_it_took(now_s: float, text: str) -> None:
+def test_a_send_ended_early_by_a_failure_reports_its_duration(now_s: float, text: str) -> None:
     state, batch, attempt = at(Stage.UNKNOWN)  # the batch was sent at 70 s, with a timeout of 30 s
     assert attempt is not None
     [(ended, error)] = state.failed(attempt, FENCED, now_s).ended
@@ -270,7 +270,7 @@ def test_a_send_that_a_failure_ends_before_its_time_says_how_long_it_took(now_s:
     assert pickle.loads(pickle.dumps(error)).is_over is False
 
 
-def test_a_send_whose_time_is_up_says_that_more_time_may_help() -> None:
+def test_a_send_that_times_out_suggests_a_longer_timeout() -> None:
     state, _, attempt = at(Stage.UNKNOWN)
     assert attempt is not None
     [(_, error)] = state.failed(attempt, GONE, DEADLINE_S).ended

@@ -262,7 +262,7 @@ def test_a_bad_row_is_named_and_no_row_is_sent(make, column, value, what):
     assert store.attempts == []
 
 
-def test_a_failure_says_how_many_rows_are_stored(make, clock):
+def test_the_error_of_a_table_has_the_number_of_acknowledged_rows(make, clock):
     producer = make(store := FakeStore())
     store.script = [None, *[clock.passes(ServiceNotAvailableError("away"))] * 1000]
     with pytest.raises((SendUnknownError, ServiceNotAvailableError)) as raised:
@@ -322,7 +322,7 @@ def test_several_parts_of_a_table_are_encoded_as_one_batch(make, monkeypatch):
         assert_is_row(message, n)
 
 
-def test_rows_that_a_store_refuses_are_told_apart_from_the_others(make):
+def test_refused_rows_are_distinguished_from_stored_rows(make):
     def refuse(batches):
         bodies = [m.body for batch in batches for m in decode_records(batch.records, broker_name="a")]
         return MessageIllegalError("the store does not like 13") if b"13" in bodies else None

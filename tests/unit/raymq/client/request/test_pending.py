@@ -71,7 +71,7 @@ def test_a_send_that_fails_ends_the_request_with_its_error(pending: PendingReque
     assert pending.statistics() == RequestStatistics(waiting=0, answered=0, timed_out=0, failed=2, late=0)
 
 
-def test_closing_ends_what_waits(pending: PendingRequests):
+def test_close_ends_waiting_requests(pending: PendingRequests):
     request = pending.add("1", WAIT_S, lambda: ASKED)
     pending.close()
     with pytest.raises(ClientStateError, match="closed before"):

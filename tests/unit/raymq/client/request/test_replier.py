@@ -142,7 +142,7 @@ def test_a_reply_that_the_store_does_not_take_in_time_is_given_up():
     assert replier.statistics() == ReplyStatistics(unsent=1)
 
 
-def test_answers_that_fit_no_messages_say_so():
+def test_answers_of_the_wrong_number_or_type_are_refused():
     replier = ListenerReplier(lambda *args: None, lambda message: False)
     assert "1 answer(s) for 2 messages" in replier.answer([request(), request()], raymq.reply(b"1"))
     assert "a list with int" in replier.answer([request()], [3])

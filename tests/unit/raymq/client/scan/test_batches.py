@@ -104,7 +104,7 @@ def test_messages_that_are_gone_fail_the_read() -> None:
         offsets(Cluster(gone=range(10)))
 
 
-def test_without_fail_on_data_loss_reading_goes_on_at_the_first_message_kept() -> None:
+def test_without_fail_on_data_loss_reading_continues_at_the_first_message() -> None:
     assert offsets(Cluster(gone=range(10)), fail_on_data_loss=False) == list(range(10, 100))
 
 

@@ -42,7 +42,7 @@ def test_a_large_queue_is_cut_where_its_bytes_are() -> None:
     assert all(abs(part.size_bytes - 5 * MIB) < 0.01 * MIB for part in parts)
 
 
-def test_small_queues_of_a_broker_group_come_together_and_not_those_of_two() -> None:
+def test_small_queues_are_joined_only_within_a_broker_group() -> None:
     ranges = [queue(0, 10), queue(1, 10), queue(0, 10, "broker-b"), queue(2, 10)]
     parts = plan_partitions(Queues({}), ranges, partition_bytes=MIB)
     assert spans(parts) == [[(0, 0, 10), (1, 0, 10), (2, 0, 10)], [(0, 0, 10)]]

@@ -84,7 +84,7 @@ def test_equal_times_read_nothing() -> None:
         (None, {"topic_pattern": "("}, "is not a regular expression"),
     ],
 )
-def test_topics_are_said_once(topic: Any, options: dict[str, Any], said: str) -> None:
+def test_topics_are_given_in_exactly_one_way(topic: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgumentError, match=said):
         spans(options, topic)
 

@@ -87,7 +87,7 @@ def test_options_that_make_no_sense_are_refused_with_the_reason(options: dict[st
     assert said in str(caught.value)
 
 
-def test_an_unknown_topic_and_an_illegal_one_are_told_apart() -> None:
+def test_an_unknown_topic_and_an_illegal_name_raise_different_errors() -> None:
     with pytest.raises(TopicNotExistError):
         plan_ranges(Queues(BOUNDS), "payments")
     with pytest.raises(IllegalNameError):
@@ -95,12 +95,12 @@ def test_an_unknown_topic_and_an_illegal_one_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("options", [{"starting_offsets": with_first(3)}, {"ending_offsets": with_last(3)}])
-def test_offsets_below_what_a_queue_keeps_are_a_data_loss(options: dict[str, Any]) -> None:
+def test_offsets_below_the_first_offset_are_a_data_loss(options: dict[str, Any]) -> None:
     with pytest.raises(DataLossError, match=r"offsets 3 to 9 of queue .* no longer exist"):
         plan_ranges(Queues(BOUNDS), TOPIC, **options)
 
 
-def test_without_fail_on_data_loss_what_is_left_is_read_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_fail_on_data_loss_remaining_messages_are_read_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         ranges = plan_ranges(Queues(BOUNDS), TOPIC, starting_offsets=with_first(3), fail_on_data_loss=False)
     assert spans(ranges) == [("broker-a", 0, 10, 100), ("broker-a", 1, 0, 30)]
@@ -127,7 +127,7 @@ def test_offsets_beyond_the_end_are_refused_or_left_out(
     ),
     st.data(),
 )
-def test_a_lenient_plan_never_leaves_what_the_queues_hold(
+def test_a_lenient_plan_stays_within_the_queues(
     bounds: dict[tuple[str, int], tuple[int, int]], data: st.DataObject
 ) -> None:
     starting: dict[str, dict[str, int]] = {}

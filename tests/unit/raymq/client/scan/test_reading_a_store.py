@@ -223,9 +223,7 @@ def test_a_topic_that_is_the_same_one_or_has_no_id_is_read(cluster: Cluster, pla
 
 
 @pytest.mark.parametrize("planned", ["1", ""])
-def test_a_topic_that_was_created_anew_since_the_plan_is_an_error_or_is_left_out(
-    cluster: Cluster, planned: str
-) -> None:
+def test_a_topic_recreated_after_the_plan_is_an_error_or_is_skipped(cluster: Cluster, planned: str) -> None:
     created_as(cluster, "2")
     lost: list[OffsetRange] = []
     options: Any = {"creations": {"orders": {"a": planned}}, "on_loss": lost.append}

@@ -116,7 +116,7 @@ def test_the_answer_of_the_local_transaction_is_the_outcome(make, store, answer,
 
 
 @pytest.mark.parametrize("status", [one for one in SendStatus if one is not SendStatus.SEND_OK])
-def test_what_is_not_stored_well_is_rolled_back_without_a_local_transaction(make, store, status):
+def test_a_half_message_with_a_bad_status_is_rolled_back_without_the_block(make, store, status):
     """Golden fact 102: a half message whose send status is not SEND_OK is rolled back, and the local transaction does
     not run."""
     store.status = status
@@ -142,7 +142,7 @@ def test_an_end_is_repeated_until_it_is_answered(make, store):
     assert (store.states(), result.end_error) == ([8, 8, 8], "")
 
 
-def test_an_end_that_is_refused_is_told(make, store):
+def test_a_refused_end_of_a_transaction_is_reported(make, store):
     store.end_script = [TransactionError("it is rolled back already")]
     result = make().send_in_transaction(MESSAGE, lambda *_: State.COMMIT_MESSAGE)
     assert result.end_error == "TransactionError: it is rolled back already"
@@ -206,7 +206,7 @@ def question(number: int) -> TransactionCheck:
     return TransactionCheck("group", f"T{number}", number, number * 100, 1, bytes(batch.records))
 
 
-def test_checks_are_answered_once_each_and_what_raises_is_left_to_the_next_round(make, store, monkeypatch):
+def test_a_check_that_raises_is_left_to_the_next_round(make, store, monkeypatch):
     asked: list[MessageExt] = []
     rounds = [[question(1), question(2)], [question(2), question(3)]]
 

@@ -66,7 +66,7 @@ def test_arguments_of_the_caller_override_the_file_unless_they_are_none(write, t
     assert (settings.broker_groups, settings.data_dir) == (3, tmp_path)
 
 
-def test_a_relative_data_directory_is_made_absolute_where_it_was_said(tmp_path, monkeypatch):
+def test_a_relative_data_directory_is_resolved_in_the_current_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert load_settings(None, data_dir="store").data_dir == tmp_path / "store"
 
@@ -148,7 +148,7 @@ def test_no_file_can_make_the_message_long(write):
         assert len(str(caught.value)) < 20_000
 
 
-def test_all_that_is_wrong_is_said_at_once(write):
+def test_one_error_lists_all_invalid_settings(write):
     with pytest.raises(ConfigError, match=r"broker_groups: .*; name_servers: |name_servers: .*; broker_groups: "):
         load_settings(write("broker_groups: 0\nname_servers: 9\n"))
 
@@ -160,7 +160,7 @@ def test_a_bad_override_is_refused_without_a_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["no-such-file.yaml", "."])
-def test_a_file_that_cannot_be_read_is_said_so(tmp_path, name):
+def test_an_unreadable_settings_file_is_a_clear_error(tmp_path, name):
     with pytest.raises(ConfigError, match="cannot read settings from"):
         load_settings(tmp_path / name)
 
@@ -234,7 +234,7 @@ def test_golden_32_the_registration_period_has_bounds(period_ms, interval_s):
     assert BrokerOptions(register_name_server_period_ms=period_ms).registration_interval_s == interval_s
 
 
-def test_an_unknown_key_of_the_broker_section_is_named_with_those_that_are_known():
+def test_an_unknown_key_of_the_broker_section_gets_a_suggestion():
     with pytest.raises(ConfigError, match="did you mean 'auto_create_topic_enable'"):
         load_settings(None, broker={"auto_create_topics_enable": True})
 

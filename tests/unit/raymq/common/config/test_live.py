@@ -48,7 +48,7 @@ def test_a_name_that_means_nothing_or_two_things_is_refused():
 
 
 @pytest.mark.parametrize("name", ["flushDiskType", "replication.replicas", "broker_groups", "metrics.enable"])
-def test_settings_that_are_read_at_a_start_say_so(name):
+def test_settings_that_are_not_live_are_refused(name):
     with pytest.raises(InvalidArgumentError, match=r"is read only when raymq starts.*raymq\.yaml"):
         live_name(name)
 
@@ -95,7 +95,7 @@ def test_a_value_that_the_file_could_not_have_is_refused(name, value, text):
         check_change(START, {}, name, value)
 
 
-def test_changes_count_over_the_file_and_those_that_cannot_are_left_out():
+def test_valid_changes_override_the_file_and_invalid_changes_are_ignored():
     changes = {"store.file_reserved_time_hours": 48, "store.delete_when": "99", "store.gone": 1}
     now, refused = apply_changes(START, {**changes, "broker.default_topic_queue_nums": 2})
     assert now.store.file_reserved_time_hours == 48

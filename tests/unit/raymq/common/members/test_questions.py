@@ -58,7 +58,7 @@ def test_an_answer_that_is_too_long_comes_without_stacks_and_then_without_queues
     assert (info.stacks, info.queues, info.trouble) == ((), (), "its own")
 
 
-def test_the_stacks_name_threads_and_what_they_are_in() -> None:
+def test_stacks_name_threads_and_their_functions() -> None:
     begun, end = threading.Event(), threading.Event()
 
     def wait_for_the_end() -> None:

@@ -58,7 +58,7 @@ def test_a_time_that_cannot_be_is_refused(seconds):
         attribute_changes(None, None, seconds)
 
 
-def test_a_change_names_what_it_changes_and_an_empty_text_takes_it_away():
+def test_a_change_sets_named_attributes_and_an_empty_text_removes_one():
     known = {"message.type": "FIFO", "queue.type": "SimpleCQ"}
     assert changed_attributes("orders", known, attribute_changes(reserve_time_s=60)) == {
         **known,

@@ -51,7 +51,7 @@ def test_reading_and_writing_have_their_own_numbers_of_queues():
 
 
 @pytest.mark.parametrize(("perm", "writable", "readable"), [(6, 1, 1), (4, 0, 1), (2, 1, 0), (0, 0, 0)])
-def test_the_permission_says_what_may_be_done(perm, writable, readable):
+def test_the_permission_decides_which_queues_are_readable_and_writable(perm, writable, readable):
     one = route(QueueData("a", 1, 1, perm))
     assert (len(one.publish_queues), len(one.subscribe_queues)) == (writable, readable)
 

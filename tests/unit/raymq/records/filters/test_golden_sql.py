@@ -210,7 +210,7 @@ def _evaluated(text: str, properties: dict[str, str]) -> str:
     [pytest.param(*fact[1:], id=f"{fact[0]}: {fact[1]} {fact[2]}") for fact in FACTS]
     + [pytest.param(*fact[1:], id=f"messaging {fact[0]}: {fact[1]} {fact[2]}") for fact in MESSAGING_FACTS],
 )
-def test_expressions_mean_what_they_mean_in_rocketmq(text: str, properties: dict[str, str], result: str) -> None:
+def test_expressions_evaluate_as_in_rocketmq(text: str, properties: dict[str, str], result: str) -> None:
     assert _evaluated(text, properties) == result
     if result != "E":
         assert raymq.sql(text).matches(properties) is (result == "T")
@@ -220,7 +220,7 @@ def test_expressions_mean_what_they_mean_in_rocketmq(text: str, properties: dict
     ("text", "position", "mend"),
     [pytest.param(*quirk[1:], id=f"{quirk[0]}: {quirk[1]}") for quirk in QUIRKS_NOT_TAKEN_OVER],
 )
-def test_tokens_behind_a_complete_expression_are_refused_with_the_mend(text: str, position: int, mend: str) -> None:
+def test_tokens_after_a_complete_expression_are_refused_with_a_correction(text: str, position: int, mend: str) -> None:
     with pytest.raises(raymq.FilterExpressionError, match=mend) as caught:
         raymq.sql(text)
     assert caught.value.position == position

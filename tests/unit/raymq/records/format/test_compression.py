@@ -31,7 +31,7 @@ TEXT = b"a body that compresses well, " * 400
 
 @pytest.mark.parametrize("type", TYPES)
 @pytest.mark.parametrize("data", [b"", b"x", TEXT])
-def test_what_was_compressed_comes_back(type: CompressionType, data: bytes) -> None:
+def test_compressed_data_can_be_decompressed(type: CompressionType, data: bytes) -> None:
     assert decompress(compress(data, type), 1 | type) == data
 
 
@@ -76,7 +76,7 @@ def zstd_stream(data: bytes, **options: bool) -> bytes:
         (CompressionType.ZSTD, zstandard.ZstdCompressor(write_content_size=False, write_checksum=True).compress),
     ],
 )
-def test_bytes_behind_the_end_of_a_body_make_it_unreadable(
+def test_bytes_after_the_end_of_a_body_make_the_body_unreadable(
     type: CompressionType, make: Callable[[bytes], bytes], kind: str, size: int
 ) -> None:
     source = {"text": TEXT * 90, "zeros": bytes(size), "noise": random.Random(size).randbytes(size)}[kind]
@@ -141,7 +141,7 @@ def test_a_stream_of_unknown_size_beyond_the_bound_is_refused() -> None:
         decompress(frame, 1 | CompressionType.ZSTD, max_bytes=len(TEXT) - 1)
 
 
-def test_formats_are_those_of_the_java_libraries() -> None:
+def test_formats_match_the_java_libraries() -> None:
     # An LZ4 frame begins with this magic number; a bare LZ4 block has no magic number.
     assert compress(TEXT, CompressionType.LZ4)[:4] == b"\x04\x22\x4d\x18"
     assert compress(TEXT, CompressionType.ZSTD)[:4] == b"\x28\xb5\x2f\xfd"

@@ -197,7 +197,7 @@ def test_importing_the_record_format_imports_neither_arrow_nor_ray() -> None:
 # Tests of encoding records
 
 
-def test_an_encoded_batch_says_sizes_tag_codes_and_ids() -> None:
+def test_an_encoded_batch_has_sizes_tag_codes_and_ids() -> None:
     batch = encode(*some_messages(3), producer=PRODUCER)
     assert batch.sizes.sum() == len(batch.records)
     assert record_starts(batch.records).tolist() == [0, batch.sizes[0], batch.sizes[0] + batch.sizes[1]]
@@ -215,7 +215,7 @@ def test_a_batch_of_no_messages_or_too_few_ids_is_refused() -> None:
         encode_batch([Message("t", b"x")], 0, born_host=("10.0.0.1", 1), born_timestamp_ms=0, message_ids=["a", "b"])
 
 
-def test_a_message_that_does_not_wait_says_so_and_one_that_waits_says_nothing() -> None:
+def test_only_a_message_that_does_not_wait_has_the_wait_property() -> None:
     for waits, properties in ((True, {}), (False, {"WAIT": "false"})):
         batch = encode(Message("orders", b"x", wait_store_msg_ok=waits))
         assert batch.wait_store_msg_ok is waits
@@ -284,7 +284,7 @@ def test_stamp_refuses_a_host_there_is_no_room_for() -> None:
     assert records == batch.records
 
 
-def test_stamp_changes_only_what_the_store_knows() -> None:
+def test_stamp_changes_only_fields_of_the_store() -> None:
     batch = encode(*some_messages(), producer=PRODUCER)
     before, after = np.frombuffer(batch.records, np.uint8), np.frombuffer(stamped(batch), np.uint8)
     changed = np.flatnonzero(before != after)
@@ -337,7 +337,7 @@ def damage(position: int, value: bytes) -> Callable[[EncodedBatch], EncodedBatch
         damage(111, b"\x01"),
     ],
 )
-def test_a_batch_that_is_not_what_it_says_is_refused(change: Callable[[EncodedBatch], EncodedBatch]) -> None:
+def test_a_batch_with_inconsistent_fields_is_refused(change: Callable[[EncodedBatch], EncodedBatch]) -> None:
     batch = encode(*some_messages(), producer=PRODUCER)
     validate_batch(batch)
     with pytest.raises(MessageIllegalError):
@@ -413,7 +413,7 @@ def test_a_damaged_body_fails_only_when_its_crc_is_checked() -> None:
     assert decode_record(record, check_crc=False).body == b"a cody"
 
 
-def test_lengths_that_disagree_with_the_size_say_the_size() -> None:
+def test_inconsistent_lengths_keep_the_size_of_the_record() -> None:
     record = bytearray(one_record())
     size = len(record)
     record[size - 8 : size] = b"12345678"
@@ -479,7 +479,7 @@ def test_decode_records_refuses_a_cut_batch() -> None:
 # Tests of dispatching records to consume queues and the index
 
 
-def test_dispatch_view_says_what_unit_and_index_need() -> None:
+def test_dispatch_view_has_the_fields_for_unit_and_index() -> None:
     record = one_record()
     view = dispatch_view(record)
     assert (view.size, view.topic, view.queue_id, view.queue_offset) == (len(record), "orders", 5, 40)
@@ -497,7 +497,7 @@ def test_a_delayed_message_s_unit_holds_when_it_is_due(level: str, delay_ms: int
 
 
 @pytest.mark.parametrize("level", ["0", "-1", "soon", "²", "9" * 5000])
-def test_what_is_not_a_delay_level_leaves_the_tag_code(level: str) -> None:
+def test_an_invalid_delay_level_leaves_the_tag_code(level: str) -> None:
     extra = {"DELAY": level}
     record = stamped(encode(Message("SCHEDULE_TOPIC_XXXX", b"x", tags="paid"), extra_properties=extra))
     assert dispatch_view(record).tags_code == 3433164
@@ -521,7 +521,7 @@ def test_an_illegal_topic_cannot_be_encoded() -> None:
 
 @pytest.mark.parametrize("field", [0, 2, 4, 5, 85])
 @pytest.mark.parametrize("row", [0, 3, 6])
-def test_the_records_behind_a_damaged_one_are_found(row: int, field: int) -> None:
+def test_records_after_a_damaged_record_are_found(row: int, field: int) -> None:
     """The records after a damaged record are found. In the damaged record, one bit of the size, the magic code or the
     body size is flipped."""
     bodies = [b"%d" % number * (number + 1) for number in range(7)]

@@ -170,7 +170,7 @@ def test_fact_16_consume_queue_units() -> None:
     assert units[1].tobytes().hex() == "000000000000006500000065000000000027a807"
 
 
-def test_the_sizes_of_units_in_the_settings_are_those_of_their_layouts() -> None:
+def test_unit_sizes_in_the_settings_match_their_layouts() -> None:
     assert UNIT_DTYPE.itemsize == CONSUME_QUEUE_UNIT_BYTES
     assert BATCH_UNIT_DTYPE.itemsize == BATCH_UNIT_BYTES
 

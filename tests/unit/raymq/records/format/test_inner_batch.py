@@ -38,13 +38,13 @@ def test_each_message_becomes_the_record_that_it_would_have_on_its_own(compresse
         assert message.sys_flag == (0x10 if born_ip == "::1" else 0)
 
 
-def test_a_batch_says_which_offsets_it_holds():
+def test_an_inner_batch_has_its_range_of_offsets():
     view = dispatch_view(inner_batch_record(ITEMS, base_offset=40, physical_offset=0))
     assert inner_batch(view) == InnerBatch(40, 3)
 
 
 @pytest.mark.parametrize("num", [0, -1, 2, 4, 40_000])
-def test_a_batch_that_does_not_hold_what_it_says_is_damaged(num):
+def test_an_inner_batch_with_a_wrong_count_is_damaged(num):
     with pytest.raises(RecordError):
         split_inner_batch(inner_batch_record(ITEMS, base_offset=0, physical_offset=0, num=num))
 

@@ -79,7 +79,7 @@ def test_records_are_joined_in_order():
 
 @pytest.mark.parametrize("sealed", [False, True], ids=["", "property CRC"])
 @pytest.mark.parametrize("ip", ["127.0.0.1", "::1"])
-def test_a_message_that_failed_says_so_when_it_is_decoded(ip, sealed):
+def test_a_failed_message_has_its_reconsume_times_when_decoded(ip, sealed):
     records = stored_records(b"a", b"bb", ip=ip, sealed=sealed)
     failed = records.failed_once_more([1]).failed_once_more([1])
     assert [message.reconsume_times for message in decode_records(failed.data)] == [0, 2]

@@ -50,7 +50,7 @@ def test_consecutive_ids_differ_by_one_in_their_counter() -> None:
     assert counters == list(range(100))
 
 
-def test_more_ids_than_a_millisecond_has_go_on_in_the_next() -> None:
+def test_ids_beyond_one_millisecond_continue_in_the_next() -> None:
     ids = generator_at(MID_MONTH_MS).next_batch(IDS_PER_MS + 10)
     assert len(set(ids)) == IDS_PER_MS + 10
 
@@ -68,7 +68,7 @@ def test_a_range_has_the_ids_that_a_batch_of_ids_has() -> None:
     assert hash(ids) == hash(tuple(ids))
 
 
-def test_a_range_goes_on_at_zero_behind_the_last_counter() -> None:
+def test_a_range_continues_at_zero_after_the_last_counter() -> None:
     ids = IdRange("STEM", 0xFFFE, 4)
     assert ids == ("STEMFFFE", "STEMFFFF", "STEM0000", "STEM0001")
     assert (ids[-1], ids[3]) == ("STEM0001", "STEM0001")
@@ -107,7 +107,7 @@ def test_a_range_has_one_stem_also_where_its_millisecond_has_too_few_ids() -> No
 
 
 @pytest.mark.parametrize("end", [datetime(2024, 6, 1), datetime(2025, 1, 1)])
-def test_time_in_an_id_starts_anew_with_the_month(end: datetime) -> None:
+def test_the_time_in_an_id_restarts_with_the_month(end: datetime) -> None:
     turn_ms = int(end.timestamp() * 1000)
     generator = generator_at(turn_ms - 1, turn_ms, turn_ms + 1)
     times = [int(generator.next()[-12:-4], 16) for _ in range(3)]
@@ -150,7 +150,7 @@ def test_the_wall_clock_is_the_default() -> None:
     assert abs(midnight + elapsed - time.time() * 1000) < 60_000
 
 
-def test_generator_refuses_what_is_not_an_address() -> None:
+def test_the_generator_refuses_a_host_that_is_not_an_address() -> None:
     with pytest.raises(InvalidArgumentError, match="broker-a"):
         UniqueIdGenerator("broker-a")
 
@@ -164,7 +164,7 @@ def test_offset_message_id_parses_back(host: str, physical_offset: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "7F", "Z" * 32, "0" * 31, "0" * 33, "0" * 40, " 7F00000100002A9F000000000000065"])
-def test_what_is_not_an_offset_message_id_is_refused(text: str) -> None:
+def test_an_invalid_offset_message_id_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="32 or 56"):
         parse_offset_message_id(text)
 

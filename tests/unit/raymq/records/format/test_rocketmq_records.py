@@ -36,7 +36,7 @@ def messages(store: str) -> list[MessageExt]:
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_every_message_is_the_one_that_was_sent(store: str) -> None:
+def test_every_decoded_message_equals_the_sent_message(store: str) -> None:
     found = {message.offset_message_id: message for message in messages(store)}
     lines = (FIXTURES / store / "manifest.tsv").read_text().splitlines()
     assert len(found) == len(lines) == 600
@@ -52,7 +52,7 @@ def test_every_message_is_the_one_that_was_sent(store: str) -> None:
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_every_unit_is_what_dispatch_says_of_its_record(store: str) -> None:
+def test_every_unit_matches_the_dispatch_of_its_record(store: str) -> None:
     units = {}
     for path in (FIXTURES / store / "consumequeue").glob("*/*/*"):
         first = int(path.name) // UNIT_DTYPE.itemsize

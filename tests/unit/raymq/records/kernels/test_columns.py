@@ -142,7 +142,7 @@ def test_records_of_both_host_families_stand_side_by_side() -> None:
 @pytest.mark.parametrize("born_ip", ["10.0.0.1", "::1"])
 @pytest.mark.parametrize("store_ip", ["10.0.0.9", "::9"])
 @pytest.mark.parametrize("more", [b"", foreign(b"\xff\x01x\x02")], ids=["fast", "odd"])
-def test_reconsume_times_are_a_column_for_those_who_ask(born_ip: str, store_ip: str, more: bytes) -> None:
+def test_reconsume_times_are_an_optional_column(born_ip: str, store_ip: str, more: bytes) -> None:
     data = bytearray(stored(MIXED, born_ip=born_ip, store_ip=store_ip))
     for number, start in enumerate(record_starts(data).tolist()):
         longer = 12 * (":" in born_ip) + 12 * (":" in store_ip)
@@ -169,7 +169,7 @@ def test_compressed_bodies_stand_beside_plain_ones(compression: CompressionType)
 
 
 @pytest.mark.usefixtures("fast_only")
-def test_values_of_equal_lengths_in_all_and_of_different_ones_are_told_apart() -> None:
+def test_values_of_equal_and_different_lengths_are_distinguished() -> None:
     rows = [
         b"TAGS\x01aa\x02UNIQ_KEY\x01bb\x02n\x01cc\x02",
         b"TAGS\x01ddd\x02UNIQ_KEY\x01e\x02n\x01ff\x02",

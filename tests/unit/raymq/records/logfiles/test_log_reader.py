@@ -95,7 +95,7 @@ def test_a_unit_that_points_outside_the_log_is_data_loss(reader):
         reader.views(units)
 
 
-def test_a_file_replaced_by_another_of_the_same_name_is_read_anew(reader, root):
+def test_a_replaced_file_is_read_again(reader, root):
     path = root / "consumequeue" / "orders" / "1" / "00000000000000000000"
     assert reader.units("orders", 1, 0, 1)[0]["size"] > 0
     replacement = path.with_suffix(".new")
@@ -104,7 +104,7 @@ def test_a_file_replaced_by_another_of_the_same_name_is_read_anew(reader, root):
     assert reader.units("orders", 1, 0, 1)[0]["size"] == 0
 
 
-def test_another_process_reads_what_an_open_store_writes(tmp_path):
+def test_another_process_reads_new_records_of_an_open_store(tmp_path):
     store = open_store(tmp_path / "store")
     reader = LogReader(
         tmp_path / "store", commit_log_file_size=LOG_FILE_BYTES, consume_queue_file_size=QUEUE_FILE_UNITS * 20
@@ -117,7 +117,7 @@ def test_another_process_reads_what_an_open_store_writes(tmp_path):
     store.close()
 
 
-def test_fetch_stops_at_max_messages_and_goes_on_behind_what_it_returned(reader):
+def test_fetch_stops_at_max_messages_and_continues_after_them(reader):
     tags = frozenset(reader.units("orders", 0, 0, 1)["tags_code"].tolist())
     offset, bodies = 0, []
     while offset < 250:
@@ -128,7 +128,7 @@ def test_fetch_stops_at_max_messages_and_goes_on_behind_what_it_returned(reader)
     assert bodies == [b"%d" % index for index in range(0, 25, 2) for _ in range(10)]
 
 
-def test_fetch_does_not_look_behind_the_end_it_is_given(reader):
+def test_fetch_does_not_read_after_the_given_end(reader):
     result = reader.fetch(FetchRequest("orders", 0, 0, 1000), 0, 33, 1 << 20)
     assert (result.count, result.next_offset) == (33, 33)
     result = reader.fetch(FetchRequest("orders", 0, 40, 1000), 0, 33, 1 << 20)
@@ -148,7 +148,7 @@ def found(reader: LogReader, request: FetchRequest, end: int, max_bytes: int = 1
 
 @pytest.mark.parametrize("tag", [None, "even", "none"])
 @pytest.mark.parametrize("limits", [(1000, 1 << 30), (7, 1 << 30), (1000, 5000), (1000, 1), (1, 1)])
-def test_records_that_are_found_in_place_are_those_that_are_fetched(reader, tag, limits):
+def test_records_found_in_place_equal_fetched_records(reader, tag, limits):
     codes = None if tag is None else frozenset({tags_code(tag)})
     offset = 3
     while offset < 250:

@@ -166,7 +166,7 @@ def test_an_admin_with_permissions_of_its_own_administers_topics_and_groups_and_
         ("[]", "must have the key `accounts`"),
     ],
 )
-def test_a_file_that_is_refused_says_where_and_no_secret(text: str, says: str) -> None:
+def test_the_error_for_a_refused_file_has_the_place_and_no_secret(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         read_acl1([("plain_acl.yml", text)])
     assert "s3cret" not in str(caught.value)
@@ -220,7 +220,7 @@ accounts = st.builds(
 
 @given(accounts)
 @settings(max_examples=examples(300))
-def test_fuzzed_accounts_may_send_and_consume_what_acl_1_lets_them(account: Account) -> None:
+def test_fuzzed_accounts_have_the_same_permissions_as_in_acl_1(account: Account) -> None:
     read = Acl1((account,))
     for kind in ResourceType.TOPIC, ResourceType.GROUP:
         for name in *NAMES, "unnamed":

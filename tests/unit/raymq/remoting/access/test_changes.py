@@ -52,7 +52,7 @@ def test_entries_are_put_and_deleted(state):
     assert carry_out(both, DeleteEntries("team")).entries("team") == ()
 
 
-def test_what_is_repeated_changes_nothing(state):
+def test_a_repeated_change_has_no_effect(state):
     for change in (CreateUser(TEAM), PutEntries("team", (ORDERS,), is_new=True), PutEntries("team", (ORDERS,), False)):
         assert carry_out(state, change) is state
 
@@ -72,7 +72,7 @@ def test_what_is_repeated_changes_nothing(state):
         (DeleteEntries("team", Pattern.parse("Topic:bills")), PolicyNotExistError),
     ],
 )
-def test_what_cannot_be_is_refused(state, change, error):
+def test_an_invalid_change_of_access_is_refused(state, change, error):
     with pytest.raises(error):
         carry_out(state, change)
     assert changed_user(change) in {"team", "nobody", "root"}
@@ -85,13 +85,13 @@ def test_descriptions_have_no_key(state):
     assert "tttt" not in repr([CreateUser(TEAM), UpdateUser("team", TEAM.key)])
 
 
-def test_a_kept_state_is_newer_than_any_of_a_file_and_each_than_the_one_before(state):
+def test_a_stored_state_is_newer_than_the_file_and_the_previous_state(state):
     kept = carry_out(state, DeleteUser("team")).kept_at(1_700_000_000_000)
     assert kept.version == 1_700_000_000_000
     assert carry_out(kept, CreateUser(TEAM)).kept_at(5).version == 1_700_000_000_001
 
 
-def test_the_super_user_of_the_settings_is_as_they_say(state):
+def test_the_super_user_of_the_settings_replaces_the_stored_user(state):
     other = User("root", b"x" * 32, UserType.SUPER)
     assert state.with_owner(other).users["root"] == other
     assert state.with_owner(ROOT) is state

@@ -90,7 +90,7 @@ def test_a_file_without_exactly_both_lines_is_refused(tmp_path, text):
         find_credentials(environment={"RAYMQ_CREDENTIALS": str(file)})
 
 
-def test_what_is_no_file_is_refused(tmp_path):
+def test_a_path_that_is_not_a_file_is_refused(tmp_path):
     for path in tmp_path / "absent", tmp_path:
         with pytest.raises(ConfigError, match=r"cannot read|no file"):
             read_secret(path)

@@ -103,7 +103,7 @@ def test_a_disabled_user_may_do_nothing_a_super_user_neither():
                 decide(state(make_entry("*", ["All"])), disabled, "", needs)
 
 
-def test_what_is_raymqs_own_no_policy_gives():
+def test_no_policy_allows_raymqs_own_resources():
     own = Need((Action.ALL,), Resource(ResourceType.SERVER, "raymq"))
     assert not is_allowed(state(make_entry("*", ["All"])), TEAM, "", own)
     assert is_allowed(state(), ADMIN, "", own)

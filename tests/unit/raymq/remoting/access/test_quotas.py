@@ -35,7 +35,7 @@ def test_a_request_that_waits_for_one_takes_nothing_of_the_other():
     assert quotas.wait_ms(USER, 900, 0, 0) == 0
 
 
-def test_the_error_says_who_what_and_how_long():
+def test_the_error_has_the_user_the_quota_and_the_wait():
     quotas = Quotas()
     quotas.take(USER, 0, 10, 0)
     with pytest.raises(QuotaExceededError) as caught:
@@ -70,7 +70,7 @@ def test_a_read_over_the_quota_delays_the_next_read():
     assert caught.value.retry_after_ms == 5100
 
 
-def test_what_is_sent_and_what_is_consumed_have_bounds_of_their_own():
+def test_sends_and_reads_have_separate_quotas():
     sends, reads = Quotas(), Quotas(CONSUME_BOUNDS)
     assert sends.wait_ms(READER, 1 << 40, 1 << 20, 0) == 0
     reads.charge(USER, 1 << 40, 1 << 20, 0)
@@ -78,7 +78,7 @@ def test_what_is_sent_and_what_is_consumed_have_bounds_of_their_own():
 
 
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 1500)), min_size=1, max_size=40))
-def test_no_more_passes_than_the_rate_and_one_seconds_worth_and_what_was_told_to_wait_then_fits(requests):
+def test_the_rate_is_never_exceeded_and_a_request_fits_after_its_wait(requests):
     quotas, now_ms, passed, largest = Quotas(), 0, 0, 0
     for pause_ms, size in requests:
         now_ms += pause_ms

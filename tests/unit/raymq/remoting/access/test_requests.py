@@ -90,7 +90,9 @@ def named(**values: object) -> SimpleNamespace:
         ("NameServer.topic_route", ("a",), ["Pub or Sub or Get or List on Topic:a"]),
     ],
 )  # fmt: skip
-def test_what_a_call_needs(method: str, arguments: tuple[object, ...], expected: list[str]) -> None:
+def test_a_call_needs_the_permissions_of_the_table(
+    method: str, arguments: tuple[object, ...], expected: list[str]
+) -> None:
     assert needs(method, *arguments) == expected
 
 
@@ -108,13 +110,13 @@ def waiting(topic: str, *messages: Message) -> EncodedBatch:
 
 
 @pytest.mark.parametrize("topic", [SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC])
-def test_messages_that_wait_need_what_the_topics_need_that_they_are_for(topic: str) -> None:
+def test_waiting_messages_need_the_permissions_of_their_target_topics(topic: str) -> None:
     batch = waiting(topic, Message("orders", b"x"), Message("secret", b"yy"), Message("%RETRY%billing", b"z"))
     assert needs("Storage.append", [batch]) == ["Pub on Topic:orders", "Pub on Topic:secret", "Sub on Group:billing"]
 
 
 @pytest.mark.parametrize("topic", [SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, "rmq_sys_broker_state"])
-def test_nobody_is_given_what_waits_for_all_topics_or_what_brokers_keep(topic: str) -> None:
+def test_system_topics_need_a_permission_that_no_user_has(topic: str) -> None:
     assert needs("Storage.fetch", [named(topic=topic)]) == [f"All on Server:{topic}"]
     plain = replace(waiting(SCHEDULE_TOPIC, Message("orders", b"x")), topic="rmq_sys_broker_state")
     assert needs("Storage.append", [plain]) == ["All on Server:rmq_sys_broker_state"]

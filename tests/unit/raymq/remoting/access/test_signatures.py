@@ -85,7 +85,7 @@ def test_a_signature_is_fresh_within_its_window(apart_ms, taken):
 
 
 @pytest.mark.parametrize(("life", "text"), [(b"", "without the id"), (NEXT_LIFE, "another process")])
-def test_what_was_signed_for_no_process_or_another_one_is_refused_with_what_a_client_signs_next(life, text):
+def test_a_signature_for_another_process_is_refused_with_the_right_process_id(life, text):
     with pytest.raises(SignedTooEarlyError, match=text) as caught:
         require_fresh(signed(life=life), "broker-a", LIFE, NOW + 7)
     error = pickle.loads(pickle.dumps(caught.value))  # the client receives the error pickled by Ray
@@ -93,7 +93,7 @@ def test_what_was_signed_for_no_process_or_another_one_is_refused_with_what_a_cl
     require_fresh(signed(life=error.life, now_ms=error.now_ms), "broker-a", LIFE, NOW + 7)
 
 
-def test_a_request_that_one_process_took_is_refused_by_the_next_one_at_whatever_time():
+def test_a_request_to_one_process_is_refused_by_the_next_process():
     assert user_of(Authenticator(LIFE), signed()) is USERS["team"]
     for now_ms in range(0, NOW * 2, SKEW_MS):
         with pytest.raises(SignedTooEarlyError):

@@ -117,7 +117,7 @@ def test_a_small_call_is_a_call(connect, size):
     assert bytes(opened.call_small(ECHO, (b"1",), 1, WAIT_S).payload) == b"1"
 
 
-def test_a_small_call_is_not_answered_by_what_others_were_not_waited_for(connect, server, late):
+def test_a_small_call_ignores_answers_to_earlier_requests(connect, server, late):
     opened = connect()
     for _ in range(3):
         opened.send(ECHO, (b"old",), time.monotonic() + WAIT_S)
@@ -209,7 +209,7 @@ def test_a_payload_of_many_parts_arrives_whole(connect):
     assert bytes(connect().call(ECHO, parts, WAIT_S).payload) == b"".join(parts)
 
 
-def test_an_error_of_the_store_arrives_as_it_is_and_the_lane_goes_on(connect):
+def test_an_error_of_the_store_arrives_unchanged_and_the_lane_stays_open(connect):
     opened = connect()
     with pytest.raises(OffsetOutOfRangeError) as caught:
         opened.call(REFUSE, (), WAIT_S)
@@ -361,7 +361,7 @@ def test_a_client_without_a_signature_gets_no_lane_and_a_reason(server_with_user
     assert server_with_users.connections == 1
 
 
-def test_a_reply_that_was_heard_opens_no_second_lane(server_with_users, connect, monkeypatch):
+def test_a_replayed_handshake_reply_opens_no_second_lane(server_with_users, connect, monkeypatch):
     heard = []
     make = handshake.make_reply
     monkeypatch.setattr(handshake, "make_reply", lambda *given: heard.append(make(*given)) or heard[0])
@@ -380,7 +380,7 @@ def test_while_the_users_are_not_known_nobody_gets_a_lane(server_with_users, con
         connect(server_with_users.address)
 
 
-def test_a_server_without_users_takes_whoever_knows_its_secret(server, connect):
+def test_a_server_without_users_accepts_every_client_with_its_secret(server, connect):
     with acting_as(BOB):
         assert echo(connect(), b"1") == b"1"
 
@@ -488,7 +488,7 @@ def test_a_moment_without_a_free_descriptor_does_not_end_the_server(caplog, serv
         assert echo(connect(), b"1") == b"1"
 
 
-def test_connections_that_say_little_keep_nobody_from_a_lane_and_are_dropped(monkeypatch, server, connect):
+def test_slow_connections_are_dropped_and_do_not_block_other_clients(monkeypatch, server, connect):
     """Connections that send only a byte now and then are dropped, and do not keep other clients from connecting. The
     test opens twice as many as may authenticate at the same time."""
     monkeypatch.setattr(lane_server, "HANDSHAKES_MAX", 64)
@@ -581,7 +581,7 @@ def test_a_process_of_another_user_is_turned_away():
 # Tests of large frames and slow clients
 
 
-def test_a_frame_longer_than_the_limit_is_refused_and_the_lane_goes_on(way):
+def test_a_frame_over_the_limit_is_refused_and_the_lane_stays_open(way):
     server = echo_server(frame_max_bytes=100_000, **way[0])
     opened = Lane(server.address, timeout_s=WAIT_S, **way[1])
     try:
@@ -727,7 +727,7 @@ def test_a_server_process_may_open_as_many_files_as_its_hard_limit_allows(monkey
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_server_that_cannot_listen_for_other_nodes_says_why_and_tries_again(caplog):
+def test_a_server_that_cannot_listen_for_other_nodes_reports_why_and_retries(caplog):
     with closing(LaneServer("test", {ECHO: lambda request: request.answer(b"yes")})) as server:
         for _ in range(2):
             address = server.open_to_nodes("203.0.113.7", lambda: None)  # this machine does not have this address

@@ -61,7 +61,7 @@ def test_the_wait_is_reckoned_from_the_speed_of_late():
     assert 0.49 < frames.wait_s() < 0.51
 
 
-def test_those_who_wait_too_long_are_taken_out():
+def test_clients_that_wait_too_long_are_removed():
     frames = LargeFrames(100, longest_wait_s=1.0)
     assert frames.next_overdue_s() is None
     frames.ask("a", 100, 0.0)

@@ -97,7 +97,7 @@ def test_a_retry_topic_is_marked(scene):
     assert scene.value("raymq_consumer_inflight_messages", topic="%RETRY%g", is_retry="true") == 1
 
 
-def test_an_idle_consumer_says_so_once(scene):
+def test_an_idle_consumer_reports_zero_once(scene):
     state = [ConsumerFigures("orders", "g", inflight=1)]
     scene.figures.add(scene, lambda: state)
     scene.report()
@@ -129,7 +129,7 @@ def test_reports_come_every_ten_seconds_whoever_asks(scene):
     assert scene.ray.values
 
 
-def test_nothing_is_reported_without_ray_or_before_a_broker_has_told(scene):
+def test_no_metrics_are_reported_without_ray_or_before_a_broker_answered(scene):
     scene.figures.sent("orders", 3.0, 1, ok=True)
     scene.worker = ""
     scene.report()
@@ -151,7 +151,7 @@ def test_nothing_is_counted_once_metrics_are_switched_off(scene):
     assert not scene.ray.series(f"{SEND}_count")
 
 
-def test_another_ray_cluster_gets_nothing_of_what_was_counted_for_this_one(scene):
+def test_another_ray_cluster_gets_only_its_own_metrics(scene):
     scene.figures.sent("orders", 3.0, 1, ok=True)
     scene.report()
     scene.worker = "w2"
@@ -170,7 +170,7 @@ def test_topics_without_number_do_not_fill_the_memory(scene):
     assert len(scene.figures._out_bytes) <= SERIES_MAX + 1
 
 
-def test_an_actor_of_raymq_says_that_it_is_up(scene):
+def test_an_actor_of_raymq_reports_the_metric_up(scene):
     scene.figures.identify("pull", "pull-1")
     scene.report()
     assert scene.ray.values == {("raymq_up", frozenset({**UP, "name": "pull-1"}.items())): 1}

@@ -38,14 +38,14 @@ def test_the_table_has_prometheus_names_with_their_labels():
         assert instrument.unit != "s" or name.endswith("_seconds")
 
 
-def test_a_counter_counts_what_is_new_in_a_total(ray_metrics):
+def test_a_counter_adds_the_increase_of_a_total(ray_metrics):
     reporter = _reporter()
     for total in (0, 10, 10, 25):
         reporter.count("raymq_messages_in", total, topic="t", **IN)
     assert ray_metrics.value("raymq_messages_in", topic="t", storage="storage-broker-a-0", is_system="false") == 25
 
 
-def test_a_total_that_went_back_began_anew(ray_metrics):
+def test_a_total_that_decreased_has_restarted(ray_metrics):
     reporter = _reporter()
     for total in (10, 3, 4):
         reporter.count("raymq_messages_in", total, topic="t", **IN)

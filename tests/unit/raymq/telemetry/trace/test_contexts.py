@@ -146,7 +146,7 @@ MESSAGES = st.builds(
 
 
 @given(st.lists(MESSAGES, min_size=1, max_size=5), st.booleans(), TEXT)
-def test_texts_of_a_batch_are_those_of_single_records(messages: list[Message], success: bool, group: str) -> None:
+def test_texts_of_a_batch_equal_the_texts_of_single_records(messages: list[Message], success: bool, group: str) -> None:
     common = Pub(5, "R", group, "t", "", None, None, "h:1", 0, 7, success=success)
     count = range(len(messages))
     expected = [
@@ -165,7 +165,7 @@ def test_texts_of_a_batch_are_those_of_single_records(messages: list[Message], s
 
 
 @given(st.lists(st.tuples(TEXT, st.integers(0, 16), st.none() | TEXT.filter(bool)), max_size=5))
-def test_texts_of_a_call_are_those_of_single_records(rows: Iterable[tuple[str, int, str | None]]) -> None:
+def test_texts_of_a_call_equal_the_texts_of_single_records(rows: Iterable[tuple[str, int, str | None]]) -> None:
     deliveries = [TracedDelivery(f"ID{text}", times, keys) for text, times, keys in rows]
     before = SubBefore(5, "R", "g", "REQ", "", 0, None)
     singles = [

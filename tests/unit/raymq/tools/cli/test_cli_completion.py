@@ -80,9 +80,7 @@ def test_zsh_reads_its_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "startup"), [("bash", ".bashrc"), ("zsh", ".zshrc")])
-def test_an_installation_adds_one_line_to_what_the_shell_reads_at_its_start(
-    tmp_path: Path, name: str, startup: str
-) -> None:
+def test_an_installation_adds_one_line_to_the_shells_startup_file(tmp_path: Path, name: str, startup: str) -> None:
     (tmp_path / startup).write_text("alias ll='ls -l'")  # the user's startup file has no newline at its end
     assert startup in run(RAYMQ, "completion", name, "--install", home=tmp_path).stdout
     first = (tmp_path / startup).read_text()

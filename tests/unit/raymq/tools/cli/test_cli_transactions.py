@@ -21,7 +21,7 @@ def _client(monkeypatch: pytest.MonkeyPatch) -> None:
     connect_commands(monkeypatch, SimpleNamespace(admin=SimpleNamespace(transactions=lambda: figures)))
 
 
-def test_the_list_says_how_many_wait_and_how_old_the_oldest_is() -> None:
+def test_the_list_has_the_number_of_transactions_and_the_oldest_age() -> None:
     result = CliRunner().invoke(cli.cli, ["transactions", "list", "--json"])
     assert result.exit_code == 0
     printed = json.loads(result.output)

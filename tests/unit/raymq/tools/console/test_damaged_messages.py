@@ -36,7 +36,7 @@ def messages(damaged: DamagedTopic, cluster: FakeCluster) -> list[MessageExt]:
     return found
 
 
-def test_lists_show_each_message_and_say_which_cannot_be_read(admin: AsgiClient, messages, damaged):
+def test_lists_show_each_message_and_mark_unreadable_messages(admin: AsgiClient, messages, damaged):
     for path in ("/topics/orders/messages?start=earliest&limit=100", "/groups/billing/dead-letters"):
         answer = admin.get(path)
         assert answer.status == 200

@@ -75,7 +75,7 @@ def test_a_change_from_another_site_is_refused(admin: AsgiClient, cluster: FakeC
     assert cluster.calls == []
 
 
-def test_a_change_that_says_nothing_of_its_origin_is_refused_to_a_session(admin: AsgiClient, cluster: FakeCluster):
+def test_a_session_change_without_an_origin_is_refused(admin: AsgiClient, cluster: FakeCluster):
     assert admin.request("POST", "/cluster/balance").status == 403
     assert cluster.calls == []
 
@@ -184,7 +184,7 @@ def test_a_script_sends_its_token_with_each_request(stranger: AsgiClient, cluste
     assert stranger.get("/api/v1/topics", {"authorization": "Bearer wrong"}).status == 403
 
 
-def test_wrong_tokens_lock_nobody_out_behind_the_same_address(app: Any, stranger: AsgiClient):
+def test_wrong_tokens_do_not_lock_out_other_users_of_the_address(app: Any, stranger: AsgiClient):
     for _ in range(WRONG_SECRETS_MAX + 5):
         assert stranger.post("/login", {"token": "wrong"}).status == 403
         assert stranger.get("/api/v1/topics", {"authorization": "Bearer wrong"}).status == 403
@@ -213,7 +213,7 @@ def test_a_stranger_cannot_fill_the_consoles_memory(stranger: AsgiClient):
     assert stranger.post("/login", {f"field{n}": "" for n in range(LOGIN_FIELDS_MAX + 1)}).status == 400
 
 
-def test_guesses_go_on_when_the_oldest_wrong_ones_are_past():
+def test_guesses_are_allowed_again_when_old_wrong_guesses_expire():
     now_s, asked = [100.0], []
     guarded = GuardedCheck(lambda secret: asked.append(secret) or "", lambda: now_s[0])
     for number in range(WRONG_SECRETS_MAX):

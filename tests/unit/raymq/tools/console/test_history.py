@@ -30,7 +30,7 @@ def test_a_name_that_came_later_has_values_from_then_on() -> None:
     assert (history.values("c"), history.growth("c")) == ([], [])
 
 
-def test_an_hour_is_kept_and_what_is_gone_is_forgotten() -> None:
+def test_history_keeps_one_hour_and_drops_removed_names() -> None:
     history = NamedHistory()
     for step in range(SAMPLES_MAX + 3):
         history.add(step * 10_000, {"a": step, "b": 0})
@@ -53,7 +53,7 @@ def test_names_are_bounded_and_the_largest_of_new_ones_are_taken(monkeypatch: py
     assert history.values("larger") == [(0, None), (1, None), (2, 10)]
 
 
-def test_samples_do_not_keep_what_the_rings_of_names_hold() -> None:
+def test_samples_do_not_duplicate_figures_by_name() -> None:
     history = RateHistory()
     history.add(ClusterFigures(1_000, 10, 5, 100, topic_messages={"t": 10}, group_lags={"g": 5}))
     # The history ignores this sample, because its time is not later than the last sample's time.

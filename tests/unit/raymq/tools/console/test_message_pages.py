@@ -50,7 +50,7 @@ SECRET = b"secret-4711"
         ("/audit", ["Nobody has changed anything"]),
     ],
 )
-def test_a_page_shows_what_was_asked_for(admin: AsgiClient, path: str, texts: list[str]) -> None:
+def test_a_page_shows_the_requested_messages(admin: AsgiClient, path: str, texts: list[str]) -> None:
     answer = admin.get(path)
     assert answer.status == 200
     assert [text for text in texts if text not in answer.text] == []

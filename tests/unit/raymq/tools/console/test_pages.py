@@ -46,7 +46,7 @@ def after(client: AsgiClient, answer: Answer) -> Answer:
         ("/cluster", ["storage-broker-b-1", "nameserver-0", "clean shutdown", "2 of 2", "10.0.0.12"]),
     ],
 )
-def test_a_page_shows_what_the_cluster_tells(admin: AsgiClient, viewer: AsgiClient, path: str, texts: list[str]):
+def test_a_page_shows_data_of_the_cluster(admin: AsgiClient, viewer: AsgiClient, path: str, texts: list[str]):
     for client in (admin, viewer):
         answer = client.get(path)
         assert answer.status == 200
@@ -80,7 +80,7 @@ def test_a_list_without_an_answer_is_a_line_and_not_a_blank_page(
 
 
 @pytest.mark.parametrize(("path", "call"), [("/topics/orders", "topic_route"), ("/groups/billing", "group_summary")])
-def test_a_page_without_an_answer_says_why(admin: AsgiClient, cluster: FakeCluster, path: str, call: str):
+def test_a_page_without_an_answer_shows_the_reason(admin: AsgiClient, cluster: FakeCluster, path: str, call: str):
     cluster.errors[call] = RequestTimeoutError("broker-a", 5.0)
     answer = admin.get(path)
     assert answer.status == 503
@@ -97,7 +97,7 @@ def test_a_broker_that_is_missing_is_named_above_the_rows_of_the_others(admin: A
     assert "orders" in admin.get("/topics").text
 
 
-def test_what_is_not_there_is_not_found(admin: AsgiClient):
+def test_a_missing_page_or_object_is_404(admin: AsgiClient):
     for path in ("/topics/nothing", "/groups/nothing", "/nothing", "/api/v1/topics/nothing"):
         assert admin.get(path).status == 404
     assert "does not exist" in admin.get("/api/v1/topics/nothing").json()["error"]
@@ -196,7 +196,7 @@ def test_a_change_that_fails_is_in_the_audit_with_its_error(admin: AsgiClient, c
     assert [entry.outcome for entry in cluster.audit_entries] == ["broker-b is away"]
 
 
-def test_a_change_that_the_audit_did_not_get_says_so(admin: AsgiClient, cluster: FakeCluster):
+def test_a_change_missing_in_the_audit_log_is_reported(admin: AsgiClient, cluster: FakeCluster):
     cluster.errors["record_audit"] = ServiceNotAvailableError("no store takes it")
     page = after(admin, admin.post("/cluster/balance"))
     assert notices(page) == [

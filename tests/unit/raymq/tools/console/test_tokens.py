@@ -55,7 +55,7 @@ def test_a_token_may_have_any_characters():
     assert not same_token("ä", "a")
 
 
-def test_a_file_without_a_token_is_an_error_that_says_how_to_make_one(tmp_path: Path):
+def test_the_error_for_a_file_without_a_token_has_a_remedy(tmp_path: Path):
     (tmp_path / "empty").write_text(" \n")
     with pytest.raises(ConfigError, match="openssl rand"):
         read_token(tmp_path / "empty")

@@ -55,7 +55,7 @@ def test_the_holder_of_a_stores_lock_is_found_without_taking_the_lock(tmp_path: 
     assert collect_directory(tmp_path, 0.75, 0.9).locks == {}
 
 
-def test_what_others_may_read_is_repaired_and_a_missing_directory_made(tmp_path: Path, monkeypatch):
+def test_readable_files_are_made_private_and_a_missing_directory_is_created(tmp_path: Path, monkeypatch):
     data, token, missing = tmp_path / "data", tmp_path / "token", tmp_path / "not/there"
     (data / "broker-a-0").mkdir(parents=True)
     (data / "broker-a-0/log").write_text("messages")
@@ -78,7 +78,7 @@ def test_what_others_may_read_is_repaired_and_a_missing_directory_made(tmp_path:
     assert fix(collect_machine([data, missing], 0.75, 0.9)) == []
 
 
-def test_tokens_are_told_apart_and_not_given_away(tmp_path: Path, monkeypatch):
+def test_tokens_are_compared_without_being_shown(tmp_path: Path, monkeypatch):
     token = tmp_path / "token"
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))

@@ -19,7 +19,7 @@ MACHINE = MachineFacts("box", "3.11.7", "2.60.0", "0.1.0", token_mode=0o600, shm
 ALONE = DoctorSnapshot(MACHINE, ray_error="no Ray cluster runs", cluster_error="no Ray cluster runs")
 
 
-def test_without_a_cluster_the_machine_is_judged_and_the_rest_says_what_it_needs():
+def test_without_a_cluster_only_machine_checks_run():
     found = {one.check: one for one in examine(ALONE)}
     skipped = {check.name for check in CHECKS if check.needs != "machine"}
     assert {name for name, one in found.items() if one.state is State.SKIP} == skipped
@@ -83,7 +83,7 @@ def test_the_command_prints_findings_and_fails_when_one_fails(monkeypatch, mode,
     assert f"/t, mode {mode:04o}" in table.stdout or f"/t has mode {mode:04o}" in table.stdout
 
 
-def test_the_command_says_what_it_fixed_and_looks_again(monkeypatch):
+def test_doctor_fix_lists_repairs_and_checks_again(monkeypatch):
     looks = []
     monkeypatch.setattr(examination, "take_snapshot", lambda *arguments: looks.append(1) or ALONE)
     monkeypatch.setattr(examination, "fix", lambda machine: ["made /data, mode 0700"])

@@ -109,11 +109,11 @@ def test_a_directory_that_is_ill_in_one_respect_fails_that_check_and_no_other(ch
     assert {name for name, one in found.items() if one.state is not State.OK} <= {check}
 
 
-def test_root_may_use_what_is_another_users():
+def test_root_may_use_directories_of_other_users():
     assert findings(replace(WELL, directories=(replace(DISK, uid=0),)))["data directory"].state is State.OK
 
 
-def test_a_store_held_without_a_cluster_is_told_and_one_of_the_cluster_is_well():
+def test_a_store_open_outside_the_cluster_is_a_warning():
     held = replace(WELL, directories=(replace(DISK, locks={"broker-a-0": 42}),))
     assert findings(held)["locks"].state is State.WARN
     assert "broker-a-0 (pid 42)" in findings(held)["locks"].seen

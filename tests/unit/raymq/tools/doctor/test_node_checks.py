@@ -52,7 +52,7 @@ def test_a_node_that_differs_in_one_respect_fails_that_check_at_its_address(chec
     assert {one.state for one in others} <= {State.OK}
 
 
-def test_most_nodes_say_which_token_is_the_right_one():
+def test_the_token_of_most_nodes_counts_as_the_right_token():
     third = replace(OTHER, node_id="n2", ip="10.0.0.3", machine=replace(MACHINE, token_digest="xyz"))
     states = {one.where: one.state for one in findings(HEAD, OTHER, third)["same token"]}
     assert states == {"10.0.0.1": State.OK, "10.0.0.2": State.OK, "10.0.0.3": State.FAIL}

@@ -62,7 +62,7 @@ def container(group: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("folder", SHAPES)
-def test_the_repositorys_files_are_what_the_command_writes(folder: str) -> None:
+def test_the_files_in_the_repository_equal_the_commands_output(folder: str) -> None:
     written = {path.name: path.read_text() for path in (ROOT / folder).iterdir() if path.is_file()}
     assert written == rendered_files(SHAPES[folder])
 
@@ -223,7 +223,7 @@ def test_ports_have_one_meaning(shape: ClusterShape) -> None:
 
 
 @each_shape
-def test_versions_are_those_of_the_lock_and_of_raymq(shape: ClusterShape) -> None:
+def test_versions_match_the_lock_file_and_raymq(shape: ClusterShape) -> None:
     assert ray.__version__ == RAY_VERSION
     dockerfile = rendered_files(shape)["Dockerfile"]
     assert f"FROM rayproject/ray:{RAY_VERSION}-py311\n" in dockerfile
@@ -233,7 +233,7 @@ def test_versions_are_those_of_the_lock_and_of_raymq(shape: ClusterShape) -> Non
     assert {container(group)["image"] for group in groups(shape)} == {shape.image}
 
 
-def test_health_checks_are_those_of_cluster_yaml() -> None:
+def test_health_checks_match_cluster_yaml() -> None:
     [config] = re.findall(r"--system-config='(\{.*?\})'", (ROOT / "cluster.yaml").read_text(), re.DOTALL)
     assert yaml.safe_load(config) == HEALTH_CHECKS
     [head, *_] = groups(ClusterShape())
@@ -263,6 +263,6 @@ def test_kustomize_builds_it(folder: str) -> None:
         ({"name": "Raymq"}, "cannot be the name of a RayCluster"),
     ],
 )
-def test_what_cannot_be_is_refused(options: dict[str, Any], refusal: str) -> None:
+def test_an_invalid_cluster_shape_is_refused(options: dict[str, Any], refusal: str) -> None:
     with pytest.raises(InvalidArgumentError, match=refusal):
         ClusterShape(**options)

@@ -19,7 +19,7 @@ def test_the_file_is_the_board_and_always_the_same():
     assert make_board()["uid"] == BOARD_UID == "raymq"
 
 
-def test_rows_are_those_of_an_operator():
+def test_rows_have_the_expected_titles():
     assert [panel["title"] for panel in panels() if panel["type"] == "row"] == [
         "Overview",
         "Produce",
@@ -48,7 +48,7 @@ def test_panels_have_ids_of_their_own_and_do_not_overlap():
     assert max(x for x, _ in cells) < 24
 
 
-def test_every_chart_says_what_it_shows_in_which_unit():
+def test_every_chart_has_a_description_and_a_unit():
     charts = [panel for panel in panels() if panel["type"] != "row"]
     assert len(charts) > 40
     for chart in charts:
@@ -85,7 +85,7 @@ def test_legends_name_labels_that_the_expression_keeps():
                 assert label in kept[1].split(", "), target
 
 
-def test_variables_are_those_that_expressions_use():
+def test_the_board_has_exactly_the_variables_of_its_expressions():
     names = {variable["name"] for variable in make_board()["templating"]["list"]}
     assert names == {"datasource", "SessionName", "Cluster", "broker", "topic", "consumer_group"}
     used = set(re.findall(r"\$(\w+)", " ".join(expressions(make_board())))) - {"__rate_interval", "1"}

@@ -13,7 +13,7 @@ from raymq.tools.observability.board import make_board
 from raymq.tools.observability.export import METRICS_PORT_NAME, alert_groups, relabel_text
 
 
-def test_all_files_are_written_and_say_what_they_should(tmp_path: Path) -> None:
+def test_all_files_are_written_with_the_expected_content(tmp_path: Path) -> None:
     folder = tmp_path / "made" / "here"
     result = CliRunner().invoke(cli, ["metrics", "export", str(folder), "--json"], catch_exceptions=False)
     assert sorted(json.loads(result.output)["files"]) == sorted(map(str, folder.iterdir()))

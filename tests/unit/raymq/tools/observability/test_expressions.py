@@ -15,12 +15,12 @@ BOARD = expressions(make_board())
 
 
 @pytest.mark.parametrize("expression", BOARD)
-def test_the_boards_expressions_name_what_is_reported(expression):
+def test_the_boards_expressions_use_existing_metrics(expression):
     assert list(faults_of(plain(expression))) == []
 
 
 @pytest.mark.parametrize("rule", alert_rules(), ids=lambda rule: rule["alert"])
-def test_the_alerts_expressions_name_what_is_reported(rule):
+def test_the_alerts_expressions_use_existing_metrics(rule):
     assert list(faults_of(rule["expr"])) == []
 
 

@@ -25,7 +25,7 @@ def test_each_alert_has_its_advice():
     assert told == [rule["alert"] for rule in alert_rules()]
 
 
-def test_each_exported_file_is_told_of():
+def test_each_exported_file_is_documented():
     _, _, section = PAGE.partition("\n## Prometheus and Grafana elsewhere\n")
     told = set(re.findall(r"`([\w-]+\.(?:json|ya?ml))`", section.partition("\n## ")[0])) - {"prometheus.yml"}
     assert told == set(exported_files())

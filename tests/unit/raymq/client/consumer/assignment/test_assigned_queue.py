@@ -49,7 +49,7 @@ def test_only_revoked_queues_are_released_and_only_a_starting_one_is_started():
 
 @pytest.mark.parametrize("state", AssignmentState)
 @pytest.mark.parametrize("event", AssignmentEvent)
-def test_the_code_goes_where_the_table_says_and_nowhere_else(state, event):
+def test_state_changes_follow_the_transition_table(state, event):
     assigned, following = queue_in(state), ASSIGNMENT_TRANSITIONS[state].get(event)
     if following is None:
         with pytest.raises(AssertionError, match="cannot happen"):
@@ -72,7 +72,7 @@ def test_a_started_queue_goes_through_its_states():
     assert assigned.revoked_at_s is None
 
 
-def test_a_queue_withdrawn_before_it_started_starts_anew_when_it_is_granted_again():
+def test_a_queue_revoked_before_its_start_starts_again_when_granted():
     assigned = queue_in(AssignmentState.STARTING)
     assigned.revoke(5.0)
     assert (assigned.revoked, assigned.started, assigned.dirty) == (True, False, False)

@@ -85,7 +85,7 @@ def scene():
         made.member.leave()
 
 
-def test_queues_come_and_go_with_the_assignment_and_the_member_says_what_it_holds(scene):
+def test_queues_follow_the_assignment_and_heartbeats_list_held_queues(scene):
     scene.join(*QUEUES)
     assert scene.group.heard[-1].holding == set(QUEUES)
     first = scene.group.heard[0]
@@ -120,7 +120,7 @@ def test_only_a_new_version_of_the_offsets_is_a_reset(scene):
     scene.on_reset.assert_called_once()
 
 
-def test_a_member_that_its_group_does_not_hear_gives_up_its_queues_once_its_lease_is_over(scene):
+def test_a_member_without_an_answer_releases_its_queues_when_its_lease_ends(scene):
     scene.join(*QUEUES)
     scene.group.fails = True
     scene.beats()

@@ -153,7 +153,7 @@ def scene(make_scene):
     return make_scene()
 
 
-def test_granted_queues_begin_where_the_broker_says(scene):
+def test_granted_queues_begin_at_the_offsets_of_the_broker(scene):
     scene.begin(A, B)
     assert scene.wanted() == {A: 10, B: 10}
     assert [broker.prepared for broker in scene.brokers.values()] == [1, 1]
@@ -192,7 +192,7 @@ def test_a_topic_without_permission_is_asked_for_once_and_holds_up_no_other_topi
     eventually(lambda: set(scene.wanted()) == {*forbidden, A}, "all starts", WAIT_S)
 
 
-def test_a_queue_that_is_stopped_goes_on_once_it_may_be_read(scene, monkeypatch):
+def test_a_forbidden_queue_continues_once_it_is_allowed(scene, monkeypatch):
     monkeypatch.setattr(offset_committer, "FORBIDDEN_INTERVAL_S", 0.02)
     scene.begin(A)
     broker = scene.brokers["broker-a"]
@@ -273,7 +273,7 @@ def test_a_commit_that_failed_is_tried_again(scene):
     scene.committer.raise_refusal()
 
 
-def test_a_group_that_was_deleted_is_made_known_again_and_the_program_is_told_once(scene):
+def test_a_deleted_group_is_registered_again_and_raises_once(scene):
     scene.begin(A)
     scene.brokers["broker-a"].failures = [GroupNotExistError("billing")]
     scene.consume(A, 10)
@@ -284,7 +284,7 @@ def test_a_group_that_was_deleted_is_made_known_again_and_the_program_is_told_on
     scene.committer.raise_refusal()
 
 
-def test_when_offsets_were_reset_all_queues_are_asked_about_and_go_on_there(scene):
+def test_after_a_reset_all_queues_continue_at_the_reset_offsets(scene):
     scene.begin(A, B)
     scene.brokers["broker-a"].answer = CommitAnswer(reset={A: QueueOffset(3, 1)})
     scene.brokers["broker-a"].failures = [AWAY]

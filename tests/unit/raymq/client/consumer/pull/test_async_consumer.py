@@ -144,7 +144,7 @@ def test_a_poll_that_waits_holds_no_thread_and_is_woken_by_a_message(engine, sto
     assert asyncio.run(main()) == [b"0"]
 
 
-def test_while_a_broker_is_slow_the_loop_goes_on_and_so_do_polls(engine, store, offsets):
+def test_a_slow_broker_blocks_neither_the_event_loop_nor_polls(engine, store, offsets):
     async def main() -> None:
         consumer = await assigned(engine)
         store.append([make_batch([b"0", b"1"])])
@@ -223,7 +223,7 @@ def test_a_queue_change_listener_is_called_on_the_loop(engine):
     asyncio.run(main())
 
 
-def test_it_is_made_inside_an_event_loop(engine):
+def test_an_async_consumer_needs_an_event_loop(engine):
     with pytest.raises(ClientStateError, match="in a coroutine"):
         AsyncPullConsumer(engine)
 

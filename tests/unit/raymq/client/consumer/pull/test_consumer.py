@@ -275,9 +275,7 @@ def test_a_damaged_message_is_handed_over_in_its_place(consume, store, monkeypat
     assert consumer.position(Q0) == 7
 
 
-def test_what_is_lost_is_raised_after_what_comes_before_it_while_other_queues_go_on(
-    consume, store, tmp_path, monkeypatch
-):
+def test_a_loss_is_raised_after_earlier_messages_and_other_queues_continue(consume, store, tmp_path, monkeypatch):
     """The messages before a lost range are returned before the error, while other queues continue. The test truncates
     an old log file of the running store."""
     monkeypatch.setattr(fetcher, "LOSS_PAUSE_S", 0.01, raising=False)
@@ -318,7 +316,7 @@ def test_what_is_lost_is_raised_after_what_comes_before_it_while_other_queues_go
 # Tests of committing offsets
 
 
-def test_what_a_poll_returned_is_committed_once_the_program_polls_again(consume, group):
+def test_polled_messages_are_committed_at_the_next_poll(consume, group):
     consumer = consume()
     assert poll(consumer, 2, max_messages=2) == [b"0", b"1"]
     for _ in range(5):
@@ -358,7 +356,7 @@ def test_offsets_may_be_committed_one_by_one(consume, group):
     assert group.committed_offsets[Q0] == 2
 
 
-def test_a_commit_that_fails_is_said_so_and_may_be_repeated(consume, group):
+def test_a_failed_commit_raises_and_can_be_repeated(consume, group):
     consumer = consume(auto_commit=False)
     poll(consumer, 5)
     group.commit_failure = AWAY
@@ -378,7 +376,7 @@ def test_an_auto_commit_that_fails_for_now_does_not_disturb_polling(consume, gro
     group.has(q0=3)
 
 
-def test_an_auto_commit_that_is_refused_is_said_so_by_poll(consume, group):
+def test_poll_raises_the_error_of_a_refused_auto_commit(consume, group):
     consumer = consume()
     poll(consumer, 1, max_messages=1)
     group.commit_failure = GroupNotExistError("billing")
@@ -391,7 +389,7 @@ def test_an_auto_commit_that_is_refused_is_said_so_by_poll(consume, group):
 # Tests of a consumer's membership in its group
 
 
-def test_heartbeats_say_how_queues_are_to_be_shared_and_where_the_member_is(consume, group):
+def test_heartbeats_have_the_strategy_and_the_node(consume, group):
     consume(allocate_strategy=AllocateStrategy.STICKY)
     group.hears(Q0, Q1)
     beat = group.heartbeats[-1]
@@ -400,7 +398,7 @@ def test_heartbeats_say_how_queues_are_to_be_shared_and_where_the_member_is(cons
     assert beat.topics == {"orders"}
 
 
-def test_queues_start_where_the_settings_say_in_the_generation_they_were_granted_in(consume, group):
+def test_queues_start_at_the_configured_offsets_in_their_generation(consume, group):
     consumer = consume(consume_from=ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, consume_timestamp_ms=1_700_000_000_077)
     holds(consumer, Q0, Q1)
     assert {(queue, query.timestamp_ms, generation) for queue, query, generation in group.starts} == {
@@ -547,7 +545,7 @@ def test_a_reset_while_the_program_is_idle_is_followed(consume, group):
     assert consumer.commit() == {Q0: 5}
 
 
-def test_a_reset_is_heard_of_again_after_a_failure(consume, group):
+def test_a_reset_is_applied_after_a_failed_commit(consume, group):
     consumer = consume(auto_commit=False)
     poll(consumer, 5)
     group.commit_failure = AWAY
@@ -558,7 +556,7 @@ def test_a_reset_is_heard_of_again_after_a_failure(consume, group):
     assert poll(consumer) == [b"4"]
 
 
-def test_a_group_that_cannot_be_joined_is_said_so_by_poll(consume, group):
+def test_poll_raises_the_error_of_a_group_that_cannot_be_joined(consume, group):
     group.failure = AWAY
     consumer = consume()
     eventually(lambda: len(group.heartbeats) > 1, "heartbeats that fail", WAIT_S)
@@ -627,7 +625,7 @@ def test_assigned_queues_are_filtered_by_tag(consume, store):
     assert sorted(poll(consumer, 2)) == [b"x", b"yes"]
 
 
-def test_another_assignment_replaces_the_first_and_commits_what_it_returned(consume, group, store):
+def test_a_second_assign_replaces_the_first_and_commits_returned_messages(consume, group, store):
     store.append([make_batch([b"a"], queue_id=1)])
     consumer = consume(expression=None)
     consumer.assign([Q0])
@@ -673,7 +671,7 @@ def test_only_queues_that_there_are_can_be_assigned(consume):
 # Tests of a consumer's positions and of seeks
 
 
-def test_seek_goes_on_elsewhere_in_a_held_queue_and_is_committed(consume, group):
+def test_seek_moves_the_position_in_a_held_queue_and_is_committed(consume, group):
     consumer = consume()
     poll(consumer, 5)
     consumer.poll(timeout_s=0.0)
@@ -696,7 +694,7 @@ def test_seek_to_the_begin_and_to_the_end(consume):
 
 
 @pytest.mark.parametrize("offset", [-1, 6])
-def test_seek_stays_within_what_the_queue_holds(consume, offset):
+def test_seek_outside_the_queues_offsets_is_refused(consume, offset):
     consumer = consume()
     poll(consumer, 5)
     with pytest.raises(OffsetOutOfRangeError):
@@ -747,7 +745,7 @@ def test_offsets_of_any_queue_can_be_asked_for(consume, store):
             consumer.offsets_for_times(times)
 
 
-def test_lag_is_what_lies_behind_the_position(consume, store):
+def test_lag_counts_messages_after_the_position(consume, store):
     consumer = consume()
     holds(consumer, Q0, Q1)
     poll(consumer, 2, max_messages=2)
@@ -767,7 +765,7 @@ def test_a_listener_is_called_when_a_topics_queues_change(consume, routes):
 # Tests of closing a consumer, and of using a closed consumer
 
 
-def test_close_commits_what_was_finished_and_leaves_the_group(consume, group):
+def test_close_commits_finished_messages_and_leaves_the_group(consume, group):
     closed = []
     consumer = consume(on_close=closed.append)
     poll(consumer, 2, max_messages=2)
@@ -779,7 +777,7 @@ def test_close_commits_what_was_finished_and_leaves_the_group(consume, group):
     consumer.close()
 
 
-def test_after_close_every_call_says_so(consume):
+def test_every_call_after_close_raises(consume):
     consumer = consume()
     consumer.close()
     for name, arguments in {
@@ -819,7 +817,7 @@ def test_an_exception_in_a_with_leaves_the_last_polls_messages_uncommitted(consu
     assert group.committed_offsets[Q0] == 2
 
 
-def test_a_close_that_cannot_commit_says_so_and_is_closed_all_the_same(consume, group):
+def test_a_close_that_cannot_commit_raises_and_closes(consume, group):
     consumer = consume(auto_commit_interval_s=3600.0)
     poll(consumer, 2, max_messages=2)
     group.commit_failure = AWAY

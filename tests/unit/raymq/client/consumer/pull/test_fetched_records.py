@@ -59,7 +59,7 @@ def test_a_slice_is_the_next_records_of_its_fetch(fetched):
     assert part(fetched, 8).next_offset == 12, "behind its last record, where the queue stands"
 
 
-def test_columns_say_the_same_as_messages(fetched):
+def test_columns_have_the_same_values_as_messages(fetched):
     fetched.first = 1
     parts = [part(fetched, 4)]
     table = as_table(decode_tables(parts))
@@ -138,7 +138,7 @@ def test_records_whose_sizes_do_not_add_up_are_refused(fetched):
         LocatedRecords.read(bytes(fetched.records.data)[:-1])
 
 
-def test_the_messages_that_cannot_be_read_are_told(fetched):
+def test_unreadable_messages_are_reported(fetched):
     damage(fetched, b"body-3")
     for decode in (decode_messages, decode_tables):
         told: list[BodyUnreadableError] = []

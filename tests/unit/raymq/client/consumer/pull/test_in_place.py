@@ -149,7 +149,7 @@ def test_a_poll_that_has_nothing_to_look_at_waits(consume, storages, monkeypatch
 
 
 @pytest.mark.parametrize("change", ["seek", "resume", "assign"])
-def test_a_poll_that_waits_notices_what_other_threads_change(consume, store, change):
+def test_a_waiting_poll_applies_changes_of_other_threads(consume, store, change):
     store.append([make_batch([b"a"], queue_id=1)])
     consumer = consume(Q0)
     poll(consumer, 5)
@@ -170,7 +170,7 @@ def test_a_poll_that_waits_notices_what_other_threads_change(consume, store, cha
     assert found == ([b"a"] if change == "assign" else [b"3", b"4"])
 
 
-def test_after_a_watch_has_ended_reading_goes_on(consume, store, storages):
+def test_reading_continues_after_a_watch_has_ended(consume, store, storages):
     consumer = consume(Q0, Q1)
     poll(consumer, 5)
     here(storages).watches[0].cut()
@@ -198,7 +198,7 @@ def test_without_a_watch_the_queue_is_fetched_until_one_can_be_opened(consume, s
     assert poll(consumer, 1) == [b"5"]
 
 
-def test_a_store_that_refuses_to_tell_is_not_asked_without_pause(consume, store, storages, monkeypatch):
+def test_a_store_that_refuses_watches_is_asked_with_pauses(consume, store, storages, monkeypatch):
     """A consumer pauses between its requests to a store that refuses them. The store behaves like a replica that must
     not serve reads: its watch opens, but every answer is an error."""
     monkeypatch.setattr(in_place, "OPEN_AGAIN_AFTER_S", 3600.0)
@@ -418,7 +418,7 @@ def test_a_predicate_is_asked_before_anything_is_kept(consume, store, storages):
     assert consumer.position(Q0) == 3000
 
 
-def test_a_table_has_only_what_the_predicate_matches(consume):
+def test_a_table_has_only_messages_that_match_the_predicate(consume):
     consumer = consume(Q0, expression=raymq.predicate(lambda message: int(message.body) % 2))
     assert consumer.poll_table(timeout_s=WAIT_S).column("queue_offset").to_pylist() == [1, 3]
 
@@ -453,7 +453,7 @@ def poll_through(consumer: PullConsumer) -> list[bytes]:
         return []
 
 
-def test_another_predicate_decides_about_what_no_poll_has_returned(consume, store):
+def test_a_new_predicate_applies_to_messages_not_yet_polled(consume, store):
     consumer = consume(Q0, expression=raymq.predicate(lambda message: False))
     assert consumer.poll(timeout_s=0.2) == []
     consumer.assign([Q0], raymq.predicate(lambda message: True))

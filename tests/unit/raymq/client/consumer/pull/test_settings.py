@@ -14,7 +14,7 @@ from raymq.common.protocol.group import StartOffsetQuery
 from raymq.common.protocol.membership import AllocateStrategy, Allocation
 
 
-def test_the_defaults_are_rocketmqs_but_for_what_is_read_ahead_which_is_bounded_by_bytes():
+def test_the_defaults_are_rocketmqs_except_for_the_read_ahead_limit():
     """The default values are RocketMQ's (spec/messaging.md §6), except the limits of the read-ahead, which
     count bytes."""
     settings = PullSettings.of("billing")

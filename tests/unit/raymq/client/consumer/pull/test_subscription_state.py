@@ -136,7 +136,7 @@ def test_a_revoked_queue_is_held_until_the_program_has_finished_and_committed():
     assert core.holding == {Q1}
 
 
-def test_without_auto_commit_a_revoked_queue_goes_at_the_next_poll_with_what_was_committed():
+def test_a_revoked_queue_is_released_at_the_next_poll_without_auto_commit():
     core = make(Q0, auto_commit=False)
     fetch(core, Q0, 0, 1, 2)
     poll(core)
@@ -150,7 +150,7 @@ def test_without_auto_commit_a_revoked_queue_goes_at_the_next_poll_with_what_was
     assert core.release(0.0) == [Q0]
 
 
-def test_a_queue_that_is_granted_again_before_it_was_let_go_goes_on_where_it_was():
+def test_a_queue_granted_again_before_its_release_keeps_its_position():
     core = make(Q0)
     fetch(core, Q0, 0, 1, 2)
     poll(core, 1)
@@ -191,7 +191,7 @@ def test_a_fenced_queue_is_let_go_and_taken_again_only_in_a_newer_generation():
     assert starting(core) == {Q0: 2}
 
 
-def test_a_refusal_from_before_the_queue_was_granted_anew_counts_for_nothing():
+def test_a_refusal_from_before_a_new_grant_is_ignored():
     core = make(Q0)
     core.seek(Q0, 1)
     under_way = core.uncommitted()
@@ -202,7 +202,7 @@ def test_a_refusal_from_before_the_queue_was_granted_anew_counts_for_nothing():
     assert core.assigned_queues == [Q0]
 
 
-def test_a_queue_that_the_group_may_not_read_is_kept_and_goes_on_where_it_stopped():
+def test_a_forbidden_queue_is_kept_and_continues_where_it_stopped():
     core = make(Q0, Q1)
     fetch(core, Q0, 0, 1)
     assert poll(core, 1) == [(0, 0)]
@@ -383,7 +383,7 @@ def test_an_answer_to_a_question_of_before_a_seek_is_dropped():
     assert core.peek(9) == []
 
 
-def test_another_subscription_counts_from_the_next_poll_on_also_for_what_was_read_already():
+def test_a_new_subscription_also_filters_messages_already_read():
     core = make(Q0)
     fetch(core, Q0, 1, next_offset=4)
     narrow = core.request(Q0, 4)
@@ -466,7 +466,7 @@ def test_reading_is_bounded_by_the_span_of_offsets():
     assert core.wanted() == {Q0: 12}
 
 
-def test_an_offset_that_is_gone_is_jumped_over_after_what_waits_from_before():
+def test_a_deleted_offset_is_skipped_after_earlier_messages():
     core = make(Q0, auto_commit=False)
     fetch(core, Q0, 0, 1)
     assert core.out_of_range(Q0, 2, 100)
@@ -511,7 +511,7 @@ def test_pausing_several_queues_changes_none_when_one_is_not_held():
 # Tests of committing offsets
 
 
-def test_with_auto_commit_a_poll_finishes_what_the_polls_before_have_returned():
+def test_with_auto_commit_a_poll_finishes_messages_of_earlier_polls():
     core = make(Q0)
     fetch(core, Q0, 0, 1, 2)
     poll(core, 2)
@@ -522,7 +522,7 @@ def test_with_auto_commit_a_poll_finishes_what_the_polls_before_have_returned():
     assert wishes(core) == {}
 
 
-def test_without_auto_commit_only_the_program_says_what_is_finished():
+def test_without_auto_commit_only_the_program_finishes_messages():
     core = make(Q0, auto_commit=False)
     fetch(core, Q0, 0, 1, 2)
     poll(core, 2)
@@ -580,7 +580,7 @@ def test_a_seek_back_while_a_commit_is_under_way_is_not_lost():
     assert core.uncommitted() == {Q0: OffsetCommit(1, 1, 0, backwards=True)}
 
 
-def test_a_queue_that_was_reset_drops_what_waits_and_goes_on_there():
+def test_a_reset_queue_drops_waiting_messages_and_continues_at_the_offset():
     core = make(Q0, Q1, auto_commit=False)
     fetch(core, Q0, 0, 1, 2)
     poll(core, 1)
@@ -616,7 +616,7 @@ def test_a_commit_answered_after_a_reset_does_not_count_as_one():
 # Tests of acknowledging each message
 
 
-def test_what_lies_before_the_first_message_that_is_not_acknowledged_is_committed():
+def test_messages_before_the_first_unacknowledged_message_are_committed():
     core = make(Q0, acknowledge_each=True)
     fetch(core, Q0, 0, 1, 2, 3)
     assert poll(core, 3) == [(0, 0), (0, 1), (0, 2)]
@@ -668,7 +668,7 @@ def test_an_acknowledgement_of_a_message_of_another_owner_counts_for_nothing():
 @pytest.mark.parametrize(
     "move", [lambda core: core.seek(Q0, 1), lambda core: core.out_of_range(Q0, 4, 1)], ids=["seek", "the log was cut"]
 )
-def test_after_a_move_messages_are_expected_anew(move):
+def test_after_a_move_messages_must_be_acknowledged_again(move):
     core = make(Q0, acknowledge_each=True)
     fetch(core, Q0, 0, 1, 2, 3)
     poll(core)
@@ -683,7 +683,7 @@ def test_after_a_move_messages_are_expected_anew(move):
     assert core.get(Q0).commit_offset == 3
 
 
-def test_a_pause_does_not_forget_what_is_to_be_acknowledged():
+def test_a_pause_keeps_unacknowledged_messages():
     core = make(Q0, acknowledge_each=True)
     fetch(core, Q0, 0, 1, 2)
     poll(core, 2)

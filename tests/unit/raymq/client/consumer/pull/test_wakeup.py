@@ -40,7 +40,7 @@ def test_a_wait_ends_when_a_descriptor_is_readable(pipe):
     assert not thread.is_alive()
 
 
-def test_what_was_set_before_ends_the_next_wait_and_after_clear_no_more():
+def test_a_wakeup_before_the_wait_ends_the_wait_until_it_is_cleared():
     wakeup = Wakeup()
     wakeup.set()
     wakeup.set()

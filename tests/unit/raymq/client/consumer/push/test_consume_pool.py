@@ -160,7 +160,7 @@ def test_as_many_calls_run_at_a_time_as_there_are_threads(listener):
         (ConsumeLater(delay_level=7, suspend_ms=50), 7, 50),
     ],
 )
-def test_an_answer_to_deliver_later_fails_one_message_and_says_how(listener, answer, level, suspend_ms):
+def test_consume_later_fails_one_message_with_its_delay(listener, answer, level, suspend_ms):
     listener.answers["b"] = answer
     report = run(pool_of(listener), request_of("a", "b", "c"))
     [failure] = report.failures
@@ -187,7 +187,7 @@ UNKNOWN = [True, False, 0, 1, 2, "yes", b"", {}, ConsumeLater, ConsumeStatus, No
 @pytest.mark.parametrize("key", [None, "a queue"])
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("answer", UNKNOWN, ids=lambda answer: type(answer).__name__)
-def test_any_other_answer_fails_the_message_and_says_why(listener, caplog, answer, size, key):
+def test_an_invalid_answer_fails_the_message_with_a_reason(listener, caplog, answer, size, key):
     names = ["a", "b"][:size]
     listener.answers[",".join(names)] = answer
     [failure] = run(pool_of(listener), request_of(*names, size=size, key=key)).failures
@@ -203,7 +203,7 @@ def test_a_generator_that_a_plain_function_returns_fails_the_message():
     assert "(generator), which is not a valid answer" in failure.error
 
 
-def test_later_from_a_message_on_that_the_call_does_not_have_is_a_failure_that_says_so(listener):
+def test_consume_later_with_an_unknown_message_is_a_clear_failure(listener):
     listener.answers["a"] = ConsumeLater(first=1)
     [failure] = run(pool_of(listener), request_of("a")).failures
     assert (failure.first, failure.count) == (0, 1)

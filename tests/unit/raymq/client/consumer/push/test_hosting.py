@@ -85,7 +85,7 @@ def test_the_pull_actor_of_the_node_is_started_by_a_broker_that_answers(cluster,
     assert cluster.hosted[0].instance == INSTANCE
 
 
-def test_it_calls_again_and_again_as_the_same_process(cluster, hosted):
+def test_hosting_calls_repeat_with_the_same_process_id(cluster, hosted):
     hosted.start()
     hosted.start()
     eventually(lambda: len(cluster.hosted) > 3, "calls", WAIT_S)
@@ -116,7 +116,7 @@ def test_a_call_that_fails_is_made_again(cluster, hosted):
     assert hosted.where(WAIT_S) == PULL
 
 
-def test_the_state_that_it_is_to_keep_is_kept_and_said_again(cluster, hosted, kept):
+def test_the_state_of_the_pull_actor_is_kept_and_sent_again(cluster, hosted, kept):
     cluster.answer = HostAnswer(True, keep=(True, frozenset()))
     hosted.start()
     eventually(lambda: any(call.kept == (True, frozenset()) for call in cluster.hosted), "the state", WAIT_S)

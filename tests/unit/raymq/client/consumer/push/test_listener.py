@@ -100,7 +100,7 @@ def test_a_users_listener_of_any_kind_goes_by_value(users):
     assert run_elsewhere(payloads) == ["6", "30", "11", "14", "16", "7", "102", "False"]
 
 
-def test_what_is_installed_goes_by_reference(users):
+def test_installed_functions_are_pickled_by_reference(users):
     payload = ship(json.dumps, takes_batch=False).payload
     assert len(payload) < 100
     assert pickle.loads(payload) is json.dumps
@@ -119,13 +119,13 @@ def test_shipping_leaves_no_trace_in_the_users_process(users):
         cloudpickle.unregister_pickle_by_value(users)
 
 
-def test_what_is_not_callable_is_refused():
+def test_a_listener_that_is_not_callable_is_refused():
     for thing in (None, 5, "handle", object()):
         with pytest.raises(ListenerError, match="must be callable"):
             ship(thing, takes_batch=False)
 
 
-def test_a_listener_that_holds_what_cannot_travel_is_refused_with_advice(users):
+def test_a_listener_that_cannot_be_pickled_is_refused_with_advice(users):
     lock = threading.Lock()
     with pytest.raises(ListenerError, match=r"cannot be pickled for its actor: .*lock.* Do not store locks"):
         ship(lambda message: lock, takes_batch=False)
@@ -149,14 +149,14 @@ def listener(handler, hooks=()) -> Listener:
     return Listener(ship(handler, takes_batch=False), settings, hooks)
 
 
-def test_a_listener_that_cannot_be_loaded_says_why(users):
+def test_a_listener_that_cannot_be_loaded_reports_the_traceback(users):
     broken = replace(ship(users.handle, takes_batch=False), payload=pickle.dumps(print)[:-5])
     made = Listener(broken, PushSettings("billing", (Subscription.parse("orders"),)))
     assert "Traceback" in made.ready()
     assert listener(print).ready() == ""
 
 
-def test_what_the_pull_actor_wants_kept_is_kept():
+def test_state_of_the_pull_actor_is_kept():
     made = listener(print)
     assert made.kept() is None
     made.keep((True, frozenset()))
@@ -172,7 +172,7 @@ class StampingHook:
         print("after", context.group, context.success)
 
 
-def test_hooks_travel_with_the_listener_and_what_is_none_is_refused(capsys):
+def test_hooks_are_shipped_with_the_listener_and_invalid_hooks_are_refused(capsys):
     made = listener(print, (ship_hook(StampingHook()),))
     assert made.ready() == ""
     made._tasks.begin(HandOver(1, 1, (task_of(b"a"),)))

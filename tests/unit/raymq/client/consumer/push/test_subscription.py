@@ -56,7 +56,7 @@ def cluster(monkeypatch):
     return cluster
 
 
-def test_its_pull_actor_is_asked_for_once(cluster):
+def test_the_pull_actor_of_an_instance_is_looked_up_once(cluster):
     cluster.instance.wait_running(1.0)
     cluster.instance.call("suspend")
     cluster.instance.call("resume")
@@ -91,7 +91,7 @@ def test_stop_calls_are_repeated_until_the_instance_has_finished(cluster):
     assert cluster.killed == 1
 
 
-def test_one_that_does_not_finish_is_ended_all_the_same_and_says_so(cluster):
+def test_an_instance_that_does_not_finish_is_killed_and_reported(cluster):
     cluster.instance.wait_running(1.0)
     cluster.answers = [False]
     assert "did not finish within -1 s" in cluster.instance.stop(-1.0)

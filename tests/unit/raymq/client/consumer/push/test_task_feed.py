@@ -65,7 +65,7 @@ def test_messages_reach_the_listener_one_by_one_or_in_lists(received):
     assert received == [[b"a", b"b"], [b"c"]]
 
 
-def test_what_only_shares_the_tags_code_is_finished_without_a_call(received):
+def test_a_message_with_only_the_same_tag_code_is_finished_without_a_call(received):
     report = consume(feed_of(received.append, tags="AaAa"), task_of(b"a", tags="BBBB"))
     assert (report.ended, report.unfinished, report.failures) == (True, (), ())
     assert received == []
@@ -156,7 +156,7 @@ def test_a_hand_over_that_comes_twice_is_consumed_once(received):
     assert len(received) == 1
 
 
-def test_a_task_that_comes_again_while_it_is_consumed_is_consumed_once(received):
+def test_a_task_that_is_repeated_during_its_call_is_consumed_once(received):
     gate = threading.Event()
 
     def handle(message):

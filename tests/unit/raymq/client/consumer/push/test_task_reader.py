@@ -47,7 +47,7 @@ def test_a_task_in_place_has_the_messages_of_one_in_bytes(root, pick):
     assert not damaged
 
 
-def test_what_the_files_do_not_show_any_more_is_not_read_but_there_in_bytes(root):
+def test_records_of_deleted_files_are_read_only_from_bytes(root):
     records = located(root, 0, 20)
     (root / "commitlog" / f"{0:020d}").unlink()
     assert TaskReader().messages(task(records, in_place=True)) is None

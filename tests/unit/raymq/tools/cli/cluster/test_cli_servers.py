@@ -43,7 +43,7 @@ def report(**changes: Any) -> dict[str, Any]:
     return {**nothing, "groups": [], "instances": [], "replication": [controller]}
 
 
-def test_status_shows_who_leads_who_is_in_sync_and_how_far_the_others_are_behind(run, monkeypatch):
+def test_status_shows_the_master_the_in_sync_replicas_and_the_lag(run, monkeypatch):
     monkeypatch.setattr(local_server, "status", lambda address: ClusterStatus.of(report()))
     result = run("status")
     lines = [line.replace("│", " ").split() for line in result.output.splitlines()]
@@ -54,14 +54,14 @@ def test_status_shows_who_leads_who_is_in_sync_and_how_far_the_others_are_behind
     assert result.exit_code == 0
 
 
-def test_status_fails_and_says_why_when_nobody_leads(run, monkeypatch):
+def test_status_fails_with_the_reason_if_a_group_has_no_master(run, monkeypatch):
     monkeypatch.setattr(local_server, "status", lambda address: ClusterStatus.of(report(reason="none of them answers")))
     result = run("status")
     assert "none of them answers" in result.output
     assert result.exit_code == 1
 
 
-def test_status_says_what_the_master_lacked_when_it_was_elected(run, monkeypatch):
+def test_status_shows_messages_that_the_elected_master_lacked(run, monkeypatch):
     lost = (
         "replica 1 lacks acknowledged messages: its log ends at physical offset 80, but all messages before 100 were "
         "confirmed"
@@ -158,7 +158,7 @@ def test_status_reports_transactions_that_wait_at_the_store_that_leads(run, monk
     assert (["storage-broker-a-0", "orders", "shop", "12"] in lines) == writable
 
 
-def test_status_names_what_only_super_users_see_in_one_line(run, monkeypatch):
+def test_status_lists_servers_that_only_super_users_see(run, monkeypatch):
     whole = {**report(), "refused": ["storage-broker-a-0", "rebalance-0"]}
     monkeypatch.setattr(local_server, "status", lambda address: ClusterStatus.of(whole))
     result = run("status")

@@ -49,7 +49,7 @@ def test_rates_are_growth_by_time_and_brokers_are_added_up():
     assert figures.silent == ()
 
 
-def test_a_total_that_began_anew_counts_from_zero_and_a_new_topic_with_all_it_has():
+def test_a_restarted_total_counts_from_zero():
     before = Reading(0.0, {"a": BrokerReadings({}, {})})
     assert figures_between(before, Reading(1.0, {"a": broker(5)})).topics[0].in_per_s == 5.0
     restarted = figures_between(Reading(0.0, {"a": broker(100)}), Reading(1.0, {"a": broker(30)}))
@@ -186,7 +186,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
         made.close()
 
 
-def test_the_screen_is_live_obeys_keys_and_leaves_the_terminal_clean(terminal: Terminal):
+def test_the_screen_updates_handles_keys_and_restores_the_terminal(terminal: Terminal):
     terminal.wait_for("billing.*by lag")
     assert "1 m 5 s" in terminal.shown
     assert "no answer from broker-b" in terminal.shown

@@ -68,7 +68,7 @@ def test_the_bounds_themselves_and_the_default_are_taken(
         assert type_.convert(parameter.default, parameter, None) == parameter.default
 
 
-def test_a_rate_may_say_that_it_is_per_second() -> None:
+def test_a_rate_may_have_the_suffix_per_second() -> None:
     assert [RateType().convert(text, None, None) for text in ("500/s", "0.5", 50)] == [500.0, 0.5, 50.0]
 
 

@@ -18,5 +18,5 @@ from raymq.tools.cli.terminal.output import duration
         (356_400_000, "4 d 3 h"),
     ],
 )
-def test_lengths_of_time_are_said_as_people_say_them(milliseconds: int, text: str) -> None:
+def test_lengths_of_time_are_formatted_for_people(milliseconds: int, text: str) -> None:
     assert duration(milliseconds) == text

@@ -32,7 +32,7 @@ def users(tmp_path: Path) -> Path:
     return tmp_path / "users.yaml"
 
 
-def test_import_makes_a_private_file_and_says_what_it_left_out_but_no_secret(tmp_path: Path) -> None:
+def test_import_writes_a_private_file_and_lists_omissions_without_secrets(tmp_path: Path) -> None:
     (tmp_path / "plain_acl.yml").write_text(PLAIN)
     result = run("import", tmp_path / "plain_acl.yml", "--output", tmp_path / "users.yaml", "--json")
     told = json.loads(result.stdout)
@@ -56,7 +56,7 @@ def test_import_leaves_a_file_that_is_there(users: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\xff", b"accounts: []", b"x" * ((1 << 20) + 1), None])
-def test_import_of_what_is_no_such_file_makes_none(tmp_path: Path, content: bytes | None) -> None:
+def test_import_of_an_invalid_file_writes_no_file(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "plain_acl.yml").write_bytes(content)
     result = run("import", tmp_path / "plain_acl.yml", "--output", tmp_path / "users.yaml")
@@ -83,14 +83,16 @@ def test_import_keeps_no_file_that_raymq_up_would_refuse(tmp_path: Path) -> None
         ("rocketmq2", "Delete", "Group:billing", True),
     ],
 )
-def test_check_says_what_is_allowed(users: Path, user: str, action: str, resource: str, allowed: bool) -> None:
+def test_check_shows_whether_a_request_is_allowed(
+    users: Path, user: str, action: str, resource: str, allowed: bool
+) -> None:
     words = "check", users, "--user", user, "--action", action, "--resource", resource
     told = run(*words, "--json")
     assert (json.loads(told.stdout)["allowed"], told.exit_code) == (allowed, 0 if allowed else 1)
     assert ("is allowed" in run(*words).stdout) is allowed
 
 
-def test_check_tells_an_unknown_user_or_action_and_a_resource_that_is_several(users: Path) -> None:
+def test_check_refuses_unknown_users_and_actions_and_resource_patterns(users: Path) -> None:
     unknown = run("check", users, "--user", "nobody", "--action", "Pub", "--resource", "Topic:orders")
     assert isinstance(unknown.exception, UserNotExistError)
     wrong = run("check", users, "--user", "account", "--action", "Fly", "--resource", "Topic:orders")

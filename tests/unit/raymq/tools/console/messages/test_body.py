@@ -59,7 +59,7 @@ def test_a_number_of_many_digits_is_still_json() -> None:
 
 
 @pytest.mark.parametrize("body", [b"[" * 30_000 + b"]" * 30_000, b"{", b"[1,", b'{"a": NaN,}', b"12", b'"text"', b""])
-def test_what_is_no_object_or_list_is_text(body: bytes) -> None:
+def test_a_body_that_is_not_a_json_object_or_list_is_text(body: bytes) -> None:
     assert view_body(body, BodyForm.JSON).form is BodyForm.TEXT
     assert view_body(body).form is BodyForm.TEXT
 

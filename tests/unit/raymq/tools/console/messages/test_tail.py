@@ -52,7 +52,7 @@ async def next_event(viewer: Viewer) -> TailEvent | None:
     return await anext(viewer.events())
 
 
-def test_a_tail_begins_at_the_end_and_shows_what_comes() -> None:
+def test_a_tail_begins_at_the_end_and_shows_new_messages() -> None:
     async def test(topic: Topic) -> None:
         topic.messages = ["old"]
         tails = tails_of(topic)
@@ -102,7 +102,7 @@ def test_more_than_the_rate_is_passed_over_and_counted() -> None:
     run(test)
 
 
-def test_a_slow_viewer_loses_the_oldest_and_is_told() -> None:
+def test_a_slow_viewer_loses_the_oldest_messages_and_gets_their_number() -> None:
     async def test(_: Topic) -> None:
         viewer: Viewer = Viewer(lambda _: True)
         for number in range(TAIL_WAITING_MAX + 7):
@@ -139,7 +139,7 @@ def test_a_quiet_tail_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> No
     run(test)
 
 
-def test_there_are_no_more_viewers_than_the_setting_says() -> None:
+def test_the_number_of_viewers_is_limited_by_the_setting() -> None:
     async def test(topic: Topic) -> None:
         tails = tails_of(topic, max_viewers=2)
         viewer = tails.open("t", lambda _: True)
