@@ -38,7 +38,7 @@ from actors.pull.instance_state import InstanceState
 from raymq.client.consumer.push.feed_client import NEXT_WAIT_S, TaskReport
 from raymq.client.consumer.push.hosting import HOST_INTERVAL_S
 from raymq.common.errors import RaymqError, ServiceNotAvailableError
-from raymq.common.protocol.consume_result import ConsumeReport, HandOver, LogPlaces, ShippedTask, StoreLog
+from raymq.common.protocol.consume_result import ConsumeReport, LogPlaces, ShippedTask, StoreLog, TaskBatch
 from raymq.records.format.compression import body_max_bytes
 from raymq.remoting.actor_ref import HandleRef
 from raymq.remoting.lane.address import LaneAddress
@@ -191,7 +191,7 @@ def _no_methods(name: str, call: Callable[[], None], fail: Callable[[RaymqError]
 class _Question:
     """A Listener's open request for tasks.
 
-    `answer` is called once, with an encoded HandOver (a batch of tasks). If the batch has tasks, `handed` is called
+    `answer` is called once, with an encoded TaskBatch (a batch of tasks). If the batch has tasks, `handed` is called
     first, with the number of bytes and messages. The answer has at most a `portion` of messages and bytes, but at least
     one task.
     """
@@ -337,7 +337,7 @@ class ListenerFeed:
         """Answer a request for tasks from the Listener's process `life`, now or within about NEXT_WAIT_S.
 
         The process has received all batches of tasks up to number `got` of the hosting `epoch`. Any thread may call
-        `answer` with an encoded HandOver (a batch of tasks). If the batch has messages, `handed` is called first, with
+        `answer` with an encoded TaskBatch (a batch of tasks). If the batch has messages, `handed` is called first, with
         the number of bytes and messages. Raises ServiceNotAvailableError if the process has not called yet.
         """
         with self._lock:
@@ -478,7 +478,7 @@ class ListenerFeed:
             in_place = now_s >= self._bytes_until_s and task.number not in self._unread
             shipped.append(ship_task(task, in_place=in_place))
         if shipped:
-            payload = encode_result(HandOver(self._epoch, self._numbers + 1, tuple(shipped)))
+            payload = encode_result(TaskBatch(self._epoch, self._numbers + 1, tuple(shipped)))
             for one in shipped:
                 self._ready.popleft()
                 self._reported_s[one.number] = now_s
@@ -492,7 +492,7 @@ class ListenerFeed:
         """Answer the Listener's open request for tasks, if it has one, without tasks."""
         question, self._question = self._question, None
         if question is not None:
-            question.answer(encode_result(HandOver(self._epoch, self._numbers)))
+            question.answer(encode_result(TaskBatch(self._epoch, self._numbers)))
 
     def _take_report(self, task: ConsumeTask, report: ConsumeReport) -> None:
         now_s = time.monotonic()

@@ -53,7 +53,7 @@ from raymq.remoting.lane.reads import (
 from raymq.remoting.lane.server import FRAME_MAX_BYTES, Handler, LaneServer
 from storage.append.durability import StartedAppend
 from storage.read.fetch_service import concluded, following, has_news
-from storage.read.long_polls import LongPolls, Waiter
+from storage.read.long_polls import LongPolls, LongPollWaiter
 
 READ_THREADS: Final = 4
 """Number of threads of a data plane that read records and execute calls."""
@@ -113,7 +113,7 @@ class LaneContext:
 
     def __init__(self) -> None:
         self.handles = ServerHandles()
-        self.waits: set[Waiting] = set()
+        self.waits: set[LongPollRequest] = set()
         self.watched: WatchedQueues | None = None
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class LaneContext:
             self.watched.end()
 
 
-class Waiting(ABC):
+class LongPollRequest(ABC):
     """A request that waits a limited time for messages of some queues. Only the lane's thread may use it, but any
     thread may call `wake`.
 
@@ -135,7 +135,7 @@ class Waiting(ABC):
         self.request = request
         self._plane, self._context = plane, request.context
         self._polls: LongPolls | None = None
-        self._waiter: Waiter | None = None
+        self._waiter: LongPollWaiter | None = None
         self._timer: Timer | None = None
         self.is_woken = self.is_ended = False
 
@@ -207,7 +207,7 @@ class WatchedQueues:
         new WAIT."""
         self._timer_s = 0.0
         self._polls: LongPolls | None = None
-        self._waiter: Waiter | None = None
+        self._waiter: LongPollWaiter | None = None
         self._is_woken = False
 
     def ask(self, request: LaneRequest, offsets: Sequence[int], wait_s: float) -> None:
@@ -303,7 +303,7 @@ class WatchedQueues:
             request.fail(request.told(error, "a wait"))
 
 
-class WaitingFetch(Waiting):
+class WaitingFetch(LongPollRequest):
     """A FETCH request that waits for messages. Reading threads check for messages, one check at a time."""
 
     def __init__(

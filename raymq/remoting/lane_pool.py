@@ -20,7 +20,7 @@ from typing import Final, Generic, NoReturn, Protocol, TypeVar
 from raymq.common.errors import RaymqError, ServiceNotAvailableError
 from raymq.common.retry import Backoff, left_s
 from raymq.remoting.actor_ref import ActorRef
-from raymq.remoting.lane.address import LaneAddress, told_seldom
+from raymq.remoting.lane.address import LaneAddress, rate_limited_log
 from raymq.remoting.lane.client import OPEN_TIMEOUT_S
 from raymq.remoting.lane.handshake import LaneRefusedError, TlsRefusedError
 
@@ -208,7 +208,9 @@ class LanePool(Generic[D, L]):
             return self._open_lane(description, min(timeout_s, OPEN_TIMEOUT_S))
         except LANE_NOT_OPENED as error:
             if isinstance(error, TlsRefusedError):
-                told_seldom.warn(("server", self._name, str(error)), f"cannot open a lane to {self._name}: {error}")
+                rate_limited_log.warn(
+                    ("server", self._name, str(error)), f"cannot open a lane to {self._name}: {error}"
+                )
             self.drop()
             raise
 

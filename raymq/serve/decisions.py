@@ -30,7 +30,7 @@ ERROR_CHARACTERS_MAX: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TaskRun:
     """A decision to run a task: send the state `state`, then call the task's handler."""
 
     task: Task
@@ -38,7 +38,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class TaskEnd:
     """A decision to end the handling of a task's message, in these steps: copy the message, send the state, send the
     message back, acknowledge the message. All steps except the last are optional.
 
@@ -70,9 +70,9 @@ class TaskRules:
     settings: TaskSettings
     worker: str
 
-    def receive(self, body: bytes, handlers: Container[str], attempt: int, now_s: float) -> Task | End:
-        """Decode the task in a message. If the message is not a task, or the task has no handler, returns an End that
-        moves the message to the unprocessable queue."""
+    def receive(self, body: bytes, handlers: Container[str], attempt: int, now_s: float) -> Task | TaskEnd:
+        """Decode the task in a message. If the message is not a task, or the task has no handler, returns a TaskEnd
+        that moves the message to the unprocessable queue."""
         try:
             task = decode_task(body)
         except TaskError as error:
@@ -82,49 +82,49 @@ class TaskRules:
             return self._unprocessable(self._state(task, TaskState.FAILURE, attempt, now_s, reason), reason)
         return task
 
-    def begin(self, task: Task, attempt: int, history: TaskHistory, now_s: float) -> Run | End:
+    def begin(self, task: Task, attempt: int, history: TaskHistory, now_s: float) -> TaskRun | TaskEnd:
         """Decide, from a task's history, whether to run the task. `attempt` is the number of the attempt, from
         0."""
         known = history.latest.state if history.latest is not None else None
         if known in (TaskState.SUCCESS, TaskState.REVOKED):
-            return End()
+            return TaskEnd()
         if history.begun >= self.settings.options.replica_deaths_max:
             error = (
                 f"{history.begun} replicas began this attempt, and none of them finished the task: the replicas "
                 "died, or lost the task"
             )
             return self._failed(task, attempt, now_s, error)
-        return Run(task, self._state(task, TaskState.STARTED, attempt, now_s))
+        return TaskRun(task, self._state(task, TaskState.STARTED, attempt, now_s))
 
-    def end(self, task: Task, attempt: int, outcome: HandlerResult, now_s: float) -> End:
+    def end(self, task: Task, attempt: int, outcome: HandlerResult, now_s: float) -> TaskEnd:
         """Decide, from the outcome of the handler's call, whether a task ends or is retried."""
         if outcome.error is not None:
             return self._failed(task, attempt, now_s, outcome.error)
         state = self._state(task, TaskState.SUCCESS, attempt, now_s, outcome.result)
         try:
-            return End(state, state.encode())
+            return TaskEnd(state, state.encode())
         # the handler's result cannot be stored, so another attempt would not help
         except InvalidArgumentError as error:
             return self._dead(task, attempt, now_s, str(error))
 
-    def _failed(self, task: Task, attempt: int, now_s: float, error: str) -> End:
+    def _failed(self, task: Task, attempt: int, now_s: float, error: str) -> TaskEnd:
         most = self.settings.max_retries
         if most is not None and attempt >= most:
             return self._dead(task, attempt, now_s, error)
         error = _shortened(error)
         state = self._state(task, TaskState.RETRY, attempt, now_s, error)
-        return End(state, state.encode(), delay_level=self.retry_level(attempt), error=error)
+        return TaskEnd(state, state.encode(), delay_level=self.retry_level(attempt), error=error)
 
-    def _dead(self, task: Task, attempt: int, now_s: float, error: str) -> End:
+    def _dead(self, task: Task, attempt: int, now_s: float, error: str) -> TaskEnd:
         error = _shortened(error)
         state = self._state(task, TaskState.FAILURE, attempt, now_s, error)
-        return End(state, state.encode(), self.settings.failed_queue, DEAD, error)
+        return TaskEnd(state, state.encode(), self.settings.failed_queue, DEAD, error)
 
-    def _unprocessable(self, state: StateRecord | None, error: str) -> End:
+    def _unprocessable(self, state: StateRecord | None, error: str) -> TaskEnd:
         """Return the decision to move a message to the unprocessable queue if one is configured, or else to the dead
         letters."""
         aside, body = self.settings.unprocessable_queue, b"" if state is None else state.encode()
-        return End(state, body, aside, DEAD if aside is None else None, _shortened(error))
+        return TaskEnd(state, body, aside, DEAD if aside is None else None, _shortened(error))
 
     def retry_level(self, attempt: int) -> int:
         """Return the delay level between the attempt number `attempt` and the next attempt."""

@@ -6,8 +6,9 @@ loop for coroutines.
     thread `loop-…`       runs coroutine handlers; a handler thread waits for each
 
 The worker holds a task from its poll to its acknowledgement, so at most `concurrency` tasks are in memory.
-raymq.serve.decisions.End defines the order of the steps that end a task. Each step is repeated until it succeeds or the
-worker stops. If the process ends, the tasks that the worker holds are delivered again. TaskRules makes all decisions.
+raymq.serve.decisions.TaskEnd defines the order of the steps that end a task. Each step is repeated until it succeeds or
+the worker stops. If the process ends, the tasks that the worker holds are delivered again. TaskRules makes all
+decisions.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from raymq.common.errors import ClientStateError, RaymqError
 from raymq.common.message import MessageExt, SendResult
 from raymq.common.parallel import is_shutdown_error
 from raymq.common.retry import Backoff
-from raymq.serve.decisions import End, HandlerResult, Run, TaskRules
+from raymq.serve.decisions import HandlerResult, TaskEnd, TaskRules, TaskRun
 from raymq.serve.states import StateRecord, TaskHistory
 from raymq.serve.task import Task
 
@@ -221,7 +222,7 @@ class TaskWorker:
     def _handle(self, message: MessageExt) -> None:
         rules, attempt = self._rules, message.reconsume_times
         task = rules.receive(message.body, self._handlers, attempt, self._clock())
-        if isinstance(task, End):
+        if isinstance(task, TaskEnd):
             logger.warning("worker %s rejects a message: %s", self._rules.worker, task.error)
             self._end(message, task)
             return
@@ -229,7 +230,7 @@ class TaskWorker:
         if history is None:
             return
         step = rules.begin(task, attempt, history, self._clock())
-        if isinstance(step, Run):
+        if isinstance(step, TaskRun):
             self._tell_start(step.state)
             outcome = self._run(task)
             if self._closed:
@@ -274,7 +275,7 @@ class TaskWorker:
 
     # Methods that end the handling of a task
 
-    def _end(self, message: MessageExt, end: End) -> None:
+    def _end(self, message: MessageExt, end: TaskEnd) -> None:
         """Execute all steps of the decision `end`, then acknowledge the message. If the worker stops before all steps
         are complete, the task is delivered again."""
         if end.state is not None:
@@ -285,7 +286,7 @@ class TaskWorker:
             except ClientStateError:
                 logger.info("worker %s finished a task too late; the task is delivered again", self._rules.worker)
 
-    def _steps(self, message: MessageExt, end: End) -> Iterator[Callable[[], object]]:
+    def _steps(self, message: MessageExt, end: TaskEnd) -> Iterator[Callable[[], object]]:
         """Yield the steps of a decision that ends the handling of a task, in their order. Each step may be
         repeated."""
         if (topic := end.copy_to) is not None:

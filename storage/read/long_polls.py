@@ -12,7 +12,7 @@ from raymq.common.errors import SystemBusyError
 QueueKey = tuple[str, int]
 
 
-class Waiter:
+class LongPollWaiter:
     """A waiting fetch, with the queues whose changes wake the fetch."""
 
     __slots__ = ("keys", "wake")
@@ -29,19 +29,19 @@ class LongPolls:
         """Maximum number of fetches that wait at a time. May be changed; a lower limit does not end current
         waits."""
         self._lock = threading.Lock()
-        self._by_queue: dict[QueueKey, set[Waiter]] = {}
-        self._all: set[Waiter] = set()
+        self._by_queue: dict[QueueKey, set[LongPollWaiter]] = {}
+        self._all: set[LongPollWaiter] = set()
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def register(self, queues: Iterable[QueueKey], wake: Callable[[], None]) -> Waiter:
+    def register(self, queues: Iterable[QueueKey], wake: Callable[[], None]) -> LongPollWaiter:
         """Register the function `wake`. Any thread calls it for each change of one of `queues`, until `remove`.
 
         Check the queues after registering. `wake` must not block, register or remove. Raises SystemBusyError if the
         limit is reached. Nothing was registered in this case.
         """
-        waiter = Waiter(frozenset(queues), wake)
+        waiter = LongPollWaiter(frozenset(queues), wake)
         with self._lock:
             if len(self._all) >= self.max_waiters:
                 raise SystemBusyError(
@@ -53,7 +53,7 @@ class LongPolls:
                 self._by_queue.setdefault(key, set()).add(waiter)
         return waiter
 
-    def remove(self, waiter: Waiter) -> None:
+    def remove(self, waiter: LongPollWaiter) -> None:
         """Unregister the waiting fetch `waiter`, so that changes of its queues no longer wake it. Idempotent."""
         with self._lock:
             if waiter not in self._all:

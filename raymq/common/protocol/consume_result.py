@@ -131,7 +131,7 @@ class ShippedTask(msgspec.Struct, frozen=True, array_like=True):
         return len(self.records) or sum(int(np.frombuffer(one.sizes, np.int64).sum()) for one in self.places)
 
 
-class HandOver(msgspec.Struct, frozen=True, array_like=True):
+class TaskBatch(msgspec.Struct, frozen=True, array_like=True):
     """A batch of tasks that a Pull actor sends to a Listener; the batch may be empty.
 
     `epoch` grows with each start of the instance at a Pull actor. `number` grows with each batch of the same epoch. The

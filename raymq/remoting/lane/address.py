@@ -125,7 +125,7 @@ class TlsContext:
                         self.files.certificate,
                     )
             except OSError as error:
-                told_seldom.warn(
+                rate_limited_log.warn(
                     ("files", self.files.certificate, failure_text(error)),
                     f"the TLS files do not match each other ({failure_text(error)}): {self.files.certificate}, "
                     f"{self.files.key}, {self.files.authority}. New lanes use the previous files. Unless the files are "
@@ -141,7 +141,7 @@ def client_tls(files: TlsFiles) -> TlsContext:
     return TlsContext(files, TlsFiles.client_context)
 
 
-class SeldomLines:
+class RateLimitedLog:
     """Logs warnings, but at most one in SAME_LINE_PAUSE_S seconds for each key. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -164,8 +164,8 @@ class SeldomLines:
         logger.warning("%s", line)
 
 
-told_seldom: Final = SeldomLines()
-in_forked_child(told_seldom.__init__)  # type: ignore[misc]
+rate_limited_log: Final = RateLimitedLog()
+in_forked_child(rate_limited_log.__init__)  # type: ignore[misc]
 
 
 def failure_text(error: BaseException) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 
 from raymq.common.errors import InvalidArgumentError, RaymqError, ServiceNotAvailableError, SystemBusyError
 from raymq.remoting.lane import handshake
-from raymq.remoting.lane.address import LaneAddress, TlsFiles, failure_text, refused_by_server, told_seldom
+from raymq.remoting.lane.address import LaneAddress, TlsFiles, failure_text, rate_limited_log, refused_by_server
 from raymq.remoting.lane.buffers import FrameBuffers
 from raymq.remoting.lane.frames import (
     CHECKED_HEADER,
@@ -130,7 +130,7 @@ class TlsStream:
         """Log why the TLS handshake with the server `label` failed, in one line."""
         line = refused_by_server(error, self._peer, label, self._files)
         if line:
-            told_seldom.warn(("peer", self._peer, label, failure_text(error)), line)
+            rate_limited_log.warn(("peer", self._peer, label, failure_text(error)), line)
 
     def recv_into(self, buffer: memoryview) -> int:
         try:

@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any, Final
 
 from raymq.common.errors import RaymqError, ServiceNotAvailableError
-from raymq.remoting.lane.address import LaneAddress, TlsContext, TlsFiles, rays_tls, told_seldom
+from raymq.remoting.lane.address import LaneAddress, TlsContext, TlsFiles, rate_limited_log, rays_tls
 from raymq.remoting.lane.buffers import FrameBuffers
 from raymq.remoting.lane.connection import (
     SHARED_BUFFER_BYTES,
@@ -69,7 +69,7 @@ longer."""
 Handler = Callable[[LaneRequest], None]
 
 
-class _Door:
+class _ListeningSocket:
     """A listening socket of a lane server, with the connections whose handshake is running."""
 
     def __init__(self, listener: socket.socket) -> None:
@@ -138,7 +138,7 @@ class LaneServer:
         self._tls: TlsContext | None = None
         self._listening = threading.Lock()
         name = f"\0raymq-{label}-{secrets.token_hex(8)}"
-        self._doors: list[_Door] = []
+        self._doors: list[_ListeningSocket] = []
         self._listen(socket.AF_UNIX, name)
         self.address = LaneAddress(name, secrets.token_bytes(32))
         if host:
@@ -160,7 +160,7 @@ class LaneServer:
                     reason = f"RAY_USE_TLS is set, but {error} is not" if isinstance(error, KeyError) else str(error)
                     text = f"{self.label} cannot listen at {host}: {reason}"
                     self.address = replace(self.address, own_node_only=text)
-                    told_seldom.warn(
+                    rate_limited_log.warn(
                         ("listen", self.label, reason),
                         f"{text}. Clients on other nodes cannot connect; the server retries",
                     )
@@ -173,7 +173,7 @@ class LaneServer:
         self.address = replace(self.address, host=host, port=port, tls=tls is not None)
 
     def _listen(self, family: int, address: str | tuple[str, int]) -> socket.socket:
-        door = _Door(_listen(family, address))
+        door = _ListeningSocket(_listen(family, address))
         self._doors.append(door)
         self.loop.watch(door.listener.fileno(), select.EPOLLIN, partial(self._accept, door))
         return door.listener
@@ -205,7 +205,7 @@ class LaneServer:
 
     # Accepting connections
 
-    def _accept(self, door: _Door, _events: int) -> None:
+    def _accept(self, door: _ListeningSocket, _events: int) -> None:
         for _ in range(ACCEPTS_MAX):
             if door.is_full:
                 self._drop_overdue(door)
@@ -230,7 +230,7 @@ class LaneServer:
                 logger.info("a new connection to %s has ended: %s", self.label, error)
                 client.close()
 
-    def _begin(self, client: socket.socket, peer: Any, door: _Door) -> None:
+    def _begin(self, client: socket.socket, peer: Any, door: _ListeningSocket) -> None:
         is_unix = client.family == socket.AF_UNIX
         if is_unix and _peer_uid(client) not in (os.geteuid(), 0):
             client.close()
@@ -250,18 +250,18 @@ class LaneServer:
         except OSError:
             connection.close()
 
-    def _set_accepting(self, door: _Door, accepts: bool) -> None:
+    def _set_accepting(self, door: _ListeningSocket, accepts: bool) -> None:
         if accepts != door.is_accepting and not self._is_closed:
             door.is_accepting = accepts
             self.loop.change(door.listener.fileno(), select.EPOLLIN if accepts else 0)
 
-    def _look_after_handshakes(self, door: _Door) -> None:
+    def _look_after_handshakes(self, door: _ListeningSocket) -> None:
         """Start the timer that closes the connection with the oldest handshake, unless the timer is running."""
         if door.timer is None and door.handshakes:
             due_s = next(iter(door.handshakes.values())) + door.patience_s
             door.timer = self.loop.call_at(due_s, partial(self._drop_overdue, door))
 
-    def _drop_overdue(self, door: _Door) -> None:
+    def _drop_overdue(self, door: _ListeningSocket) -> None:
         if door.timer is not None:
             self.loop.cancel(door.timer)
             door.timer = None

@@ -16,7 +16,7 @@ import pytest
 from raymq.common.errors import ServiceNotAvailableError
 from raymq.remoting import lane_pool, storage_client
 from raymq.remoting.lane import address as lane_address
-from raymq.remoting.lane.address import SeldomLines, TlsContext, TlsFiles, client_tls
+from raymq.remoting.lane.address import RateLimitedLog, TlsContext, TlsFiles, client_tls
 from raymq.remoting.lane.client import Lane
 from raymq.remoting.lane.handshake import TlsRefusedError
 from raymq.remoting.storage_client import StorageClient
@@ -35,7 +35,7 @@ def openssl(monkeypatch):
     if shutil.which("openssl") is None:
         pytest.skip("the openssl command that makes the certificates is not installed")
     client_tls.cache_clear()
-    monkeypatch.setattr(lane_address.told_seldom, "_told_s", {})
+    monkeypatch.setattr(lane_address.rate_limited_log, "_told_s", {})
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def test_a_client_that_a_server_refuses_gets_an_error_and_one_warning_until_its_
             use(ours)
             client.append([make_batch([b"taken"])], WAIT_S)
         assert bodies_of(actor.store) == [b"taken"]
-    assert len(lines(caplog, "no lane to storage-a-0")) == 1
+    assert len(lines(caplog, "cannot open a lane to storage-a-0")) == 1
 
 
 def test_mismatched_certificate_files_leave_the_earlier_files_in_use(tmp_path, certificates, caplog):
@@ -236,7 +236,7 @@ def test_mismatched_certificate_files_leave_the_earlier_files_in_use(tmp_path, c
     exchange(live.certificate, Path(second.certificate).read_text())
     assert context.current() is before
     assert context.current() is before
-    assert len(lines(caplog, "do not fit together")) == 1
+    assert len(lines(caplog, "do not match each other")) == 1
     exchange(live.key, "no key at all")
     assert context.current() is before
     os.remove(live.key)
@@ -259,7 +259,7 @@ def test_files_that_are_wrong_from_the_start_are_an_error(tmp_path, certificates
 
 def test_log_lines_about_refusals_are_rate_limited_and_bounded_in_number(caplog):
     now_s = [0.0]
-    told = SeldomLines(lambda: now_s[0])
+    told = RateLimitedLog(lambda: now_s[0])
     for number in range(lane_address.SAME_LINES_MAX + 10):
         for _ in range(2):
             told.warn((f"peer {number}",), f"peer {number} is refused")

@@ -134,7 +134,7 @@ def test_copying_continues_once_a_refused_lane_opens(group, actors, replicator, 
     seen = actors.described[replica]
     thread = appends.one()
     eventually(lambda: actors.described[replica] >= seen + 3, "the Replicator to retry", WAIT_S)
-    assert "no lane to" in replicator.status()["error"]
+    assert "cannot open a lane" in replicator.status()["error"]
     actors.change.clear()
     thread.join(WAIT_S)
     assert not thread.is_alive(), "the append is acknowledged"

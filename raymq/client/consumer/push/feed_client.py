@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from raymq.common.protocol.consume_result import ConsumeReport, HandOver
+from raymq.common.protocol.consume_result import ConsumeReport, TaskBatch
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.lane.calls import decode_result, encode_call
@@ -50,12 +50,12 @@ class FeedClient:
             ActorRef(pull), pull, lambda description, timeout_s: open_anywhere(description.lane, timeout_s)
         )
 
-    def next_tasks(self, epoch: int, got: int) -> HandOver:
+    def next_tasks(self, epoch: int, got: int) -> TaskBatch:
         """Return the task batch that follows batch number `got` of epoch `epoch`. If there are no tasks, returns a
         batch without tasks after NEXT_WAIT_S."""
         payload = encode_call("next_tasks", (self._name, self._life, epoch, got))
 
-        def over_lane(lane: Lane, left_s: float) -> HandOver:
+        def over_lane(lane: Lane, left_s: float) -> TaskBatch:
             return read_hand_over(lane.call(FrameKind.CALL, (payload,), left_s).payload)
 
         return self._lanes.call("next_tasks", over_lane, NEXT_WAIT_S + FEED_CALL_TIMEOUT_S)
@@ -69,8 +69,8 @@ class FeedClient:
         )
 
 
-def read_hand_over(payload: bytes | memoryview) -> HandOver:
+def read_hand_over(payload: bytes | memoryview) -> TaskBatch:
     """Decode a task batch that `encode_result` has encoded. Raises ServiceNotAvailableError if the payload is not a
     task batch."""
-    hand_over: HandOver = decode_result(payload, HandOver)
+    hand_over: TaskBatch = decode_result(payload, TaskBatch)
     return hand_over

@@ -30,7 +30,7 @@ from raymq.common.errors import BodyUnreadableError, RaymqError
 from raymq.common.message import PROPERTY_RETRY_TOPIC, MessageExt
 from raymq.common.names import RETRY_PREFIX
 from raymq.common.namespaces import Namespace
-from raymq.common.protocol.consume_result import ConsumeReport, Failure, HandOver, ShippedTask
+from raymq.common.protocol.consume_result import ConsumeReport, Failure, ShippedTask, TaskBatch
 from raymq.telemetry.trace.deliveries import DeliveryTrace
 
 REPORT_S: Final = 0.5
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 class Feed(Protocol):
     """Interface of the calls to the Pull actor (raymq.client.consumer.push.feed_client)."""
 
-    def next_tasks(self, epoch: int, got: int) -> HandOver:
+    def next_tasks(self, epoch: int, got: int) -> TaskBatch:
         """Return the task batch that follows batch number `got` of epoch `epoch`. Raises RaymqError if the call
         fails."""
 
@@ -128,7 +128,7 @@ class TaskFeed:
 
     # Methods that begin tasks
 
-    def begin(self, hand_over: HandOver) -> None:
+    def begin(self, hand_over: TaskBatch) -> None:
         """Begin the tasks of a task batch. Does nothing if the batch was already received."""
         with self._lock:
             if hand_over.epoch > self.epoch:

@@ -25,7 +25,7 @@ from raymq.client.consumer.push.task_feed import TaskFeed
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import ServiceNotAvailableError
 from raymq.common.message import Message, MessageQueue
-from raymq.common.protocol.consume_result import HandOver
+from raymq.common.protocol.consume_result import TaskBatch
 from raymq.common.protocol.group import QueueOffset
 from raymq.records.format.encode import encode_batch
 from raymq.records.format.memory_records import MemoryRecords
@@ -70,7 +70,7 @@ class Process:
         self.dead = True
         self.tasks.close()
 
-    def next_tasks(self, epoch, got) -> HandOver:
+    def next_tasks(self, epoch, got) -> TaskBatch:
         answer: Future[bytes] = Future()
         self._living().asked(self.life, epoch, got, answer.set_result)
         hand_over = read_hand_over(answer.result(WAIT_S))

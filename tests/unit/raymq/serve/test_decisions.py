@@ -9,7 +9,7 @@ import pytest
 
 from raymq.serve import RaymqAdapterConfig
 from raymq.serve.config import TaskSettings
-from raymq.serve.decisions import DEAD, ERROR_CHARACTERS_MAX, End, HandlerResult, Run, TaskRules
+from raymq.serve.decisions import DEAD, ERROR_CHARACTERS_MAX, HandlerResult, TaskEnd, TaskRules, TaskRun
 from raymq.serve.states import StateRecord, TaskHistory, TaskState, decode_state
 from raymq.serve.task import Task
 
@@ -32,7 +32,7 @@ def known(*states: TaskState) -> TaskHistory:
     return TaskHistory.of(StateRecord("t1", state, 1.0) for state in states)
 
 
-def told(end: End) -> tuple[str, Any]:
+def told(end: TaskEnd) -> tuple[str, Any]:
     """Return the task state and the result that a decision will report."""
     assert end.state is not None
     assert decode_state(end.body) == end.state
@@ -46,20 +46,20 @@ def told(end: End) -> tuple[str, Any]:
 def test_a_task_with_a_handler_is_run_and_reported_as_started():
     assert rules().receive(TASK.encode(), {"resize"}, 0, 9.0) == TASK
     run = rules().begin(TASK, 2, UNKNOWN, 9.0)
-    assert isinstance(run, Run)
+    assert isinstance(run, TaskRun)
     assert run.state == StateRecord("t1", TaskState.STARTED, 9.0, 5.0, 2, None, "w")
 
 
 def test_a_message_that_is_no_task_is_put_aside():
     end = rules().receive(b"{", {"resize"}, 0, 9.0)
-    assert isinstance(end, End)
+    assert isinstance(end, TaskEnd)
     assert (end.state, end.copy_to, end.delay_level) == (None, "odd", None)
     assert "the body is not JSON" in end.error
 
 
 def test_a_task_without_a_handler_is_put_aside_and_has_failed():
     end = rules().receive(TASK.encode(), {"crop"}, 0, 9.0)
-    assert isinstance(end, End)
+    assert isinstance(end, TaskEnd)
     assert told(end) == ("FAILURE", "no handler is registered for task 'resize'")
     assert (end.copy_to, end.delay_level) == ("odd", None)
 
@@ -67,29 +67,29 @@ def test_a_task_without_a_handler_is_put_aside_and_has_failed():
 @pytest.mark.parametrize("body", [b"{", TASK.encode()])
 def test_without_a_queue_for_them_they_are_dead_letters(body):
     end = rules(dead_queues=False).receive(body, {}, 0, 9.0)
-    assert isinstance(end, End)
+    assert isinstance(end, TaskEnd)
     assert (end.copy_to, end.delay_level) == (None, DEAD)
 
 
 @pytest.mark.parametrize("state", [TaskState.SUCCESS, TaskState.REVOKED])
 def test_a_task_that_succeeded_or_was_cancelled_does_not_run(state):
-    assert rules().begin(TASK, 0, known(TaskState.STARTED, state), 9.0) == End()
+    assert rules().begin(TASK, 0, known(TaskState.STARTED, state), 9.0) == TaskEnd()
 
 
 @pytest.mark.parametrize("state", [TaskState.PENDING, TaskState.STARTED, TaskState.RETRY, TaskState.FAILURE])
 def test_a_task_that_did_not_end_runs_again_and_so_does_a_dead_letter_that_was_brought_back(state):
-    assert isinstance(rules().begin(TASK, 0, known(state), 9.0), Run)
+    assert isinstance(rules().begin(TASK, 0, known(state), 9.0), TaskRun)
 
 
 def test_an_attempt_that_replicas_die_of_has_failed():
     died = [TaskState.STARTED] * 2
-    assert isinstance(rules(replica_deaths_max=3).begin(TASK, 0, known(*died), 9.0), Run)
+    assert isinstance(rules(replica_deaths_max=3).begin(TASK, 0, known(*died), 9.0), TaskRun)
     end = rules(replica_deaths_max=2).begin(TASK, 0, known(*died), 9.0)
-    assert isinstance(end, End)
+    assert isinstance(end, TaskEnd)
     assert told(end)[0] == "RETRY"
     assert end.delay_level == 1
     end = rules(0, replica_deaths_max=2).begin(TASK, 0, known(*died), 9.0)
-    assert isinstance(end, End)
+    assert isinstance(end, TaskEnd)
     assert (told(end)[0], end.delay_level) == ("FAILURE", DEAD)
 
 

@@ -400,7 +400,7 @@ def test_every_server_has_a_name_and_a_secret_of_its_own(server):
 def test_where_nobody_listens_no_lane_is_opened():
     with pytest.raises(OSError, match="refused"):
         Lane(LaneAddress("\0raymq-nobody", b"x" * 32))
-    with pytest.raises(OSError, match="has no lane for other nodes"):
+    with pytest.raises(OSError, match="accepts connections from its own node only"):
         Lane(LaneAddress("\0raymq-nobody", b"x" * 32), remote=True)
 
 
@@ -733,7 +733,7 @@ def test_a_server_that_cannot_listen_for_other_nodes_reports_why_and_retries(cap
             address = server.open_to_nodes("203.0.113.7", lambda: None)  # this machine does not have this address
             assert address.port == 0
             assert "test cannot listen at 203.0.113.7" in address.own_node_only
-            with pytest.raises(ConnectionRefusedError, match=r"no lane for other nodes: test cannot listen"):
+            with pytest.raises(ConnectionRefusedError, match=r"from its own node only: test cannot listen"):
                 Lane(address, remote=True)
             with closing(Lane(address)) as lane:
                 assert bytes(lane.call(ECHO, (), WAIT_S).payload) == b"yes"

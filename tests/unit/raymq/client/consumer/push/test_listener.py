@@ -18,7 +18,7 @@ from raymq.client.consumer.push.listener import Listener, ship, ship_hook
 from raymq.client.consumer.push.settings import PushSettings
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import ListenerError
-from raymq.common.protocol.consume_result import HandOver
+from raymq.common.protocol.consume_result import TaskBatch
 from tests.support.clients.fakes import WAIT_S
 from tests.support.clients.tasks import task_of
 from tests.support.history.waiting import eventually
@@ -175,7 +175,7 @@ class StampingHook:
 def test_hooks_are_shipped_with_the_listener_and_invalid_hooks_are_refused(capsys):
     made = listener(print, (ship_hook(StampingHook()),))
     assert made.ready() == ""
-    made._tasks.begin(HandOver(1, 1, (task_of(b"a"),)))
+    made._tasks.begin(TaskBatch(1, 1, (task_of(b"a"),)))
     out = ""
 
     def has_come() -> bool:

@@ -16,7 +16,7 @@ from raymq.client.consumer.push.settings import PushSettings
 from raymq.client.consumer.push.task_feed import TaskFeed
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import ServiceNotAvailableError
-from raymq.common.protocol.consume_result import ConsumeReport, HandOver, ShippedTask
+from raymq.common.protocol.consume_result import ConsumeReport, ShippedTask, TaskBatch
 from tests.support.clients.fakes import WAIT_S
 from tests.support.clients.tasks import task_of
 from tests.support.history.waiting import eventually
@@ -50,7 +50,7 @@ def report_about(feed: TaskFeed, number: int) -> ConsumeReport:
 
 
 def consume(feed: TaskFeed, task: ShippedTask) -> ConsumeReport:
-    feed.begin(HandOver(1, feed.got + 1, (task,)))
+    feed.begin(TaskBatch(1, feed.got + 1, (task,)))
     return report_about(feed, task.number)
 
 
@@ -113,7 +113,7 @@ def test_records_that_nobody_can_read_fail_and_the_next_task_is_consumed(receive
     feed = feed_of(received.append)
     task = task_of(b"a", b"b")
     torn = msgspec.structs.replace(task, records=task.records[:-1])
-    feed.begin(HandOver(1, 1, (torn, task_of(b"c", number=2))))
+    feed.begin(TaskBatch(1, 1, (torn, task_of(b"c", number=2))))
     reports: dict[int, ConsumeReport] = {}
 
     def are_both_there() -> bool:
@@ -136,7 +136,7 @@ def test_a_task_that_takes_long_is_reported_in_parts(received, monkeypatch):
         received.append(message.body)
 
     feed = feed_of(handle)
-    feed.begin(HandOver(1, 1, (task_of(b"a", b"b", b"c", number=4),)))
+    feed.begin(TaskBatch(1, 1, (task_of(b"a", b"b", b"c", number=4),)))
     unfinished = ConsumeReport(unfinished=(1, 2), ended=False)
     eventually(lambda: reports_of(feed).get(4) == unfinished, "a report without the first", WAIT_S)
     gate.set()
@@ -148,7 +148,7 @@ def test_a_task_that_takes_long_is_reported_in_parts(received, monkeypatch):
 
 def test_a_hand_over_that_comes_twice_is_consumed_once(received):
     feed = feed_of(received.append)
-    hand_over = HandOver(1, 1, (task_of(b"a"),))
+    hand_over = TaskBatch(1, 1, (task_of(b"a"),))
     feed.begin(hand_over)
     assert report_about(feed, 1).ended
     feed.begin(hand_over)
@@ -164,8 +164,8 @@ def test_a_task_that_is_repeated_during_its_call_is_consumed_once(received):
         assert gate.wait(WAIT_S)
 
     feed = feed_of(handle)
-    feed.begin(HandOver(1, 1, (task_of(b"a"),)))
-    feed.begin(HandOver(1, 2, (task_of(b"a"),)))
+    feed.begin(TaskBatch(1, 1, (task_of(b"a"),)))
+    feed.begin(TaskBatch(1, 2, (task_of(b"a"),)))
     gate.set()
     assert report_about(feed, 1).ended
     assert received == [b"a"]
@@ -179,11 +179,11 @@ def test_a_new_life_of_the_pull_actor_takes_the_old_ones_tasks_away(received):
         assert gate.wait(WAIT_S)
 
     feed = feed_of(handle)
-    feed.begin(HandOver(1, 5, (task_of(b"a", b"b"),)))
+    feed.begin(TaskBatch(1, 5, (task_of(b"a", b"b"),)))
     eventually(lambda: received == [b"a"], "the first call", WAIT_S)
-    feed.begin(HandOver(2, 1, (task_of(b"a", b"b"),)))
+    feed.begin(TaskBatch(2, 1, (task_of(b"a", b"b"),)))
     # a late task batch that was sent to the previous incarnation of the process
-    feed.begin(HandOver(1, 6, (task_of(b"x"),)))
+    feed.begin(TaskBatch(1, 6, (task_of(b"x"),)))
     gate.set()
     assert report_about(feed, 1).ended
     assert feed.take_reports()[0] == 2
@@ -198,7 +198,7 @@ def test_a_task_that_has_ended_does_not_wait_for_one_that_takes_long(received):
         assert message.body != b"slow" or gate.wait(WAIT_S)
 
     feed = feed_of(handle)
-    feed.begin(HandOver(1, 1, (task_of(b"slow", number=1), task_of(b"a", b"b", number=2, queue_id=7))))
+    feed.begin(TaskBatch(1, 1, (task_of(b"slow", number=1), task_of(b"a", b"b", number=2, queue_id=7))))
     assert report_about(feed, 2).ended
     gate.set()
     assert report_about(feed, 1).ended
@@ -222,8 +222,8 @@ class Pull:
             raise ServiceNotAvailableError("it is just starting")
         if not self.tasks:
             time.sleep(0.05)
-            return HandOver(1, got)
-        return HandOver(1, got + 1, (self.tasks.pop(0),))
+            return TaskBatch(1, got)
+        return TaskBatch(1, got + 1, (self.tasks.pop(0),))
 
     def report(self, epoch, reports):
         if self.failures:
