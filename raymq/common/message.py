@@ -271,8 +271,8 @@ class Message(Struct, frozen=True, gc=False):
         _check_text("a tag", tag)
         if tag == "*" or "||" in tag or tag != tag.strip():
             raise MessageIllegalError(
-                f"tag {shown(tag)} cannot be subscribed to: a message has one tag, without '||' or spaces at its ends, "
-                "and not '*', which subscribes to all tags"
+                f"tag {shown(tag)} is not legal, because consumers could not subscribe to it: a message has one tag, "
+                "without '||' or spaces at its ends, and not '*', which subscribes to all tags"
             )
 
     def _check_properties(self) -> None:
@@ -350,7 +350,7 @@ def _time_ms(moment: object) -> int:
 
 def _too_far(ahead_ms: int) -> str:
     days = f"{ahead_ms / 86_400_000:.1f}"
-    return f"{days} days ahead; at most {TIMER_DELAY_MAX_MS // 86_400_000} are allowed"
+    return f"{days} days ahead; at most {TIMER_DELAY_MAX_MS // 86_400_000} days are allowed"
 
 
 class SystemMessage(Message, frozen=True, gc=False):

@@ -173,7 +173,7 @@ def _check(kind: str, name: str, longest: int) -> str:
     if not _LEGAL.fullmatch(name):
         raise IllegalNameError(kind, name, _RULE)
     if len(name) > longest:
-        raise IllegalNameError(kind, name, f"it has {len(name)} characters, at most {longest} are allowed")
+        raise IllegalNameError(kind, name, f"the name has {len(name)} characters; at most {longest} are allowed")
     return name
 
 

@@ -43,7 +43,9 @@ def check_settings(settings: Mapping[str, object]) -> None:
     """Raise InvalidArgumentError if a name is not a setting of a group."""
     known = {field.name for field in fields(GroupConfig)} - {"group"}
     if unknown := sorted(settings.keys() - known):
-        raise InvalidArgumentError(f"a group has no {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+        raise InvalidArgumentError(
+            f"a group has no setting {', '.join(unknown)}; its settings are {', '.join(sorted(known))}"
+        )
 
 
 class GroupAdmin(TopicAdmin, MessageAdmin):

@@ -56,7 +56,7 @@ class Subscription:
         tags = frozenset(tag for part in parts if (tag := part.strip()))
         if not tags:
             raise InvalidArgumentError(
-                f'subscription expression {shown(expression)} names no tag; write "paid || refunded", or "*" for all'
+                f'subscription expression {shown(expression)} contains no tag; write "paid || refunded", or "*" for all'
             )
         return cls(topic, expression, tags, frozenset(java_hash(tag) for tag in tags))
 

@@ -86,7 +86,7 @@ def browse(
 
 @command(cli, quiet=True)
 @topic_argument
-@max_option("Stop after this number of messages. Default: go on until ctrl-C.")
+@max_option("Stop after this number of messages. Default: continue until ctrl-C.")
 @number_option("--timeout", TIME_S, "Stop after this number of seconds without a new message.")
 @number_option("--interval", NumberRange(0.1, 60.0), "Seconds between two reads.", 0.5)
 def tail(

@@ -33,7 +33,7 @@ SECTIONS: Final = {
 @address_option_before
 @namespace_option_before
 def cli() -> None:
-    """A durable message queue inside a Ray cluster.
+    """Run and use raymq, a durable message queue inside a Ray cluster.
 
     \b
     raymq up                                  start it on this machine (or in the running Ray cluster)

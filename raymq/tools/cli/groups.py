@@ -33,13 +33,18 @@ def settings_options(function: Any) -> Any:
             "--broadcast/--no-broadcast",
             "consume_broadcast_enable",
             default=None,
-            help="Allow or forbid consumers in BROADCASTING.",
+            help="Allow or forbid consumers with BROADCASTING.",
         ),
         click.option("--consume/--no-consume", "consume_enable", default=None, help="Allow or forbid all consumption."),
         number_option(
-            "--retry-queues", RETRY_QUEUE_NUMS, "Queues of the retry topic per broker.", name="retry_queue_nums"
+            "--retry-queues",
+            RETRY_QUEUE_NUMS,
+            "Number of queues of the retry topic per broker group.",
+            name="retry_queue_nums",
         ),
-        number_option("--retry-max-times", RETRY_MAX_TIMES, "Retries of a message before it is a dead letter."),
+        number_option(
+            "--retry-max-times", RETRY_MAX_TIMES, "Maximum number of retries before a message becomes a dead letter."
+        ),
     ):
         function = add(function)
     return function

@@ -245,7 +245,7 @@ def query(
     end_ms: int | None,
     as_json: bool,
 ) -> CommandResult:
-    """Show messages by key, by id, or by offset. Exit code 1 if there is none.
+    """Show messages by key, by id, or by offset. Exit code 1 if no message is found.
 
     Example: raymq query orders --key o-17 --from -2h, or raymq query orders --offset broker-a:3:1700
     """
@@ -320,7 +320,7 @@ def receive(
 ) -> CommandResult | None:
     """Receive messages as a simple consumer of GROUP, once: print them, then acknowledge them.
 
-    All members of a group must subscribe alike: what --tags or --sql excludes is acknowledged for the whole group.
+    All members of a group must use the same --tags or --sql: messages that they exclude are acknowledged for the group.
 
     Example: raymq receive renderers frames --max 10 --invisible 30
 

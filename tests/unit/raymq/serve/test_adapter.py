@@ -110,7 +110,7 @@ def test_calls_before_initialize_raise_with_a_remedy():
             getattr(adapter, f"{name}_sync")(*CALLS[name])
     with pytest.raises(ClientStateError, match="initialize"):
         adapter.start_consumer()
-    assert adapter.health_check_sync() == [{"serve-jobs": {"error": "initialize was not called"}}]
+    assert adapter.health_check_sync() == [{"serve-jobs": {"error": "initialize() was not called"}}]
     adapter.stop_consumer()
 
 
@@ -224,7 +224,7 @@ def test_tasks_of_one_sharding_key_go_to_one_queue(adapter, tasks):
         ({"delay_s": -1}, "delay_s must be"),
         ({"delay_s": "5"}, "delay_s must be"),
         ({"delay_s": True}, "delay_s must be"),
-        ({"delay_s": 1, "deliver_at_ms": 1}, "not both"),
+        ({"delay_s": 1, "deliver_at_ms": 1}, "pass only one"),
     ],
 )
 def test_other_options_are_refused(adapter, tasks, options, reason):

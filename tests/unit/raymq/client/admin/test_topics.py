@@ -163,7 +163,7 @@ def test_a_topic_on_chosen_brokers_is_on_no_other(cluster):
             ["c"],
             {},
             InvalidArgumentError,
-            "'c' does not exist; the broker groups are a, b",
+            "'c' does not exist; choose one of the broker groups that run: a, b",
         ),
         ([], {}, InvalidArgumentError, "at least one"),
         (["b"], {"a": 2}, TopicExistsError, "and has queues in broker group a"),

@@ -143,7 +143,7 @@ def test_sequences_grow_in_the_queue_where_messages_wait_whatever_they_are_for(p
         ({"deliver_at_ms": 1_764_000_000}, r"not 1764000000 \(is it in milliseconds\?\)"),
         ({"delay": 30}, r"delay must be a timedelta, such as timedelta\(seconds=30\), not 30"),
         ({"delay": timedelta(seconds=-1)}, "delay must not be negative"),
-        ({"delay": timedelta(days=41)}, r"delay 41 days, 0:00:00 is 41\.0 days ahead; at most 40 are allowed"),
+        ({"delay": timedelta(days=41)}, r"delay 41 days, 0:00:00 is 41\.0 days ahead; at most 40 days are allowed"),
         ({"delay": timedelta.max}, "at most 40"),
         ({"deliver_at": 1_764_000_000}, "deliver_at must be a datetime with a time zone, not 1764000000"),
         ({"deliver_at": datetime(2026, 3, 1)}, r"deliver_at 2026-03-01 00:00:00 has no time zone: .*astimezone"),

@@ -245,7 +245,7 @@ def test_an_argument_that_is_no_table_is_refused(make):
         ("body", None, "row 4000: the message body is null"),
         ("body", b"", "row 4000: a message body must not be empty"),
         ("tags", "a || b", "row 4000: tag 'a || b'"),
-        ("tags", "*", r"row 4000: tag '\*' cannot be subscribed to"),
+        ("tags", "*", r"row 4000: tag '\*' is not legal"),
         ("keys", "two words", "row 4000: key 'two words' contains a space"),
         ("properties", [("TAGS", "x")], "row 4000: property 'TAGS' is reserved"),
         ("properties", [("a", "x"), ("a", "y")], "row 4000: a property name occurs twice"),

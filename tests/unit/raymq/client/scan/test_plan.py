@@ -166,7 +166,10 @@ def test_timestamps_per_queue(form: Any) -> None:
             {"starting_timestamp": 1_764_000_000},
             r"starting_timestamp .* not 1764000000 \(is it in milliseconds",
         ),
-        ({"ending_offsets_by_timestamp": times(T0_MS, 9, T0_MS)}, r"_timestamp of broker-a:1 must be .*milliseconds\?"),
+        (
+            {"ending_offsets_by_timestamp": times(T0_MS, 9, T0_MS)},
+            r"_timestamp of queue broker-a:1 must be .*milliseconds\?",
+        ),
         ({"ending_timestamp": True}, "ending_timestamp must be milliseconds"),
         (
             {"starting_offsets_by_timestamp": times(T0_MS, "x")},

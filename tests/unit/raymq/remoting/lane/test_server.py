@@ -386,7 +386,7 @@ def test_a_server_without_users_accepts_every_client_with_its_secret(server, con
 
 
 def test_a_name_that_a_handshake_cannot_carry_is_refused_by_the_client(server, connect):
-    with acting_as(Identity("x" * 128, b"k")), pytest.raises(LaneRefusedError, match="128 bytes is longer"):
+    with acting_as(Identity("x" * 128, b"k")), pytest.raises(LaneRefusedError, match="has 128 bytes; at most"):
         connect()
 
 

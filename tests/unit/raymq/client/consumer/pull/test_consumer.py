@@ -262,7 +262,7 @@ def test_a_damaged_message_is_handed_over_in_its_place(consume, store, monkeypat
     found: list[MessageExt] = []
     while len(found) < 7:
         found += consumer.poll(timeout_s=WAIT_S)
-    with pytest.raises(BodyUnreadableError, match=r"offset 5 of orders@a:0 "):
+    with pytest.raises(BodyUnreadableError, match=r"offset 5 of queue orders@a:0 "):
         _ = found[5].body
     assert [message.body for message in found if message.body_error is None] == [
         b"0",
@@ -658,11 +658,11 @@ def test_assign_and_subscribe_exclude_each_other(consume):
 
 def test_only_queues_that_there_are_can_be_assigned(consume):
     consumer = consume(expression=None)
-    with pytest.raises(InvalidArgumentError, match="has no queue orders@a:7"):
+    with pytest.raises(InvalidArgumentError, match="orders@a:7 does not exist"):
         consumer.assign([MessageQueue("orders", "a", 7)])
     with pytest.raises(InvalidArgumentError, match=r"expected a raymq\.MessageQueue"):
         consumer.assign(["orders"])
-    with pytest.raises(InvalidArgumentError, match="names no tag"):
+    with pytest.raises(InvalidArgumentError, match="contains no tag"):
         consumer.assign([Q0], "||")
     with pytest.raises(ClientStateError, match="no subscription"):
         consumer.poll()
@@ -833,7 +833,7 @@ def test_bad_arguments_are_refused(consume):
         consumer.poll()
     with pytest.raises(IllegalNameError):
         consumer.subscribe("a.b")
-    with pytest.raises(InvalidArgumentError, match="names no tag"):
+    with pytest.raises(InvalidArgumentError, match="contains no tag"):
         consumer.subscribe("orders", "||")
     consumer.subscribe("orders")
     for arguments in (
@@ -893,7 +893,7 @@ def test_a_consumer_that_acknowledges_each_message_has_no_other_way(consume):
     poll(consumer, 1)
     with pytest.raises(ClientStateError, match="call acknowledge"):
         consumer.commit({Q0: 1})
-    with pytest.raises(ClientStateError, match=r"use poll\(\)"):
+    with pytest.raises(ClientStateError, match=r"call poll\(\)"):
         consumer.poll_table()
     with pytest.raises(ClientStateError, match="with acknowledge_each=True"):
         consume().acknowledge([])
