@@ -111,8 +111,8 @@ class Rebalance:
         }
 
     def close(self) -> None:
-        """Stop answering heartbeats. Slots whose groups have no members are released, so that the next holder need not
-        wait."""
+        """Stop answering heartbeats. Slots (shares of all groups) whose groups have no members are released, so that
+        the next holder need not wait."""
         self._closed.set()
         self._metrics.close()
         self._new_topics.set()

@@ -75,8 +75,9 @@ def choose_nodes(
 ) -> dict[StorageName, Node]:
     """Return the node of each replica. Raises ConfigError if the nodes do not satisfy the placement rules.
 
-    `spread` False drops rules 2 and 3, so that several replicas may be on one machine. `known`: the node id of each
-    running replica. If several nodes have the replica's directory, this node is chosen.
+    `spread` False drops the rules that replicas of a group are on different nodes and in different zones, so that
+    several replicas may be on one machine. `known`: the node id of each running replica. If several nodes have the
+    replica's directory, this node is chosen.
     """
     if not nodes:
         raise ConfigError("the Ray cluster has no live node, so no server can be placed")

@@ -123,7 +123,7 @@ class RaymqHandler(logging.Handler):
     def close(self) -> None:
         """Stop accepting log records, send the waiting records, and stop the handler's thread, within about
         `flush_timeout_s`. Idempotent."""
-        if os.getpid() != self._pid:  # in a forked copy of the handler: the parent process has the records
+        if os.getpid() != self._pid:  # this is a forked copy of the handler: only the parent process sends the records
             return
         with self._changed:
             closed, self._closing = self._closing, True

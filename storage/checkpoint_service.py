@@ -125,7 +125,7 @@ class CheckpointService:
             producers = parts.dedup.rows() if last >= 0 and self._snapshot_is_due(end) else None
             transactions = parts.halves.rows() if producers is not None else {}
             thorough = thorough or producers is not None
-            # Skip a queue with fewer dirty pages than this; the next thorough flush writes them.
+            # Skip a queue with fewer than `least_pages` dirty pages; the next thorough flush writes these pages.
             least_pages = 0 if thorough else self._settings.flush_consume_queue_least_pages
             dirty: set[Path] = set().union(*(queue.take_dirty(least_pages) for queue in parts.queues))
             dispatched_ms = self._appender.last_store_timestamp_ms if not least_pages else 0
@@ -161,7 +161,7 @@ class CheckpointService:
 
     @contextmanager
     def _want_of_room(self) -> Iterator[None]:
-        """Context for writing small files: raise NoRoomError if the disk is full."""
+        """Context manager for writing small files. Raises NoRoomError if the disk is full."""
         try:
             yield
         except OSError as error:

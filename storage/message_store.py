@@ -123,7 +123,7 @@ class MessageStore:
         # If a master cannot read its log, close its write gate, so that it does not remain master.
         parts.reader.maps.on_failure = gate.fail
         hooks = self._open_paths(broker_name, host, clock_ms)
-        # None in a store without an index (message_index_enable is off).
+        # The key index; None in a store without an index (message_index_enable is off).
         self._index = self._open_index(checkpoint.index_msg_timestamp) if settings.message_index_enable else None
         self._start_services(checkpoint, clock_ms, replicated=on_stored is not None)
         reports = StoreReports(

@@ -26,19 +26,20 @@ class RunningFlag(IntFlag):
 AGAINST_APPENDS = RunningFlag(127) & ~RunningFlag.NOT_READABLE
 """The running flags that forbid appends of messages to the store."""
 AGAINST_STATE = AGAINST_APPENDS & ~RunningFlag.DISK_FULL & ~RunningFlag.INDEX_ERROR
-"""The running flags that forbid records of a broker's state, and the deletion of a topic.
+"""The running flags that forbid appending records of a broker's state, and deleting a topic.
 
 A disk that is too full for messages, or for the index, still has space for offsets, members and leases, so that
 consumers can continue.
 """
 AGAINST_REPLICATION = AGAINST_STATE & ~RunningFlag.FENCED | RunningFlag.DISK_CRITICAL | RunningFlag.INDEX_ERROR
-"""The flags that forbid a master's chunks of messages. A fenced store accepts only chunks.
+"""The running flags that forbid appending a master's log chunks that contain messages. A fenced store accepts only a
+master's log chunks.
 
 A replica's disk may be fuller than its master's disk. So half of the space that is left on a full disk is reserved for
 chunks.
 """
 AGAINST_REPLICATED_STATE = AGAINST_REPLICATION & ~RunningFlag.DISK_CRITICAL & ~RunningFlag.INDEX_ERROR
-"""The running flags that forbid a master's chunks that contain only records of a broker's state."""
+"""The running flags that forbid appending a master's log chunks that contain only records of a broker's state."""
 
 
 class RunningFlags:

@@ -91,7 +91,7 @@ logger = logging.getLogger(__name__)
 
 
 class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, QuestionMethods):
-    """The actor that serves one broker group's state and its client registry.
+    """The actor that serves the state and the client registry of one broker group.
 
     Its threads find the group's master, read the state from the master, keep the broker registered, and run the
     housekeeping.
@@ -270,7 +270,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         )
         return name
 
-    # Messages that pass through the broker (two hops)
+    # Methods for messages that pass through the broker (two network hops)
 
     def send(
         self,
@@ -393,7 +393,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         self._log.ready().require_topic(topic)
         return self._monitor.topic_stats(topic)
 
-    # Description, status and shutdown
+    # Methods for the broker's description, its status and its shutdown
 
     def describe(self) -> BrokerDescription:
         """Return the description of this broker, with the address of its lane (direct socket connection)."""

@@ -206,7 +206,7 @@ class DirectAppends:
         """Close the lane (direct socket connection), and pass the batch in flight to its `done` callback."""
         lane, self._lane, self._storage = self._lane, None, None
         if lane is not None:
-            with suppress(OSError):  # a failed socket is already closed and no longer registered with epoll
+            with suppress(OSError):  # ignore the error: a failed socket is closed and no longer registered with epoll
                 self._loop.forget(self._descriptor)
             lane.close()
         if self._sent is not None:

@@ -19,7 +19,7 @@ from raymq.common.protocol.stats import BrokerReadings, GroupReading, GroupTotal
 from raymq.common.protocol.store import QueueBounds, QueuePosition, StoreStatistics
 
 PAIRS_MAX: Final = 4000
-"""Maximum number of (group, topic) pairs in the result."""
+"""Maximum number of (group, topic) pairs in one result of `take_readings`."""
 QUEUES_PER_CALL: Final = 4000
 OLDEST_MAX: Final = 128
 _PAIR = tuple[str, str]

@@ -122,7 +122,7 @@ class Registrar:
         """Send a heartbeat to all NameServers, and register at those NameServers that do not have the broker's current
         version. At intervals, register at all NameServers."""
         description = self._describe()
-        # the broker's data version does not change if its nodes change
+        # Register the broker again if its nodes have changed: in this case its data version stays the same.
         moved = self._told is None or description.nodes != self._told.nodes
         if moved or time.monotonic() >= self._register_at_s:
             self.register()

@@ -53,7 +53,7 @@ CHANGE_TIMEOUT_S: Final = READY_WAIT_S + 3 * (STORE_TIMEOUT_S + CONFIRM_WAIT_S)
 """Time limit, in seconds, for a change of the broker's state: the wait for the running write, the marker record, and
 the change's own write."""
 CHANGES_MAX: Final = 10_000
-"""Maximum number of changes that wait for the writer."""
+"""Maximum number of changes of the broker's state that wait until they are written to the state log."""
 WRITE_MAX_RECORDS: Final = 2000
 WRITE_MAX_BYTES: Final = 1 << 20
 """Maximum size, in bytes, of the records in one write. A single larger change is written alone."""
@@ -119,11 +119,12 @@ class StateLog(StoredState):
     ) -> None:
         super().__init__(broker_name, storage, copies)
         self._append = append
-        # True at the start: the previous broker may have left a change whose outcome is unknown
+        # True if the log may have a change whose outcome is unknown. True at the start, because the previous broker may
+        # have left such a change.
         self._outcome_unknown = True
         self._writing = False
         self._alone = 0
-        """The number of next changes that are written one by one, because writing them together has failed."""
+        """How many of the next changes are written one by one, because writing them together has failed."""
         self._waiting: deque[_Pending] = deque()
         self._handed_over: _Write | None = None
         """The running write, if the lane's thread has passed it to the writer thread; else None."""
@@ -216,8 +217,8 @@ class StateLog(StoredState):
     # Methods that run in the thread of the lane (direct socket connection)
 
     def write_by(self, direct: DirectAppends) -> None:
-        """Usually let the thread of `direct` itself write the changes that it submits, instead of the writer
-        thread."""
+        """Let the lane's thread of `direct` write the changes that it submits itself. Only writes that may block are
+        passed to the writer thread."""
         self._direct = direct
 
     def _may_write_directly(self) -> bool:
@@ -244,7 +245,8 @@ class StateLog(StoredState):
         except Exception as error:  # catch every error: the callers wait for an answer
             self._give_up(write, error)
         if self._begins_next():
-            # in a later call, because other clients of the lane (direct socket connection) also wait for this thread
+            # Begin the next write in a later call of the event loop, because other clients of the lane (direct socket
+            # connection) also wait for this thread.
             direct.call_soon(self._write_directly)
 
     def _send(self, direct: DirectAppends, write: _Write) -> bool:
@@ -365,7 +367,7 @@ class StateLog(StoredState):
                 if write.sent is None:
                     self._open_topics(write.changes)
                 if self._store(write):
-                    # open the topics again: another broker may have deleted some of them since the first time
+                    # open the topics again: another broker may have deleted some of them after they were first opened
                     self._open_topics(write.changes)
                     for pending in write.decided:
                         pending.changed_topics = True
@@ -388,7 +390,7 @@ class StateLog(StoredState):
                 self._waiting.extendleft(reversed(failed))
                 self._alone = len(failed)
                 return
-            if retryable or not failed:  # the cause is the store or the marker record, so all changes fail
+            if retryable or not failed:  # no single change is the cause, so all changes fail
                 left = write.left if write.changes else len(self._waiting)
                 failed = failed + [self._waiting.popleft() for _ in range(left)]
         for pending in failed:
@@ -421,8 +423,8 @@ class StateLog(StoredState):
         write.left = len(self._waiting)
 
     def _decide_one(self, pending: _Pending, now_ms: int) -> list[Change]:
-        """Return the changes that one caller requests, and apply them to the state ahead (`_ahead`). Returns an empty
-        list if the request is rejected."""
+        """Return the changes that one caller requests, and apply them to `_ahead`: the state with all changes that are
+        being stored. Returns an empty list if the request is rejected."""
         before = self._ahead.topics_version
         try:
             decided = pending.decide(self._ahead)

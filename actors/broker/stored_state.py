@@ -169,7 +169,7 @@ class StoredState:
         while True:
             self.ready()
             with self._lock:
-                if self._ready.is_set():  # if the event `_ready` is not set, another replica has become the master
+                if self._ready.is_set():  # otherwise another replica has become the master: wait for its state
                     return reader(self._state)
 
     def peek(self, reader: Callable[[BrokerState], T]) -> T | None:
@@ -187,7 +187,8 @@ class StoredState:
         """Apply a durable change to the state. The caller holds the lock."""
         self._state.apply(change, now_ms)
         if change["kind"] == "topic_delete":
-            # the store deletes the topic in a later call, and then rejects its messages
+            # Record that the store may reject messages for the deleted topic: the store deletes the topic in a later
+            # call.
             self._closed_topics.add(change["topic"])
 
     def _read_up_to(self, next_offset: int) -> None:
@@ -242,7 +243,7 @@ class StoredState:
             try:
                 self._storage.control("open_topics", topics, timeout_s=min(left_s, CALL_TIMEOUT_S))
             except NotMasterError as error:
-                return error  # not retried: `move` may wait for the running write to finish
+                return error  # do not retry: `move` may wait for the running write to finish
             return None
 
         replaced = persist_until(time.monotonic() + STORE_TIMEOUT_S, call)
@@ -252,16 +253,15 @@ class StoredState:
     def snapshot(self) -> None:
         """Write the snapshot, unless all stores have it twice (the file and its .bak copy).
 
-        Retention keeps the records from the position of the last snapshot but one, and the whole log from there on.
-        Raises RaymqError if the snapshot cannot be written to the master's store; in that case the log still has every
-        record.
+        Retention keeps the whole log from the position of the second-newest snapshot on. Raises RaymqError if the
+        snapshot cannot be written to the master's store; in that case the log still has every record.
         """
         with self._lock:
             position, storage, copies = self._position, self._storage, self._copies
             left = SNAPSHOTS_OF_A_CHANGE if position != self._snapshot_position else self._snapshots_left
             if not left or not self._ready.is_set():
-                # the state of a new master is not loaded yet, so the state in memory does not match the new master's
-                # log
+                # Write no snapshot: all stores have it, or the state of a new master is not loaded yet. In the second
+                # case the state in memory does not match the new master's log.
                 return
             state = self._state.copy()
         files = dump_snapshot(state, position)

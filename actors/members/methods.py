@@ -57,7 +57,8 @@ class QuestionMethods:
             if not taken:
                 self._held[client_id] = lane
         if before is not None:
-            # the client has polled again, so the connection of its earlier poll has broken
+            # Answer the client's earlier poll without queries. The client has polled again, so the connection of the
+            # earlier poll has broken.
             before.answer(encode_result([]))
         if taken:
             lane.answer(encode_result(taken))

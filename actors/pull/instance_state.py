@@ -26,7 +26,7 @@ class InstanceState:
         """The instance's name, which is also its member name in the group."""
         self.settings = settings
         self.lock = threading.Lock()
-        """Guards the attributes `core` and `stats`."""
+        """Lock that guards the attributes `core` and `stats`."""
         self.core = ProcessQueues(settings)
         self.stats = ConsumeStats()
         self.stopping = threading.Event()

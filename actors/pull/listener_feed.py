@@ -93,7 +93,7 @@ class FeedThread:
         """`host`: the IP address of this node, for Listeners on other nodes."""
         self._host = host
         self._lock = threading.Lock()
-        """Guards the attributes `_feeds` and `_woken`."""
+        """Lock that guards the attributes `_feeds` and `_woken`."""
         self._feeds: dict[str, ListenerFeed] = {}
         self._woken: set[ListenerFeed] = set()
         self._timer: Timer | None = None
@@ -416,8 +416,8 @@ class ListenerFeed:
             )
 
     def silent_s(self) -> float:
-        """Return the age, in seconds, of the oldest among the last reports about each task in flight; 0 if no task is
-        in flight.
+        """Return for how many seconds the Listener has sent no report about a task in flight. If several tasks are in
+        flight, return the longest of these times; 0 if there is no task in flight.
 
         The Listener's process reports every half second unless it hangs.
         """
@@ -553,7 +553,7 @@ class ListenerFeed:
         self._instance.on_committable()
         self._instance.on_fetchable()
 
-    # State of the Listener's process
+    # Methods that track the state of the Listener's process
 
     def _looked(self, life: str, future: Future[str]) -> None:
         """Handle the answer of a silent Listener that the feed has called to check whether it still exists. Runs in one

@@ -33,9 +33,10 @@ from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 
 DEFAULT_DIRECTORY: Final = "~/.raymq/offsets"
 BROADCAST_CHECK_TIMEOUT_S: Final = 1.0
-"""Timeout, in seconds, of the query to a broker whether the group may still read its topics."""
+"""Timeout, in seconds, of a query that asks a broker whether the group may still read its topics."""
 BROADCAST_CHECK_PAUSE_S: Final = 10.0
-"""Pause, in seconds, before the next query to a broker that did not answer whether the group may still read."""
+"""Pause, in seconds, before the next query after a broker did not answer whether the group may still read its
+topics."""
 
 logger = logging.getLogger(__name__)
 
@@ -117,8 +118,8 @@ class LocalFileOffsetStore:
     """
 
     may_be_reset = True
-    """True, although local offsets are never reset: the periodic query for resets also shows whether the group may
-    still read."""
+    """True, although local offsets are never reset. The instance then makes the periodic query for resets, which also
+    shows whether the group may still read its topics."""
 
     def __init__(
         self,
@@ -136,8 +137,8 @@ class LocalFileOffsetStore:
         self._known: dict[MessageQueue, int] | None = None
         self._topics = sorted(settings.topics)
         self._check_at_s: dict[str, float] = {}
-        """For each broker: the time of the next query whether the group may still read. Like `_verdicts`, used only by
-        the broker's thread."""
+        """For each broker: the time of the next query that asks whether the group may still read its topics. Like
+        `_verdicts`, used only by the broker's thread."""
         self._verdicts: dict[str, Mapping[str, str]] = {}
         """For each broker: the topics that the group may not read, each with the reason, from the broker's last
         answer."""

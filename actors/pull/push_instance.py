@@ -161,7 +161,8 @@ class PushInstance:
         return replace(info, listener_pid=pid, stacks=threads)
 
     def consume_directly(self, client_id: str, record: bytes, broker_name: str) -> DirectConsumption:
-        """Call the listener with one message, for an administrator. The message is neither committed nor sent back.
+        """Call the listener with one message that an administrator has chosen. The message is neither committed nor
+        sent back.
 
         Raises RequestTimeoutError if the listener does not return within DIRECT_TIMEOUT_S. The listener continues to
         process the message.

@@ -25,7 +25,8 @@ from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, ConsumerFigur
 
 STACKS_TIMEOUT_S: Final = 3.0
 DIRECT_TIMEOUT_S: Final = 25.0
-"""Maximum time, in seconds, that an administrator's direct call of the listener with a message takes."""
+"""Maximum time, in seconds, that the listener may take for a message that an administrator passes to it
+directly."""
 
 
 def running_info(
@@ -47,7 +48,7 @@ def running_info(
     )
 
 
-# Any: the result of the method
+# The return type is Any, because each method of a Listener returns another type.
 def call_listener(listener: HandleRef | None, method: str, *args: Any, timeout_s: float) -> Any:
     """Call a method of an instance's Listener actor.
 

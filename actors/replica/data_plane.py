@@ -60,8 +60,8 @@ READ_THREADS: Final = 4
 LANE_FETCH_MAX_BYTES: Final = 16 << 20
 """Maximum size, in bytes, of the records in one answer to a fetch, whatever limit the client requests."""
 UNSENT_MAX_BYTES: Final = 128 << 20
-"""No further fetch is executed while clients have not yet read this many bytes of answers. Bounds the memory for
-answers."""
+"""Maximum number of bytes of answers that clients have not read yet. At this limit no further fetch is executed, so
+that the memory for answers is bounded."""
 WAIT_MAX_S: Final = 30.0
 """Maximum time, in seconds, that a WAIT or FETCH request waits for messages."""
 BUSY_RETRY_S: Final = 0.2
@@ -274,7 +274,7 @@ class WatchedQueues:
             return
         if time.monotonic() >= self._deadline_s:
             self._look(last=True)
-        else:  # the timer has fired before the deadline of the current WAIT request
+        else:  # set a new timer: this timer has fired before the deadline of the current WAIT request
             self._set_timer()
 
     def _set_timer(self) -> None:
@@ -402,7 +402,7 @@ class DataPlane:
         self._under_way = 0
         """The number of started appends that are not answered yet."""
         self._is_settling = False
-        """True if a call of `_settle` is scheduled."""
+        """True if a check of the started appends (`_settle`) is scheduled."""
         self._deadline: Timer | None = None
         self._pool = RequestPool(f"lane-read-{label}", READ_THREADS, request_kinds(queues))
         self.reads = self._pool.queues["pull"]
@@ -469,7 +469,7 @@ class DataPlane:
 
         return {kind: partial(ask_first, kind, handler) for kind, handler in handlers.items()}
 
-    # Handlers of appends
+    # Handlers of the frames that append records
 
     def _open_handle(self, request: LaneRequest) -> None:
         request.context.handles.open(request.payload)
@@ -568,7 +568,7 @@ class DataPlane:
         self._deadline = None
         self._settle()
 
-    # Handlers of reads
+    # Handlers of the frames that read records
 
     def _wait(self, request: LaneRequest) -> None:
         named, offsets, wait_s, reads = decode_wait(request.payload, request.count)

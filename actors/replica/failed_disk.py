@@ -50,7 +50,7 @@ restarts the actor."""
 
 FATAL_FILE: Final = "fatal"
 QUIET_S: Final = 600.0
-"""Time, in seconds, that a store must be open before the bus errors of earlier processes no longer count."""
+"""After a store has been open for this many seconds, the bus errors of earlier processes no longer count."""
 FATAL_MAX_BYTES: Final = 64 << 10
 _BUS_ERROR: Final = b"Fatal Python error: Bus error"
 

@@ -220,7 +220,8 @@ class FollowerSide(GroupReplica):
                 self._shared_holes |= {end}
 
     def _show_chunk(self, chunk: LogChunk) -> None:
-        """Make the messages visible to consumers that the master has confirmed, according to the chunk."""
+        """Let consumers see the messages that are confirmed according to the chunk: the chunk contains the master's
+        confirm offset."""
         with self._changed:
             self._last_chunk_s = self._clock_s()
             if chunk.confirm_offset >= self._shown_from:

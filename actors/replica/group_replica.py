@@ -192,8 +192,7 @@ class GroupReplica(SoleReplica):
             self._note_log()
 
     def _show_confirmed(self) -> None:
-        """Make the messages visible to consumers that have enough copies, and wake the appends that wait for
-        copies."""
+        """Let consumers see the messages that enough replicas have, and wake the appends that wait for copies."""
         if self._sync is None:
             return
         if self._may_acknowledge:
@@ -254,7 +253,8 @@ class GroupReplica(SoleReplica):
             yield
         except OSError as error:
             if isinstance(error, RaymqError):
-                # not a disk failure: RequestTimeoutError is a RaymqError, but also an OSError (through TimeoutError)
+                # Raise this error unchanged, because the disk has not failed: RequestTimeoutError is a RaymqError, but
+                # also an OSError (through TimeoutError).
                 raise
             self._refuse_without_room(error)
             self._store.gate.fail(error)

@@ -98,8 +98,8 @@ class LogCarrier:
                     return
         except (EOFError, OSError) as error:
             if isinstance(error, RaymqError):
-                # not a broken connection: RequestTimeoutError is a RaymqError, but also an OSError (through
-                # TimeoutError)
+                # Raise this error unchanged, because no connection has broken: RequestTimeoutError is a RaymqError, but
+                # also an OSError (through TimeoutError).
                 raise
             raise ServiceNotAvailableError(
                 f"a connection (lane) of the replicator of replica {self._replica} broke: {error!r}"

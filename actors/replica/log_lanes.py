@@ -87,7 +87,7 @@ class LogLanes:
         """The APPEND_LOG frames that wait until their chunks are on disk, in order."""
         self._deadline: Timer | None = None
         self._is_looking = False
-        """True if a call of `_look` is scheduled."""
+        """True if a check of the waiting frames (`_look`) is scheduled."""
         self.handlers: Mapping[int, Handler] = {
             FrameKind.READ_LOG: self._read_log,
             FrameKind.ACK_LOG: self._ack_log,

@@ -115,7 +115,7 @@ class Storage:
         self._lock = threading.Lock()
         self._lanes: DataPlane | None = None
         self._replica: SoleReplica | None = None
-        """The replica, after its store was opened; None before."""
+        """The replica whose store is open; None before the store was opened."""
         self._append_limit = AppendLimit(settings.send_queue_capacity)
         self._failed_disk = FailedDisk(str(name))
         self._bus_errors = BusErrors(self._settings.store_path_root_dir)
@@ -232,8 +232,8 @@ class Storage:
             return self._make_replica(options)
         except OSError as error:
             if isinstance(error, RaymqError):
-                # keep raymq's own errors: RequestTimeoutError is a RaymqError, but also an OSError (through
-                # TimeoutError)
+                # Raise this error unchanged: RequestTimeoutError is a RaymqError, but also an OSError (through
+                # TimeoutError).
                 raise
             raise StoreError(
                 f"storage actor {self._name} cannot open its store: {error}; check the disk of "

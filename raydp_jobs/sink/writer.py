@@ -85,9 +85,10 @@ def write_topic(
     fixed order). `check_first` reads `df` twice, the first time to check its rows; otherwise an illegal row ends the
     write in the middle. `settings` are as in ProducerSettings: `send_timeout_s`, `max_buffered_bytes`, `compression` ….
 
-    Before any job, raises InvalidArgumentError for columns and options, TopicNotExistError, NoPermissionError. Later
-    raises MessageIllegalError for a row (too large, empty body …), and ServiceNotAvailableError if a broker did not
-    answer while Spark repeated each task several times. After such a later error a part of the rows is stored.
+    Before any job, raises InvalidArgumentError for illegal columns or options, TopicNotExistError if the topic does not
+    exist, and NoPermissionError if it is not writable. Later raises MessageIllegalError for an illegal row (too large,
+    empty body …), and ServiceNotAvailableError if a broker did not answer while Spark repeated each task several times.
+    After such a later error a part of the rows is stored.
     """
     if df.isStreaming:
         raise InvalidArgumentError(

@@ -40,8 +40,8 @@ def node_hosts() -> Mapping[str, str]:
 
 
 def numbered_partitions(spark: SparkSession, hosts: Sequence[Sequence[str]]) -> DataFrame:
-    """Return a DataFrame with one partition for each list of `hosts`, preferably on one of these hosts. Each partition
-    has one row: the partition's number."""
+    """Return a DataFrame with one partition for each list in `hosts`. Spark prefers to run the partition's task on one
+    of the hosts in its list. Each partition has one row: the partition's number."""
     return placed_rows(spark, spark._jsparkSession.parseDataType(_SCHEMA), list(enumerate(hosts)))
 
 

@@ -28,7 +28,8 @@ from raymq.common.message import MessageQueue
 from raymq.common.protocol.store import QueueBounds
 
 TASK_MIN_MESSAGES = 2_000
-"""Minimum number of messages for which a batch gets another Spark task."""
+"""Number of messages that justify one Spark task. The number of tasks of a batch is at most its number of messages
+divided by this constant, rounded up, unless `min_partitions` is larger."""
 
 
 @dataclass(frozen=True, slots=True)

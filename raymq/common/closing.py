@@ -138,8 +138,8 @@ def close_in_child(connection: ClosableConnection) -> None:
 
 
 def in_forked_child(reset: F) -> F:
-    """Register `reset` to be called in each forked child, after the child's copies of client objects refuse calls.
-    `reset` initialises shared state again."""
+    """Register `reset`, a function that initialises shared state again. It is called in each forked child, after the
+    child's copies of client objects were disabled."""
     os.register_at_fork(after_in_child=reset)
     return reset
 

@@ -419,7 +419,7 @@ class RecallError(RaymqError):
 
 
 class CreateReplyMessageError(RaymqError):
-    """A message is not a request, so no reply can be made: it was not sent with `request`."""
+    """A message is not a request (it was not sent with `request`), so no reply to the message can be made."""
 
     code = 10007
 

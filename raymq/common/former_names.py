@@ -73,7 +73,8 @@ class _Finder:
         """Return None: importlib then creates an empty module, which `exec_module` replaces."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Replace the empty module in `sys.modules` by the module that has the present name."""
+        """Replace the empty module, which `sys.modules` holds under a former name, by the module that has the present
+        name."""
         sys.modules[module.__name__] = import_module(_present(module.__name__))
 
     def get_code(self, name: str) -> CodeType | None:

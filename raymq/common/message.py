@@ -565,8 +565,8 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
         raise FrozenInstanceError(f"cannot delete field {name!r}")
 
     def _in_queue(self, topic: str, queue_id: int) -> MessageExt:
-        """Return this message with another topic and queue id. They are the topic and queue to which the message was
-        sent."""
+        """Return this message with `topic` and `queue_id` as its topic and queue, because the message was sent to this
+        queue."""
         return self._replaced(topic=topic, queue_id=queue_id)
 
     def _replaced(self, **changes: Any) -> MessageExt:

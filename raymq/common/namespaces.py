@@ -181,7 +181,7 @@ class Namespace:
     def queue(self, queue: MessageQueue) -> MessageQueue:
         """Return a queue with the stored name of its topic, which contains the namespace."""
         if not self.name or not isinstance(queue, MessageQueue):
-            return queue  # return a value that is not a queue unchanged: the caller refuses it
+            return queue  # `queue` is not a MessageQueue: return it unchanged, so that the caller refuses it
         return MessageQueue(wrap(self.name, queue.topic), queue.broker_name, queue.queue_id)
 
     def shown_queue(self, queue: MessageQueue) -> MessageQueue:

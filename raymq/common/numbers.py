@@ -161,7 +161,8 @@ def check_fields(settings: object, ranges: Mapping[str, NumberRange]) -> None:
         object.__setattr__(settings, name, number_in(name, getattr(settings, name), bounds))
 
 
-def number_in(name: str, value: object, bounds: NumberRange) -> Any:  # returns an int, or a float for a real range
+# Any: the result is an int, or a float if `bounds` is a range of real numbers
+def number_in(name: str, value: object, bounds: NumberRange) -> Any:
     """Return the value of the argument `name` as a number within `bounds`. The result is a real number if the lower
     bound is a float, else an integer. Raises InvalidArgumentError if `value` is not such a number."""
     return (_real if isinstance(bounds.low, float) else _whole)(name, value, bounds)

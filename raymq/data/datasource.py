@@ -128,7 +128,8 @@ class RangesDatasource(Datasource):
         block_bytes = context.target_max_block_size or _BLOCK_BYTES
         options = replace(self._options, columns=self._columns)
         parts = divide(self._pieces, parallelism)
-        if options.rows_per_block is not None:  # limit the whole task: Ray combines the task's small blocks
+        # limit the rows of the whole task, because Ray combines the task's small blocks
+        if options.rows_per_block is not None:
             parts = at_most(parts, options.rows_per_block)
         parts = parts or [[]]  # A read without messages has one task, which returns the columns without rows.
         whose = self._user, self._namespace, self._creations

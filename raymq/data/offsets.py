@@ -206,7 +206,7 @@ def _lay(piece: SizedRange, before_bytes: int, total_bytes: int, parts: list[lis
     first = whole.start_offset
     index = before_bytes * len(parts) // total_bytes
     while first < whole.end_offset:
-        # `edge_bytes`: the end of the part of the read, in bytes from the beginning of the piece.
+        # `edge_bytes`: the end of the current part of the read, in bytes from the beginning of the piece.
         edge_bytes = -(-(index + 1) * total_bytes // len(parts)) - before_bytes
         last = min(whole.end_offset, whole.start_offset + -(-whole.size * edge_bytes // piece.size_bytes))
         if last > first:

@@ -229,8 +229,8 @@ class LanePool(Generic[D, L]):
         lane.close()
 
     def _raise_lost(self, what: str, error: Exception) -> NoReturn:
-        """Raise the error of a call whose lane failed with `error`. All lanes are dropped, unless the actor's server
-        sent `error`."""
+        """Raise the error of a call whose lane failed with `error`. If the actor's server sent `error`, the other lanes
+        stay in use; otherwise all lanes are dropped."""
         if isinstance(error, RaymqError):
             raise error  # RequestTimeoutError also reaches this line, because TimeoutError is a subclass of OSError.
         self.drop()

@@ -75,7 +75,8 @@ class QuestionListener:
                 self._turn += 1
                 self._stop.wait(backoff.next())
                 continue
-            # A bug in the polling code. The thread must survive it, because otherwise no query would reach the client.
+            # The polling code has a bug. The thread must survive the error, because otherwise no query would reach the
+            # client.
             except Exception:
                 logger.exception("cannot receive administrators' queries, retrying")
                 self._stop.wait(QUESTION_PAUSE_MAX_S)

@@ -291,7 +291,7 @@ def _complete_routes(topics: list[str], server: ActorRef, timeout_s: float) -> d
 
 
 def _merged(known: TopicRoute, newer: TopicRoute) -> TopicRoute:
-    """Return the newer of two routes of a topic, with the brokers added that only the known route has.
+    """Return the newer of two routes of a topic. Brokers that only the known route has are added to it.
 
     The layout of all the topic's queues is stored at each of its brokers. So the newer route's layout is used if it has
     one.

@@ -229,8 +229,9 @@ class StorageClient:
     ) -> list[FetchResult]:
         """Request only the ends of the queues from the store, and read the records in this process.
 
-        `read` is called with the request, moved to its first matching message, the store's answer to it, and the
-        remaining bytes. It returns the result of the request and the result's size in bytes.
+        `read` gets three arguments: the request, whose offset is moved to its first matching message; the store's
+        answer to the request; the number of bytes that may still be read. It returns the result of the request and the
+        result's size in bytes.
         """
         if max_bytes < 0:  # The store refuses a negative `max_bytes`.
             return self._fetch(requests, max_bytes, wait_s, timeout_s)
@@ -389,12 +390,12 @@ class StorageClient:
     def control(self, method: str, *args: Any, timeout_s: float) -> Any:
         """Call an actor method, for requests that are too rare to need a lane (direct socket connection).
 
-        Raises like ActorRef.call.
+        Raises the errors of ActorRef.call.
         """
         return self._actor.call(method, *args, timeout_s=timeout_s)
 
     def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> StorageDescription:
-        """Return the actor's description. Raises like LanePool.describe."""
+        """Return the actor's description. Raises the errors of LanePool.describe."""
         return self._lanes.describe(timeout_s)
 
     def reader(self) -> LogReader | None:

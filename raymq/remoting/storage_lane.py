@@ -51,7 +51,8 @@ class StorageLane:
     """
 
     def __init__(self, address: LaneAddress, *, remote: bool, timeout_s: float = OPEN_TIMEOUT_S) -> None:
-        """Open a lane to the storage actor at `address`, over TCP if the actor is `remote`. Raises like `Lane`."""
+        """Open a lane to the storage actor at `address`, over TCP if the actor is `remote`. Raises the errors of
+        `Lane`."""
         self._lane = Lane(address, remote=remote, timeout_s=timeout_s)
         self._handles = ClientHandles()
 
@@ -136,7 +137,8 @@ class EndsWatch:
     """
 
     def __init__(self, name: str, address: LaneAddress, *, remote: bool = False) -> None:
-        """Open a lane to the storage actor `name`, over TCP if the actor is `remote`. Raises like `Lane`."""
+        """Open a lane to the storage actor `name`, over TCP if the actor is `remote`. Raises the errors of
+        `Lane`."""
         self._name = name
         self._lane = Lane(address, remote=remote)
         self._queues: list[QueueName] = []

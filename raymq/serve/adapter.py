@@ -72,7 +72,7 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
         with self._lock:
             if self._connection is None:
                 self._connection = connection = _apart(partial(TaskConnection.open, self._settings))
-                # No finalizer at exit, because the client closes itself.
+                # Do not run the finalizer at exit, because the client closes itself.
                 weakref.finalize(self, _close_later, connection).atexit = False
 
     def register_task_handle(self, func: Handler, name: str | None = None) -> None:
@@ -271,7 +271,7 @@ def _apart(call: Callable[[], T]) -> T:
     def run() -> None:
         try:
             ended.append(call())
-        except BaseException as error:  # the calling thread raises this error again
+        except BaseException as error:  # the calling thread raises the error of `call` again
             failed.append(error)
 
     thread = threading.Thread(target=run, name="raymq-serve", daemon=True)

@@ -84,6 +84,6 @@ class RaymqLagPolicy:
         # Ray Serve drops a policy without calling a close method, so a finalizer closes the client. It starts a thread,
         # because the garbage collector may run at a point where blocking is not allowed.
         closer = threading.Thread(target=client.close, name="raymq-lag-close", daemon=True)
-        # Run no finalizer at exit, because the client closes itself.
+        # Do not run the finalizer at exit, because the client closes itself.
         weakref.finalize(self, closer.start).atexit = False
         return client

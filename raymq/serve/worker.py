@@ -239,8 +239,8 @@ class TaskWorker:
         self._end(message, step)
 
     def _tell_start(self, state: StateRecord) -> None:
-        """Send the task state STARTED without waiting until it is stored. The state only informs users, and counts the
-        replicas that died during an attempt."""
+        """Send the task state STARTED without waiting until it is stored. raymq uses this state only to inform users,
+        and to count the replicas that died during an attempt."""
         self._count(state)
         try:
             self._store.tell(state, state.encode())

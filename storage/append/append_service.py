@@ -104,7 +104,8 @@ class AppendService:
         puts = [(batch.topic, message_count(batch), len(batch.records)) for batch in batches]
         for batch in batches:
             if is_waiting_topic(batch.topic):
-                # In a topic of delayed messages, tag codes are delivery times.
+                # The tag codes of a batch of delayed messages are their delivery times. Count how far these times lie
+                # in the future.
                 self._stats.delays.add_many(np.maximum(batch.tag_codes - self._clock_ms(), 0) / 1000)
         if waits and gate.is_sync:
             count = partial(self._count_puts, puts, start_s)

@@ -59,7 +59,7 @@ from storage.queue.queue_table import AnyQueue
 from storage.recovery.recovery import Recovered
 
 RECALLS_MAX: Final = 1_000_000
-"""Maximum number of recalls of delayed messages that are in force at one time: about as many as one day produces
+"""Maximum number of recalls (cancellations of delayed messages) in force at one time: about as many as one day produces
 (storage.schedule.recalls). Limits the scheduler's memory."""
 QUEUE_ID_MAX: Final = 2**31 - 1
 
@@ -116,7 +116,8 @@ class Appender:
             settings.max_message_size_bytes + RECORD_OVERHEAD_MAX_BYTES, parts.log.file_size - BLANK_LENGTH
         )
         self._append_max_bytes = settings.max_append_bytes
-        # The reason why the last append that needed a new file got none. Empty after an append gets a new file.
+        # Error text of the last failed attempt to create a log or queue file on a full disk. Empty if the last attempt
+        # succeeded.
         self.no_space = ""
         # The sys flag of records whose bodies the store decompresses and checks before it stores them. 0: the store
         # checks no body.
@@ -392,8 +393,8 @@ class Appender:
         return delivered
 
     def _show_with_log(self, queues: Sequence[ConsumeQueue]) -> None:
-        """Register the new ends of these queues with the log's current end. Consumers see the new messages once they
-        may see the log up to this offset."""
+        """Register the new end of each of `queues` together with the log's current end. Consumers see the new messages
+        once the log is visible up to its current end."""
         for queue in queues:
             self._visibility.add(self._log.end_offset, queue, queue.next_offset)
 
@@ -575,7 +576,7 @@ class Appender:
         pieces = [units for offset in queue_offsets if len(units := queue.units(offset, 1))]
         physical_offsets = [int(units[0]["physical_offset"]) for units in pieces]
         if len(physical_offsets) < len(queue_offsets):
-            # Retention has deleted some of the stored messages, so their physical offsets are unknown.
+            # Return no physical offset (-1), because retention has deleted some of the stored messages.
             return AppendResult(SendStatus.SEND_OK, queue_offsets[0], -1, self.last_store_timestamp_ms, duplicate)
         self.commit()
         back_to_back = np.array_equal(np.diff(physical_offsets), batch.sizes[:-1])

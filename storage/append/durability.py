@@ -60,8 +60,8 @@ class ReplicaAcks:
     """The copies on replicas that an append on a master waits for, after the append is on the master's own
     disk."""
 
-    # The error to raise before anything is written, if a batch of the append waits but too few replicas are in sync.
-    # None if enough replicas are in sync.
+    # The error that the append raises before it writes anything, if one of its batches waits to become durable but too
+    # few replicas are in sync. None if enough replicas are in sync.
     not_enough: InSyncReplicasError | None
     # Returns True if enough replicas have the log up to a given offset. Does not block. Raises an error if the replicas
     # can never reach this offset.
@@ -90,9 +90,9 @@ class StartedAppend:
         deadline_s: float,
         on_disk: Callable[[float | None], None] | None = None,
     ) -> None:
-        """`disk` reports whether the batches are durable on disk; `acks` reports whether enough replicas have them.
-        Each is None if the batches do not wait for it. `deadline_s`: the deadline of the first wait, which is for the
-        disk if `disk` is set."""
+        """`disk` reports whether the batches are durable on disk; `acks` reports whether enough replicas have the
+        batches. `disk` is None if the batches do not wait for the disk, and `acks` is None if they do not wait for
+        replicas. `deadline_s`: the deadline of the first wait, which is for the disk if `disk` is set."""
         self._results, self._end_offset = written
         self._batches, self._disk, self._acks, self._on_disk = batches, disk, acks, on_disk
         self.deadline_s = deadline_s

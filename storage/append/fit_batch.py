@@ -70,8 +70,8 @@ def fit_batch(batch: EncodedBatch, *, property_crc: bool, ipv6_store_host: bool)
 
 
 def name_offsets(result: AppendResult, sent: EncodedBatch, stored: EncodedBatch) -> AppendResult:
-    """Return `result` with each message's physical offset, if the sizes of the records in `stored` and in `sent` lead
-    to different offsets."""
+    """Add each message's physical offset to `result`, if the store added bytes to the records: `stored` then has other
+    record sizes than `sent`. Otherwise return `result` itself."""
     if stored is sent or len(sent) == 1 or result.physical_offsets is not None or result.physical_offset < 0:
         return result
     starts = result.physical_offset + np.cumsum(stored.sizes, dtype=np.int64) - stored.sizes

@@ -98,8 +98,8 @@ class MultiDispatchAppender(Appender):
 
 
 def _dispatched(multi: MultiAppend, checked: CheckedBatch) -> CheckedBatch:
-    """Return the batch with the offsets that its messages have in further queues. Return the batch itself if no message
-    names a further queue."""
+    """Return the batch with each message's offsets in the additional queues that the message names
+    (INNER_MULTI_DISPATCH). Return the batch itself if no message names such a queue."""
     sent = replace(checked.batch, records=checked.records)
     batch = multi.dispatch(sent)
     if batch is sent:
@@ -108,8 +108,8 @@ def _dispatched(multi: MultiAppend, checked: CheckedBatch) -> CheckedBatch:
 
 
 def _dispatched_delivery(multi: MultiAppend, item: Delivery) -> Delivery:
-    """Return the delivery with the offsets that its message has in further queues. Return the delivery itself if its
-    message names no further queue."""
+    """Return the delivery with its message's offsets in the additional queues that the message names
+    (INNER_MULTI_DISPATCH). Return the delivery itself if its message names no such queue."""
     columns = np.array([len(item.record)], np.int32), np.array([item.tags_code], np.int64)
     sent = EncodedBatch(item.topic, item.queue_id, item.record, *columns, None, ())
     batch = multi.dispatch(sent, must=False)
@@ -117,8 +117,8 @@ def _dispatched_delivery(multi: MultiAppend, item: Delivery) -> Delivery:
 
 
 class MultiAppend:
-    """The queue units that one append adds to further queues, in addition to the messages' own queues. The caller holds
-    the append lock.
+    """The queue units that one append adds to the additional queues that its messages name, besides the messages' own
+    queues. The caller holds the append lock.
 
     Call `dispatch` for each batch in write order, then `count_units`, then `write_units`.
     """
@@ -129,12 +129,13 @@ class MultiAppend:
         self._record_max_bytes = min(record_max_bytes, settings.max_message_size_bytes)
         # Maximum number of light queues (RocketMQ's LMQ) in the store.
         self._max_queues = settings.max_lmq_consume_queue_num
-        # The batches of this append. Their records contain the messages' offsets in further queues.
+        # The batches of this append. Their records contain the messages' offsets in the additional queues that the
+        # messages name.
         self._batches: list[EncodedBatch] = []
-        # For each further queue, the messages that this append adds to it, in order. Each message is given by the index
-        # of its batch and its row in the batch.
+        # For each additional queue that messages name: the messages that this append adds to the queue, in order. Each
+        # message is given by the index of its batch and its row in the batch.
         self._rows: dict[QueueKey, list[tuple[int, int]]] = {}
-        # For each further queue that a message of this append names: the queue's next offset before the append.
+        # For each additional queue that a message of this append names: the queue's next offset before the append.
         self._firsts: dict[QueueKey, int] = {}
 
     def dispatch(self, batch: EncodedBatch, *, must: bool = True) -> EncodedBatch:

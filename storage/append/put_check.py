@@ -57,8 +57,8 @@ from storage.log.commit_log import CommitLog
 RECORD_OVERHEAD_MAX_BYTES: Final = 64 * 1024
 """Maximum number of bytes that a record may have in addition to its body."""
 BUSY_MAX_MS: Final = 10_000_000
-"""RocketMQ's upper bound in ms: an append that already takes longer than this time is not a sign of a busy
-disk."""
+"""RocketMQ's upper bound in ms. An append that has held the append lock for longer than this time is no longer taken as
+a sign of a busy disk."""
 _INNER: Final = b"INNER_"
 """The common prefix of the property names INNER_NUM, INNER_BASE and INNER_MULTI_DISPATCH."""
 _INNER_NUM: Final = f"{PROPERTY_INNER_NUM}\x01".encode()

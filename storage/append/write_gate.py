@@ -35,10 +35,10 @@ class WriteGate:
     ) -> None:
         """Start the flush and commit threads.
 
-        `on_stored` is called with the log offset up to which all data is as durable as the settings promise. This
-        function decides what consumers see (`show`). Without `on_stored`, consumers see all of that data at once. The
-        flush thread calls `on_stored`. With ASYNC_FLUSH the writer calls it under the append lock; with a transient
-        store pool, the commit thread calls it.
+        `on_stored` is called with the log offset up to which all data is as durable as the settings promise.
+        `on_stored` then decides what consumers see, by calling `show`. If `on_stored` is None, consumers see all of
+        that data at once. The flush thread calls `on_stored`. With ASYNC_FLUSH the writer calls it under the append
+        lock; with a transient store pool, the commit thread calls it.
         """
         settings = parts.settings
         self._root = settings.store_path_root_dir
@@ -63,7 +63,7 @@ class WriteGate:
         self.on_failure: Callable[[], None] | None = None
         # Called by each writer after it wrote something and released the append lock. The function must not block.
         self.on_written: Callable[[], None] | None = None
-        # Notifies waiting appends after each flush that they may wait for, and after a disk failure.
+        # Notifies waiting appends after each flush, and after a disk failure.
         self.progress = AppendProgress()
         self._flush = FlushService(
             parts.log,
@@ -183,7 +183,7 @@ class WriteGate:
             reason = f"{self.failure}; the store refuses appends until it is opened again"
         entered_s = self._entered_s
         append_ms = int((time.monotonic() - entered_s) * 1000) if entered_s else 0
-        # If one writer holds the append lock for longer than this limit, other writers are refused.
+        # Refuse other writers if one writer holds the append lock for longer than os_page_cache_busy_timeout_ms.
         busy_ms = self._settings.os_page_cache_busy_timeout_ms
         refused = refuse_store(StoreState(str(self._root), self.closed, reason, append_ms, busy_ms))
         if refused is not None:

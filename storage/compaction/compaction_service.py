@@ -24,7 +24,8 @@ from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.topic_attributes import StoredAttributes
 
 BUSY_SHARE: Final = 0.2
-"""Maximum share of the time during a compaction in which the compaction thread works. It sleeps for the rest."""
+"""Maximum fraction of a compaction's duration in which the compaction thread works. In the remaining time the thread
+sleeps."""
 PAUSE_MAX_S: Final = 1.0
 COMPACTION_STOP_TIMEOUT_S: Final = 30.0
 
@@ -45,8 +46,8 @@ class CompactionService:
         # Lock that is held during a whole compaction of all queues, so that only one compaction runs at a time.
         self._run_lock = threading.Lock()
         self._stop = threading.Event()
-        # Physical offset up to which consumers could see messages since the store was opened. Without replicas, all
-        # messages count as visible.
+        # Physical offset up to which messages have become visible to consumers since the store was opened. Without
+        # replicas, all messages count as visible.
         self._shown_offset = 0 if replicated else sys.maxsize
         self._worked_from_s = time.monotonic()
         self._compactor = Compactor(parts, self.settled_offset, self._pause)

@@ -108,7 +108,7 @@ class Compactor:
         if found is None:
             return
         if len(found.units) and self._queues.was_deleted_after(queue.key, int(found.units[-1]["physical_offset"])):
-            disk.remove_tree(directory)  # A deleted topic of the same name left this directory.
+            disk.remove_tree(directory)  # Remove the directory of a deleted topic of the same name.
             return
         if found.end_offset > queue.next_offset:
             found = self._cut(found, queue.next_offset)
@@ -148,8 +148,8 @@ class Compactor:
         return self._root / COMPACTION_DIR / queue.topic / str(queue.queue_id)
 
     def _cut(self, log: CompactedLog, end_offset: int) -> CompactedLog:
-        """Return the compacted log without the messages from queue offset `end_offset` on. The queue of a replica has
-        lost these messages."""
+        """Return the compacted log without the messages from queue offset `end_offset` on, because the consume queue
+        itself has lost these messages."""
         logger.warning(
             "compacted log %s now ends at offset %d, because its queue has lost the later messages",
             log.directory,
@@ -249,7 +249,8 @@ class Compactor:
         in_log: NDArray[np.bool_],
         end: int,
     ) -> CompactedLog | None:
-        """Write the units that stay as the next generation of the compacted log, and switch readers to that generation.
+        """Write the next generation of the compacted log: the `units` for which `stays` is true. Then switch readers to
+        the new generation.
 
         Returns None if the work was aborted, or the topic is deleted. `in_log`: a mask of the units whose records are
         in the commit log. The records of all other units are in the generation `before`.

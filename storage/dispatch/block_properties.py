@@ -57,7 +57,7 @@ class FoundProperties(NamedTuple):
     producers: Producers
     # True for each record that was in a delay queue before, or is still in a delay queue.
     was_moved: NDArray[np.bool_]
-    # True if any record of the block may name further queues (multi_dispatch.py).
+    # True if any record of the block may name additional queues in which it has units, too (multi_dispatch.py).
     has_light_queue_units: bool
 
 

@@ -1,16 +1,16 @@
-"""Reads multi-dispatch: a message may be in further queues, in addition to the queue it was sent to (spec/storage.md
-§12).
+"""Reads the multi-dispatch properties of records: a message may be in additional queues, besides the queue to which it
+was sent (spec/storage.md §12).
 
 The record itself names these queues, in two properties that are lists separated by commas. INNER_MULTI_DISPATCH lists
-the further queues (names `%LMQ%…`, each with its queue 0). INNER_MULTI_QUEUE_OFFSET lists the record's offsets in these
-queues. The producer sets the first property, the store sets the second. Each of the queues is an ordinary consume
+the additional queues (names `%LMQ%…`, each with its queue 0). INNER_MULTI_QUEUE_OFFSET lists the record's offsets in
+these queues. The producer sets the first property, the store sets the second. Each of the queues is an ordinary consume
 queue, whose units point to the same record.
 
 This module reads the properties, for recovery and for another replica's chunks, regardless of this store's settings.
 storage.append.multi_dispatch_appender writes the properties. RocketMQ 4.9 also dispatches delayed messages, retried
-messages and its own messages to further queues. RocketMQ 5 and this store do not. But a retried message of RocketMQ 5
-may carry stale offsets of the original message: such a record may continue a queue, but never starts a queue at a new
-offset.
+messages and its own messages to additional queues. RocketMQ 5 and this store do not. But a retried message of RocketMQ
+5 may carry stale offsets of the original message. So such a record may continue a queue, but never starts a queue at a
+new offset.
 """
 
 from __future__ import annotations

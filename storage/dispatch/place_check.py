@@ -42,8 +42,8 @@ class PlaceCheck:
         self._deleted.update(topics)
 
     def is_believed_deleted(self, key: QueueKey, physical_offset: int) -> bool:
-        """True if a missing queue counts as deleted after its message at a physical offset was stored. The missing
-        queue is then no damage."""
+        """True if the missing queue `key` counts as deleted after its message at `physical_offset` was stored. A
+        deleted queue is no sign of damage."""
         return key[0] in self._deleted or self._queues.was_deleted_after(key, physical_offset)
 
     def is_misfit(self, view: DispatchView, physical_offset: int) -> bool:
@@ -71,8 +71,9 @@ class PlaceCheck:
         )
 
     def all_fit(self, block: Block, known: Ints, missing: Ints, queue: ConsumeQueue, physical_offset: int) -> bool:
-        """True if all given rows of a block match their places in their queue (no misfit). The rows belong to one
-        queue, in its order. The queue has units for the `known` rows, and the `missing` rows come next."""
+        """True if none of the given rows of a block is a misfit: each row matches its place in the queue. The rows
+        belong to one queue, in its order. The queue has units for the `known` rows, and the `missing` rows come next.
+        """
         if len(missing) and self._ends.is_complete_at(physical_offset + int(block.starts[missing[0]])):
             return False
         if not len(known):

@@ -29,7 +29,7 @@ class MissingUnits:
         self._count = 0
         # Groups of missing queue units, each as columns: physical offsets, sizes, tags codes.
         self._pieces: list[tuple[Ints, Ints, Ints]] = []
-        # The missing units after these groups, which were added one at a time.
+        # Missing queue units that were added one at a time. In the queue they follow the groups in `_pieces`.
         self._rows: list[tuple[int, int, int]] = []
 
     @property
@@ -128,10 +128,11 @@ class RecoveredEnds:
         return not (self._after_crash or self.queues_were_lost) and physical_offset < self.dispatched_end
 
     def units_behind(self, last: Mapping[QueueKey, int], start: int, end_offset: int) -> list[int]:
-        """Return the physical offsets of records whose queue units a crash left beyond a queue's end.
+        """Return the physical offsets of records whose queue units lay beyond a queue's end after the crash.
 
-        Only records in [`start`, `end_offset`) count, and only if the log scan has put no unit for them. Only the first
-        such record of each queue is returned. `last`: for each queue, the last queue offset that counts as put.
+        Only records in [`start`, `end_offset`) count, and only if the log scan has added no queue unit for them. Only
+        the first such record of each queue is returned. `last`: for each queue, the last queue offset whose unit counts
+        as added.
         """
         found = []
         for queue in self._queues.plain:

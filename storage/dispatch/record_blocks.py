@@ -62,7 +62,7 @@ class Block:
     # The newest store time of all records in the block, in ms.
     last_store_timestamp_ms: int
     producers: Producers
-    # True if any record of the block may name further queues (multi_dispatch.py).
+    # True if any record of the block may name additional queues in which it has units, too (multi_dispatch.py).
     has_light_queue_units: bool
     # True for each record that a scheduler stored after the message had waited in another queue.
     was_moved: NDArray[np.bool_]

@@ -42,7 +42,7 @@ class _Addition(NamedTuple):
 
     missing: MissingUnits
     rows: Ints
-    # The rows of the block, before the missing ones, whose units the queue already has.
+    # The rows of the block whose units the queue already has. These rows come before `rows`.
     known: Ints
 
 
@@ -120,8 +120,8 @@ class Redispatch:
         The record's queue unit stays, or is created if it is the next unit of its queue. So the queue's offsets have no
         gap, and readers find the remains of the record.
 
-        `place`: a queue and an offset whose record may be this record or another damaged record. The unit at that place
-        points to fewer bytes than a message needs.
+        `place` is used if `view` is None: a queue and a queue offset whose record may be this damaged record or another
+        one. The unit that is put there points to fewer bytes than a message needs.
         """
         if view is None and place is not None:
             units = [_Unit(place, hole.offset, MIN_RECORD_SIZE, 0)]
@@ -224,8 +224,8 @@ class Redispatch:
     ) -> bool:
         """Do `put_record` for all records of a block, whose first record is at `physical_offset`.
 
-        Returns False if nothing was done: the caller must then put the records one at a time. Without
-        `believes_places`, a block with misfits (`PlaceCheck`) also returns False.
+        Returns False if nothing was done: the caller must then put the records one at a time. With
+        `believes_places=False`, nothing is done if a record of the block is a misfit (`PlaceCheck`).
         """
         if not block.is_ordinary:
             return False
@@ -281,7 +281,7 @@ class Redispatch:
         known = missing.next_offset - int(offsets[0])
         # True if each row's queue offset is one more than the queue offset of the previous row.
         in_order = offsets[-1] - offsets[0] == len(offsets) - 1 and bool((offsets[1:] > offsets[:-1]).all())
-        # True if the queue has lost units at its beginning, so that it begins after these rows.
+        # True if the queue has lost units at its beginning, so that it begins after the first of these rows.
         lost = not may_fill_gaps and offsets.min() < missing.queue.first_offset
         # Rows that are out of order can be skipped, but only if the queue has the units of all of them.
         if lost or known < 0 or not (in_order or offsets.max() < missing.next_offset):
@@ -293,7 +293,7 @@ class Redispatch:
         """True if none of these rows of one queue is a misfit. A misfit is a record whose queue, or whose offset in the
         queue, may have been changed by the disk."""
         missing, new, known = addition
-        if len(known) + len(new) < len(rows):  # The rows are out of order in their queue.
+        if len(known) + len(new) < len(rows):  # Some rows are in neither list: they are out of order in their queue.
             return False
         return self.places.all_fit(block, known, new, missing.queue, physical_offset)
 

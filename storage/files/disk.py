@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Final
 
 PAGE_BYTES: Final = 4096
-"""The page size in bytes that settings assume if they give a number of pages: the minimum for a flush or a
-commit."""
+"""Page size in bytes for settings that are a number of pages, such as the minimum number of dirty pages for a flush or
+a commit."""
 
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
@@ -257,7 +257,7 @@ def make_pages(mapped: mmap.mmap, position: int, size: int) -> None:
     `position` and `size` are multiples of the page size. The file's blocks must be allocated. Raises OSError if
     prefaulting failed, or if the kernel is older than 5.14. `mmap.madvise` is not used: it blocks all other threads.
     """
-    # This object keeps the address of the map valid during the call.
+    # Keep this ctypes object: it keeps the address of the map valid during the call of madvise.
     first = ctypes.c_char.from_buffer(mapped, position)
     address = ctypes.addressof(first)
     if _LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_POPULATE_WRITE):

@@ -24,8 +24,8 @@ HEAD_BYTES: Final = 8
 
 _ZEROS: Final = bytes(ZEROING_CHUNK_BYTES)
 _FLUSH_FIRST_BYTES: Final = 16 << 20
-"""If a file has more bytes than this after the given position, `used_end` flushes the file first. The file system can
-then report which blocks were written."""
+"""Number of bytes. If more bytes than this follow the given position in a file, `used_end` first flushes the file. The
+file system can then report which blocks were written."""
 
 Bytes = disk.Bytes | NDArray[np.uint8]
 

@@ -41,7 +41,7 @@ class SpaceReserve:
         self._path, self._size = root / RESERVE_FILE, size
         self._lock = threading.Lock()
         self._is_reported = False
-        """True if the store has reported that the reserve is missing, and it is still missing."""
+        """True if the store has reported that the reserve file is missing, and the file is still missing."""
         _reserves[root.resolve()] = self
         self.make()
 

@@ -24,8 +24,8 @@ from raymq.records.logfiles.log_reader import LogReader
 from storage.index.index_file import IndexEntries
 
 RECORDS_MIN: Final = 64
-"""Minimum number of records of a batch that is kept for the index. A smaller batch is faster to read from the log,
-together with adjacent batches, unless it has BYTES_MIN bytes."""
+"""Minimum number of records of a batch that is kept for the index. A batch with fewer records is kept only if it has at
+least BYTES_MIN bytes. The index reads other small batches faster from the log, together with adjacent batches."""
 BYTES_MIN: Final = 256 << 10
 """Size in bytes from which a batch is kept for the index even if it has few records. Reading such a batch from the log
 takes longer than comparing its fields."""

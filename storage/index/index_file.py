@@ -126,8 +126,8 @@ class IndexFile:
 
     @classmethod
     def create(cls, path: Path, shape: IndexShape, previous: IndexHeader | None, *, scratch: Path) -> IndexFile:
-        """Create an empty index file. Its begin and end times and offsets are the end of `previous`, the header of the
-        previous file.
+        """Create an empty index file. Its begin and end fields are set to the end time and the end offset in
+        `previous`, the header of the previous file.
 
         After an OSError (such as a full disk) no file is left. On return the file's name is on disk.
         """

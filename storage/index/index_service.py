@@ -176,7 +176,7 @@ class IndexService:
             try:
                 data = self._reader.maps.get(str(path), at_random=True).data
             except FileNotFoundError:
-                continue  # Retention has deleted the index file.
+                continue  # Skip the index file: retention has deleted it.
             header = read_header(data)
             if begin_ms <= header.end_timestamp and end_ms >= header.begin_timestamp:
                 yield from _offsets(find_entries(data, self._shape, key_hash, begin_ms, end_ms))
@@ -308,7 +308,7 @@ class IndexService:
             try:
                 header = self._header(path)
             except FileNotFoundError:
-                continue  # Retention has deleted the index file.
+                continue  # Skip the index file: retention has deleted it.
             first = self._first_with_key(position, header.begin_physical_offset)
             if first is not None:
                 logger.warning(
@@ -340,7 +340,7 @@ class IndexService:
             try:
                 header, data = self._header(path), self._reader.maps.get(str(path), at_random=True).data
             except FileNotFoundError:
-                continue  # Retention has deleted the index file.
+                continue  # Skip the index file: retention has deleted it.
             left_bytes -= self._sums.used_bytes(header)
             if left_bytes < 0 or self._stopping:
                 break

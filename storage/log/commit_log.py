@@ -81,14 +81,14 @@ class CommitLog:
         """The store time in ms of the newest record that is on disk; 0 if nothing was flushed since the store was
         opened."""
         self._used_ends: dict[int, tuple[int, int]] = {}
-        """Cached results of `used_end`, until the log is opened for appends: (position, result), by the file's start
-        offset."""
+        """Cached results of `used_end`: (position, result), by the file's start offset. Used until the log is opened
+        for appends."""
         self._staged_end = 0
         """The end of the staged bytes. Staged bytes are written after the log's end, and are not yet part of the log.
         At most `end_offset` if nothing is staged."""
         self._easy_end = 0
-        """Physical offset before which `reserve` need not be called. A record and a BLANK (end-of-file marker) after it
-        must end before this offset."""
+        """A physical offset. An append need not call `reserve` if its record, and a BLANK (end-of-file marker) after
+        the record, end before this offset."""
         self._begin(self.starts[-1] + file_size if self.starts else 0)
 
     @classmethod

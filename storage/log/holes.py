@@ -42,8 +42,8 @@ class HoleTable:
         self.holes: tuple[Hole, ...] = ()
         """All holes (damaged ranges) of the log, ascending by physical offset."""
         self.mended_bytes = self.mended_holes = 0
-        """Counters of repair since the store was opened: the damaged bytes of the log that intact bytes replaced, and
-        the holes that this removed."""
+        """Two counters since the store was opened: the damaged bytes of the log that intact bytes replaced, and the
+        holes (damaged ranges) that were removed because they are completely repaired."""
         try:
             crc, _, text = self._path.read_bytes().partition(b"\n")
             if crc != b"%08x" % crc32(text):
@@ -104,8 +104,8 @@ def share_among_holes(holes: Sequence[Hole], count: int) -> list[tuple[Hole, lis
     shared = []
     for hole, records in zip(holes, room, strict=True):
         step = hole.size // records
-        # A queue unit of this small size never counts as a message, even if an intact record happens to be at its
-        # offset.
+        # The queue unit gets a size that is too small for a message. So it never counts as a message, even if an intact
+        # record happens to be at its offset.
         size = min(step, MIN_RECORD_SIZE)
         shared.append((hole, [(hole.offset + step * record, size) for record in range(records)]))
     return shared

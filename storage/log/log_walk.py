@@ -28,7 +28,7 @@ from raymq.records.kernels.fields import Bytes, Ints
 from raymq.records.logfiles.log_reader import LogReader
 
 _SEARCH_BYTES: Final = 1 << 20
-"""Number of bytes in which one step of the search for a record's magic searches."""
+"""Number of bytes that are searched for a record's magic in one step."""
 _MAGIC_BYTES: Final = 4
 _MAGIC_PREFIX: Final = MAGIC_V1.to_bytes(_MAGIC_BYTES, signed=True)[:3]
 """The first bytes of a record's magic, which both versions of the magic have in common."""
@@ -93,9 +93,9 @@ def resume_behind(
     is_named = position + MIN_RECORD_SIZE <= named < limit
     if not is_named or not (fills_file(data, named) or is_intact(data, file_start, named, **checks)):
         return next(_intact_from(data, file_start, position + 1, limit, checks), None)
-    # An intact record starts where the damaged record ends by its size. But the size may be wrong, so that it skips
-    # records. Intact records inside the damaged range count only if they are back to back up to that record; a record
-    # inside a body is not.
+    # An intact record starts at `named`, the end of the damaged record by its size field. But a damaged size may skip
+    # intact records. So return the first intact record inside the damaged range from which intact records lie back to
+    # back up to `named`. This excludes an intact record that is part of a message body.
     for found in _intact_from(data, file_start, position + 1, named, checks):
         if _lead_to(data, file_start, found, named, checks):
             return found
@@ -144,7 +144,7 @@ def _magics_from(data: memoryview, position: int, limit: int) -> Iterator[tuple[
     the magic of a BLANK (end-of-file marker)."""
     while position < limit:
         end = min(position + _SEARCH_BYTES, limit)
-        # A magic may cross the end of this search range; it then belongs to this range.
+        # Also find a magic that begins in this search range and ends after it.
         piece = bytes(data[position : end + BLANK_LENGTH])
         found = [(at, False) for at in _all_in(piece, _MAGIC_PREFIX)] + [
             (at, True) for at in _all_in(piece, _BLANK_BYTES)

@@ -34,8 +34,8 @@ from storage.files.mapped_file import MappedFile
 
 PAGES_AHEAD_BYTES: Final = 128 << 10
 STEPS_OF_LARGE: Final = 4
-"""An append longer than half of PAGES_AHEAD_BYTES prefaults this many times PAGES_AHEAD_BYTES. With a smaller multiple,
-almost every large append would prefault."""
+"""Factor for large appends: an append longer than half of PAGES_AHEAD_BYTES prefaults STEPS_OF_LARGE *
+PAGES_AHEAD_BYTES bytes. With a smaller factor, almost every large append would prefault."""
 STORE_MAX_BYTES: Final = 256 << 10
 """Maximum size in bytes of an append that is stored into the map of a log file. Longer appends are written with
 `pwrite`, which also creates the pages."""
@@ -144,8 +144,8 @@ class LogWriter:
     def write_record(
         self, physical_offset: int, record: Bytes, queue_offset: int, store_timestamp_ms: int, store_host: bytes
     ) -> bool:
-        """Write one record after another record in the same file, on a faster path than `write`. The queue offset,
-        physical offset, store time and store host are set in the record.
+        """Write one record at the log's end, after the previous record in the same file, on a faster path than `write`.
+        The queue offset, physical offset, store time and store host are set in the record.
 
         The record must have no property CRC. Returns False, and writes nothing, if the caller must use `write` instead.
         """

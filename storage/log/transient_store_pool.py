@@ -6,9 +6,9 @@ file. Uncommitted records exist only in this process, and are lost when it dies.
 it takes from a buffer, or nothing: the first 8 bytes are written last. So a process killed during the commit leaves the
 log unchanged.
 
-RocketMQ's buffers are as large as a log file. These buffers have 16 MiB: a few buffers whose pages are already in
-memory are reused, and five of them do not lock 5 GiB of memory. Their pages are locked in memory as they are filled, if
-the process is allowed to lock memory; otherwise the kernel may swap them out.
+RocketMQ's buffers are as large as a log file, so five of them lock 5 GiB of memory. The buffers of this pool have 16
+MiB each, and are reused while their pages are in memory. The pages are locked in memory as they are filled, if the
+process is allowed to lock memory; otherwise the kernel may swap them out.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class WarmUp:
             logger.warning("cannot warm up the log; appends continue without it: %s", error)
 
     def _follow_writer(self, now_s: float) -> None:
-        """Drop the log segments before the writer's new segment, and prefault as many segments ahead as the writer's
+        """Forget the warm log segments that the writer has passed. Prefault as many segments ahead of the writer as its
         speed needs."""
         self.segments -= {number for number in self.segments if number < self._segment}
         is_fast = now_s - self._crossed_s < FAST_S
@@ -118,8 +118,8 @@ class WarmUp:
 
 
 class WarmWriter(LogWriter):
-    """A LogWriter that reports its position to a WarmUp, which prefaults pages in a thread. It prefaults only pages
-    that the WarmUp has not prefaulted.
+    """A LogWriter that reports its position to a WarmUp, which prefaults pages in a background thread. The writer
+    itself prefaults only pages that the WarmUp has not prefaulted.
 
     `warm_up` is None before `start` and after `close`.
     """
@@ -131,7 +131,8 @@ class WarmWriter(LogWriter):
 
     def make_pages(self, end_offset: int, new_end: int) -> int:
         assert self.warm_up is not None
-        # Report the writer's position again when the writer reaches the end of the segment, or earlier.
+        # Report the writer's position. The prefaulted range never ends after this segment, unless the append does. So
+        # the writer reports again in the next segment.
         warm_end, segment_end = self.warm_up.note_writer_at(new_end - 1)
         if new_end <= warm_end:
             return warm_end

@@ -392,8 +392,8 @@ class ConsumeQueue(BaseConsumeQueue):
         return from_offset, None
 
     def _stored_before(self, queue_offset: int, time_ms: int, min_offset: int) -> int | None:
-        """Check the last records before `queue_offset`. Returns the queue offset of a record that was stored at
-        `time_ms` or later. Returns None if no checked record was stored then."""
+        """Search the last records before `queue_offset` for a record that was stored at `time_ms` or later. Return the
+        record's queue offset, or None if no such record is found."""
         for offset in range(queue_offset - 1, max(queue_offset - 1 - _COMPARED_RECORDS, min_offset - 1), -1):
             unit = self.units(offset, 1)
             stored_ms = self._stored_ms(unit) if len(unit) else None

@@ -161,8 +161,8 @@ class ConsumeQueueExt:
         return cls(topic, queue_id, files, file_size, reader=reader, handles=handles, writes=writes)
 
     def put(self, physical_offsets: NDArray[np.int64], tags_codes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Append an extension unit for each of these messages, whose records are in the log. Returns the addresses of
-        the units.
+        """Append an extension unit for each message whose record is at one of `physical_offsets`. Returns the addresses
+        of the extension units.
 
         The consume queue stores these addresses. If extensions are off, or the write fails, the tags codes are returned
         instead.

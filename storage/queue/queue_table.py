@@ -209,9 +209,9 @@ class QueueTable:
         """Return the queues that certainly existed before their topic was deleted. Queue `queue_id` is known to be one
         of them.
 
-        The result contains that queue, and each queue of the topic that begins before the end of a queue already found:
-        the topic was deleted after the end of all of them. A queue that begins later may belong to the topic that was
-        created again.
+        The topic was deleted after the last record of each of these queues. So a queue of the topic also existed if its
+        first record lies before the last record of a queue that is already found. A queue that begins later may belong
+        to the topic that was created again.
         """
         old = [self._queues[topic, queue_id]]
         rest = [queue for queue in self if queue.topic == topic and queue is not old[0]]
@@ -223,8 +223,8 @@ class QueueTable:
         return old
 
     def _note_deletions(self, names: Sequence[str], end_offset: int, min_offset: int) -> None:
-        """Record that the messages of these topics or queues before `end_offset` are deleted. Drop recorded deletions
-        whose messages are no longer in the log."""
+        """Record that the messages of the topics or queues `names` are deleted if they lie before `end_offset`. Drop
+        recorded deletions whose messages are no longer in the log."""
         self._deleted = {name: offset for name, offset in self._deleted.items() if offset > min_offset}
         self._deleted.update(dict.fromkeys(names, end_offset))
         self._config.write(_DELETED_TOPICS, json.dumps(self._deleted, indent=1))

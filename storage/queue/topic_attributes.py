@@ -13,9 +13,9 @@ from storage.files.config_files import ConfigFiles, parse_fastjson
 
 TOPICS_FILE: Final = "topics.json"
 SETTLED_MS: Final = 60_000
-"""Age in ms from which a message certainly belongs to the topic that config/topics.json describes.
+"""Age in ms. A message of at least this age certainly belongs to the topic that config/topics.json describes.
 
-(The topic may have been deleted and created again shortly before, with other attributes.)
+A younger message may belong to an earlier topic of the same name, which had other attributes and was deleted.
 """
 
 logger = logging.getLogger(__name__)

@@ -210,7 +210,7 @@ class StoreQueries:
         """
         if is_wanted:
             return self._has_its_place(view)
-        # The record may have another key with the same hash, because hashes collide.
+        # Compare hashes, not keys: the index may list the record because another of its keys has the same hash.
         inner = inner_keys(self._bytes_of(view)) if view.sys_flag & SYS_FLAG_INNER_BATCH else []
         wanted = index_key_hash(topic, key)
         return any(index_key_hash(view.topic, one) == wanted for one in (*view.keys, *inner))
@@ -218,7 +218,8 @@ class StoreQueries:
     def _has_its_place(self, view: DispatchView) -> bool:
         """False if another record is at this record's queue offset, or if the queue has not reached that offset.
 
-        True if the queue no longer contains the offset, or if the queue's unit is damaged, because this proves nothing.
+        True if the queue no longer contains the offset, or if the queue's unit is damaged: it is then unknown which
+        record belongs to the offset.
         """
         topic, queue_id, offset = view.topic, view.queue_id, view.queue_offset
         if not is_queued(view.sys_flag) or view.sys_flag & SYS_FLAG_INNER_BATCH:
@@ -277,8 +278,8 @@ class StoreQueries:
         return None if found is None else self._record_at(file_start + found, end)
 
     def _is_damaged(self, physical_offset: int, end: int) -> bool:
-        """True if a damaged record begins at `physical_offset`. Either the record itself or the following record shows
-        this.
+        """True if a damaged record begins at `physical_offset`: the bytes contain a record's magic and this offset, or
+        their size field leads to the next record, to `end` or to the end of the file.
 
         False for an offset inside a record, in the blank end of a log file, or in the deleted part of the log.
         """

@@ -96,7 +96,7 @@ class QueueQueries:
         return offset
 
     def bytes_of_span(self, span: QueueSpan) -> list[int]:
-        """Split an offset range of a queue into equal parts, and return the record bytes of each part
+        """Split an offset range of a queue into equal parts. Return the number of bytes of the records in each part
         (raymq.records.logfiles.own_records)."""
         self._check()
         return span_bytes(self._parts.reader, *span)

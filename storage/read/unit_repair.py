@@ -117,8 +117,8 @@ def _find_record(parts: StoreParts, queue: ConsumeQueue, queue_offset: int) -> D
 
 
 def _neighbour(queue: ConsumeQueue, offsets: range, reader: LogReader) -> tuple[int, int] | None:
-    """Find the first of these queue offsets whose unit is correct, and return the position and size of the unit's
-    record. Return None if no unit is correct."""
+    """Find the first offset in `offsets` whose queue unit is correct. Return the position and size of the unit's
+    record, or None if no unit is correct."""
     for offset in offsets:
         units = queue.units(offset, 1)
         if len(units) and units[0]["size"] != PRE_BLANK_SIZE and leads_to_own(queue, offset, reader):

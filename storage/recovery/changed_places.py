@@ -1,8 +1,9 @@
 """Finds records whose place (queue and queue offset) the disk has changed. It searches near records that do not match
 their queues during a log scan.
 
-Each such part of the log is read (claims.py) and searched (misfits.py) once. If the scan has already trusted a record
-that turns out to be changed, the scan must be repeated: other records of the same queues may have got wrong offsets.
+Each searched part of the log is read (claims.py) and checked (misfits.py) only once. If the scan has already trusted a
+record that turns out to be changed, the scan must be repeated: other records of the same queues may have got wrong
+offsets.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class ChangedPlaces:
         starts = [mark for mark in marks if physical_offset - SURVEY_BYTES <= mark <= physical_offset]
         start = min([*starts, physical_offset]) if starts else max(file_start, self._walked_from)
         if physical_offset - start > SURVEY_BYTES:
-            start = physical_offset  # No known start of a record lies in the SURVEY_BYTES before this record.
+            start = physical_offset  # Use this record: the SURVEY_BYTES before it contain no known start of a record.
         survey = self._claims.read(start, physical_offset + SURVEY_BYTES)
         is_first = start == self._walked_from
         bases = {}

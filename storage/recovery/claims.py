@@ -47,7 +47,8 @@ class PlaceClaim(NamedTuple):
     # True if the queue offsets of consecutive claims are consecutive: the queue contains single messages, and its topic
     # was not deleted later.
     is_chained: bool = True
-    # False for a claim that is trusted as it is: the record has other damage, or the claim is about a further queue.
+    # False for a claim that is trusted without a check: the record has other damage, or the claim is on an additional
+    # queue that the record names (multi-dispatch).
     is_movable: bool = True
 
 
@@ -112,8 +113,8 @@ class ClaimReader:
         )
 
     def _read_file(self, file_start: int, physical_offset: int, end: int, claims: list[PlaceClaim]) -> int:
-        """Add the claims of a log file's records, from an offset on, to `claims`. Returns the offset at which no
-        further record starts, or the file's end."""
+        """Add the claims (queue and queue offset) of a log file's records, from `physical_offset` on, to `claims`.
+        Returns the physical offset at which reading stopped: the first bytes that are no record, or the file's end."""
         data = self._reader.maps.get(str(self._log.path(file_start))).data
         position = physical_offset - file_start
         while file_start + position < end and len(claims) < SURVEY_RECORDS_MAX:
@@ -166,8 +167,8 @@ class ClaimReader:
         return file_start + position
 
     def _claims_of(self, view: DispatchView, physical_offset: int) -> list[PlaceClaim]:
-        """Return the claims (queue and queue offset) of one record. Its claims on further queues, which are in its
-        properties, come first, then the claim on its own queue."""
+        """Return the claims (queue and queue offset) of one record. Its claims on additional queues, which its
+        multi-dispatch properties name, come first, then the claim on its own queue."""
         if view.sys_flag & SYS_FLAG_INNER_BATCH:
             self._batch_keys.add((view.topic, view.queue_id))
         if not is_queued(view.sys_flag) or view.sys_flag & SYS_FLAG_INNER_BATCH:

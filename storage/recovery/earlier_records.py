@@ -26,8 +26,8 @@ from storage.recovery.log_files import LogFiles, placed_view
 from storage.recovery.snapshot import Snapshot
 
 MISFITS_MAX: Final = 1000
-"""Maximum number of records before the scan that do not match their queues and whose true place is searched. If there
-are more, the queues have lost their units, and the records are trusted."""
+"""Maximum number of records before the log scan whose true place (queue and queue offset) is searched because they do
+not match their queues. If more records do not match, the queues have lost their units, and the records are trusted."""
 
 
 class EarlierRecords:
@@ -144,8 +144,8 @@ class EarlierRecords:
     def _by_its_unit(self, view: DispatchView, record: memoryview, physical_offset: int) -> DispatchView:
         """Return the view of a record before the log scan, with its true place (queue and queue offset).
 
-        This is another place if the unit of that place points to the record and the record names it except for one
-        changed bit. Otherwise it is the place that the record names.
+        The true place may differ in one bit from the place that the record names. This is so if the queue unit at that
+        other place points to the record. Otherwise the true place is the named place.
         """
         own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
         for place in one_bit_away(own, raw_topic_of(record)):

@@ -210,8 +210,8 @@ class LogEnd:
         return None
 
     def _was_never_written(self, physical_offset: int, resume_offset: int) -> bool:
-        """True if the record at a physical offset was not completely written before the crash, nor were the bytes after
-        it."""
+        """True if the crash left the record at `physical_offset` incompletely written, so that the log ends before this
+        record. The intact record at `resume_offset` was then part of the same append, or was never flushed."""
         if not self._after_crash or physical_offset < self._flushed_offset:
             return False
         start = physical_offset - physical_offset % self._log.file_size
@@ -240,7 +240,8 @@ class LogEnd:
             if store_timestamp_at(data, at) != stored_ms and not self._writes_many():
                 return False
             at += int.from_bytes(data[at : at + 4])
-        # If killing the process also cut the append short, no intact record follows.
+        # The killed process may also have left the append incomplete. Then no intact record follows the part that was
+        # written.
         return at >= used_end or resume_behind(data, start, at, used_end, **self._checks) is None
 
     def _writes_many(self) -> bool:

@@ -1,22 +1,23 @@
 """Finds the records whose place (queue offset, queue id or topic) the disk has changed, by comparing adjacent records.
 
 No checksum covers these fields, unless the property CRC is on. But the log has every record of a queue, in the order of
-the queue's offsets. So a record with one changed bit causes two breaks. In the queue that the record names, it does not
-follow the record before it, and the next record does not follow it. In its true queue, exactly its offset is missing. A
-record counts as changed if one changed bit explains the breaks:
+the queue's offsets. So a record with one changed bit causes two breaks. In the queue that the record names, its offset
+does not fit between the offsets of the adjacent records. In its true queue, exactly its offset is missing. A record
+counts as changed if one changed bit explains the breaks:
 
 - A unit of a queue points to the record, at a place that differs in one bit from the place that the record names. After
   a clean stop these are the queues' units. After a crash these are the units that recovery has removed, which are right
   unless the power failed.
-- The adjacent records prove it. With that bit changed back, the record follows one adjacent record, and the other
-  follows the record; or at least two more adjacent records fit than before. One is enough for a repeat of an offset
-  above 0, and for a new queue that begins in its middle, because only damage causes these. One is also enough if
-  the producer of the record before the true place has sent the record, with the next sequence, and has not sent the
-  record before the place that the record names.
+- The adjacent records prove it. With that bit changed back, the record's offset is consecutive with both adjacent
+  records, or at least two more pairs of adjacent records are consecutive than before. One more pair is enough for
+  a repeated offset above 0, or a new queue that begins in its middle, because only damage causes these. One more pair
+  is also enough if the producer's sequence continues at the true place and not at the named place. That is, the
+  producer of the previous record at the true place has sent this record next, and has not sent the previous record at
+  the named place.
 
 If several explanations are equally good, all records in them count as damaged, without a place: none of their bytes are
 lost, and none is served as intact. A record that fits in no place counts as damaged, too. A repeat of offset 0 may be a
-topic that RocketMQ deleted and created again, and a jump ahead at the end of a queue may be genuine. Such a record is
+topic that RocketMQ deleted and created again. A jump ahead at the end of a queue may be genuine. Such a record is
 trusted unless a unit or a producer contradicts it. So if a crash lost a unit, a change of the last record of its queue
 may stay unnoticed. Two changed bits, or a changed inner batch, are not searched for.
 """
@@ -58,8 +59,8 @@ class Change(NamedTuple):
     """The true place (queue and queue offset) of a changed record, None if it is unknown; and the reason for recording
     the record as damaged (a hole).
 
-    If not `is_sure`, either this record or one other record is the changed one. The place is the true place of the
-    changed record.
+    If `is_sure` is False, the changed record is either this record or one other record. `place` is then the true place
+    of whichever record was changed.
     """
 
     place: QueueUnit | None
@@ -280,7 +281,7 @@ class Misfits:
 
     def _goes_on_where_named(self, index: int) -> bool:
         """True if the claim's producer sent its previous message to the queue that the claim names, shortly before the
-        claim's record. Other claims to the same place do not count."""
+        claim's record. The search for this message ignores other claims on the same queue offset."""
         chain, offset = self._chains.get(self._places[index].key, []), self._places[index].queue_offset
         at = bisect_left(chain, index)
         before = [row for row in chain[max(at - SENT_BEFORE_MAX, 0) : at] if self._places[row].queue_offset != offset]
@@ -342,9 +343,9 @@ class Misfits:
                 self._move(index, places[0])
 
     def _allows(self, index: int, place: QueueUnit) -> bool:
-        """True if the adjacent records do not contradict a unit at another place that points to the claim's record. If
-        that place is in the same queue, they must confirm the unit, because RocketMQ puts all units after a gap at
-        wrong offsets."""
+        """True if a record may belong to `place`, where a queue unit points to it, although the record names another
+        place. The adjacent records must not contradict this. If both places are in the same queue, the adjacent records
+        must confirm it, because RocketMQ puts all units after a gap at wrong offsets."""
         gain = self._gain(index, place)
         return gain < 0 or (gain == 0 and place.key != self._places[index].key)
 

@@ -49,7 +49,8 @@ class LogWalk:
         self.holes: list[Hole] = []
         """The damaged ranges (holes) in the part of the log that was scanned last."""
         self.walked = 0
-        """The number of log records that the recovery has scanned. Scans that were undone do not count."""
+        """Number of log records that the recovery has scanned. If a scan is undone and repeated, the count starts again
+        at 0."""
         self.blanks = 0
         """The number of damaged BLANKs (end-of-file markers) that recovery rewrote."""
         self.last_store_timestamp_ms = 0

@@ -276,14 +276,15 @@ class ChunkAppender:
             self._puts.append((view.topic, inner_batch(view)[1], view.size))
 
     def _show_end_of(self, key: tuple[str, int]) -> None:
-        """Register the queue's new end with the log chunk: consumers see it once they may see the whole chunk."""
+        """Register the new end of the queue `key` together with the end of the log chunk. Consumers see the queue up to
+        its new end once they may see the whole chunk."""
         queue = self._queues.get(*key)
         assert queue is not None
         self._visibility.add(self._log.end_offset, queue, queue.next_offset)
 
     def _units_of(self, views: Sequence[DispatchView]) -> list[QueueUnits]:
-        """Return the queue units of these records, by queue. Units for offsets that a queue lacks are added before them
-        (QueueGaps)."""
+        """Return the queue units of these records, by queue. If a queue lacks offsets before the offset of a record,
+        units for the missing offsets are added first (QueueGaps)."""
         by_queue: dict[tuple[str, int], list[PlacedUnit]] = {}
         for view in views:
             unit = PlacedUnit(view.queue_offset, view.physical_offset, view.size, view.tags_code)

@@ -71,8 +71,8 @@ class EpochHistory:
     """A master's epochs and the bounds of its log. A follower compares them with its own epochs and log."""
 
     entries: tuple[EpochEntry, ...]
-    # Physical offsets of the start of the master's log, and of the end of what the master sends to followers. A
-    # follower never has more records of the master's epoch.
+    # Two physical offsets: the start of the master's log, and the offset up to which the master sends its log to
+    # followers. A follower never has more records of the master's epoch.
     min_offset: int
     end_offset: int
 
@@ -103,8 +103,8 @@ def common_end(mine: Sequence[EpochEntry], my_end: int, theirs: Sequence[EpochEn
     """Return the physical offset up to which two logs are equal. Return None if they have no common part
     (spec/storage.md §11.2, handshake truncation).
 
-    The offset lies in the newest epoch that began at the same offset in both logs. Of the two ends of that epoch, it is
-    the smaller one.
+    The offset lies in the newest epoch that began at the same offset in both logs. If this epoch ends at different
+    offsets in the two logs, the smaller end is returned.
     """
     ends = dict(with_ends(theirs, their_end))
     for entry, end in reversed(with_ends(mine, my_end)):
@@ -119,8 +119,8 @@ def with_ends(entries: Sequence[EpochEntry], end_offset: int) -> list[tuple[Epoc
 
 
 def first_lost_offset(floor: ConfirmFloor, theirs: Sequence[EpochEntry], their_end: int) -> int | None:
-    """Return the offset from which another log lacks messages that are confirmed up to `floor.offset`. Return None if
-    it lacks none of them.
+    """Return the offset from which another log lacks confirmed messages. Messages before `floor.offset` are confirmed.
+    Return None if the other log has all of them.
 
     A replica that has every confirmed message begins its epoch at `floor.offset` or later. So if an epoch newer than
     the floor's began before `floor.offset`, the log lacks some confirmed messages.

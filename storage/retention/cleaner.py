@@ -48,7 +48,7 @@ LOGGED_MAX: Final = 10
 
 
 class LogReservations(Protocol):
-    """Protocol that returns the parts of the log that compaction needs.
+    """Protocol of an object that reports the parts of the log that compaction needs.
 
     Retention always keeps the log from `held_from` on. It keeps the log from `reserved_from` on unless the disk is
     nearly full. The log before `settled_offset` cannot be cut any more.

@@ -12,7 +12,7 @@ them.
                   (time, offset).
 
 The order of a TimerQueue must be complete: a unit that is appended after `due` was called with a time must have a later
-time. The store ensures this (raymq.common.delay), if it was given the same time before.
+time. The store ensures this (raymq.common.delay) if the caller passes to `due` a time that the store has returned.
 """
 
 from __future__ import annotations

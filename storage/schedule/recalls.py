@@ -50,8 +50,8 @@ class RecallTable:
         self._reader = reader
         self._seen = reader.progress(RECALLS).next_offset
         self._due_ms: dict[str, int] = {}
-        # Number of recalled messages, by due time. If no recalled message has the due time of a message, the message's
-        # record need not be read for its recall key.
+        # Number of recalled messages, by due time. A message whose due time is not in this table was not recalled, so
+        # its record need not be read.
         self._times: Counter[int] = Counter()
 
     def look(self, bounds: DelayQueueBounds) -> None:

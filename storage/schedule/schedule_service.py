@@ -122,7 +122,7 @@ class DeliveryThread:
         while not self._stop.is_set():
             try:
                 pause_s = self.scheduler.round()
-            except Exception:  # an internal error must not end delivery permanently
+            except Exception:  # catch every error: an internal error must not end delivery permanently
                 logger.exception("the scheduler of delayed messages failed and retries in %g s", FAULT_PAUSE_S)
                 pause_s = FAULT_PAUSE_S
             self._stop.wait(pause_s)

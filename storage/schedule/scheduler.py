@@ -74,7 +74,7 @@ class Scheduler:
         self._retry_at_ms: dict[Source, int] = {}
         # Time in ms at which the scheduler last recorded the lowest waiting offset of each timer queue.
         self._low_at_ms = 0
-        # Lateness, in ms past its due time, of the latest message in the last round.
+        # The longest time in ms for which a due message of the last round had waited beyond its due time.
         self._late_ms = 0
         # The number of due messages that the last round tried to deliver.
         self._due = 0

@@ -57,7 +57,7 @@ def lone_send_beside_index(client: raymq.Client, *, scale: float) -> Iterator[Fi
         description = storage.describe()
         os.kill(description.pid, signal.SIGKILL)
         shutil.rmtree(Path(description.root) / "index")
-        producer.send(message)  # This send returns after the killed store has restarted.
+        producer.send(message)  # The send returns only after the killed store has restarted.
         beside: list[float] = []
         while storage.control("status", timeout_s=10)["index_behind_bytes"]:
             beside += latencies_us(lambda: producer.send(message), 100, 0.001)

@@ -46,7 +46,7 @@ def timed(work: Callable[[], object], without: set[int]) -> tuple[float, float]:
     """Return the duration of `work` in s, and the CPU time in s that this process and its descendants use during
     `work`, except the processes in `without`.
 
-    Reading the CPU times of other processes takes this process milliseconds. The results do not include them.
+    Reading the CPU times of other processes costs this process some milliseconds, which the results do not include.
     """
     others_s, own_s, start_s = _others_cpu_s(without), time.process_time(), time.perf_counter()
     work()

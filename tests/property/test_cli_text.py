@@ -164,7 +164,7 @@ def test_wrong_usage_is_shown_without_control_characters(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["raymq", *arguments])
-    # This call makes monkeypatch restore sys.stdout after the test, because the console script replaces it.
+    # Make monkeypatch restore sys.stdout after the test, because the console script replaces it.
     monkeypatch.setattr(sys, "stdout", sys.stdout)
     monkeypatch.setattr(out, "width", 200)
     with pytest.raises(SystemExit) as ended:

@@ -152,7 +152,7 @@ class Group:
             return
         if replace(said, session=0, sequence=0) != replace(heartbeat, session=0, sequence=0):
             return
-        if self.looks.random() > 0.03:  # checks only some heartbeats, because copying the RebalanceGroup is slow
+        if self.looks.random() > 0.03:  # check only some heartbeats, because copying the RebalanceGroup is slow
             return
         core = deepcopy(self.core)
         short = SteadyHeartbeat(member.name, member.session, heartbeat.sequence, heard.generation)
@@ -238,8 +238,8 @@ def run(seed: int, events: int = 25) -> int:
         group.trouble()
     for member in group.members.values():
         member.frozen_until_s = 0.0
-    # Wait until all effects of faults end: sessions of dead members, a grace period, a late heartbeat of a departed
-    # member with its session, and the slowest queue release.
+    # Wait until no effect of a fault is left: the sessions of dead members expire, also a session that a departed
+    # member's late heartbeat has started. The grace period ends, and the slowest member releases its queues.
     group.late.clear()
     group.pass_time(2 * SESSION_TIMEOUT_S + 12.0)
     group.check_settled()

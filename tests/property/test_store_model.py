@@ -336,7 +336,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         return self.model[queue][self.min_offset(queue) :]
 
     def forget_what_is_behind_the_end(self) -> None:
-        """Remove the messages that the log has lost from the model. First checks that each queue lost only messages
+        """Remove from the model the messages that the log has lost. First checks that each queue lost only messages
         after the log's end."""
         log_end = self.store.status().max_physical_offset
         for queue, messages in self.model.items():
@@ -349,8 +349,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.forget_repeats()
 
     def forget_repeats(self, damaged: int = -1) -> None:
-        """Remove batches that a store without a usable snapshot may not recognize as repeats from the list of batches
-        to send again.
+        """Remove some batches from the list of batches to send again: without a usable snapshot, the store may not
+        recognize a repeat of these batches.
 
         docs/design.md, "Repeats after damage", names these batches: the batches outside of the last two files of the
         log. The producer id of a damaged record may be unreadable.

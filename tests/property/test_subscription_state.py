@@ -99,7 +99,7 @@ class Model:
         self.allowed.discard(queue)
 
     def forget(self, queue: MessageQueue) -> None:
-        """Drop the messages of a queue that the program has not finished from the model."""
+        """Remove from the model the messages of a queue that the program has not finished."""
         self.out.pop(queue, None)
         self.unacknowledged[queue].clear()
 

@@ -78,8 +78,8 @@ class Receives:
         self._busy: set[WaitKey] = set()
         """The keys of the receives that are being decided now."""
         self._covered: list[WaitingReceive] = []
-        """The receives for whose queues the current long poll asks the store for end offsets: they arrived before it
-        began."""
+        """The receives that arrived before the current long poll began. The long poll asks the store for the end
+        offsets of their queues."""
 
     def submit(
         self,

@@ -50,7 +50,7 @@ class Authorizer:
         """
         self.server, self._internal, self._rules = server, internal, rules
         self._lock = threading.Lock()
-        """Guards the records of executed signed calls and the amounts that users have sent."""
+        """Lock that guards the records of executed signed calls, and the amounts that users have sent."""
         self._authenticator = Authenticator(life, internal_key=internal.key)
         self._quotas = Quotas()
         self.meter = Meter(self._user_known)
@@ -130,7 +130,7 @@ class Authorizer:
 
     def _user(self, state: AuthState, name: str, method: str) -> User:
         user = state.users.get(name)
-        if user is None:  # the user was deleted while its lane (direct socket connection) was still open
+        if user is None:  # the user was deleted after its lane (direct socket connection) was opened
             raise AccessDeniedError(name, str(self._all_of(method)), "the user no longer exists")
         return user
 

@@ -20,7 +20,7 @@ class ClientRegistry:
         self._expiry_s = expiry_s
         self._known_after_s = started_s + expiry_s
         self._clients: dict[str, tuple[ClientHeartbeat, float]] = {}
-        # The ids of clients that unregistered, in the order of time; at most _ENDED_MAX ids.
+        # The ids of clients that unregistered, in the order in which they unregistered; at most _ENDED_MAX ids.
         self._ended: dict[str, None] = {}
 
     def heartbeat(self, heartbeat: ClientHeartbeat, now_s: float) -> None:

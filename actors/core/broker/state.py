@@ -533,7 +533,8 @@ class BrokerState:
         self.access = AuthState.load(change["state"])
 
     def _settings_changed(self, name: str, now_ms: int) -> None:
-        # settings whose names begin with "broker." are part of the broker's registration
+        # NameServers must get changes of settings whose names begin with "broker.": these settings are part of the
+        # broker's registration.
         if name.startswith("broker."):
             self.topics_version = self.topics_version.next(now_ms)
 

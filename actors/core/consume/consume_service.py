@@ -118,7 +118,7 @@ class ConsumeService(ABC):
             logger.error("%d message(s) of queue %s are skipped: %s", len(indices), task.queue, failure.error)
 
     def next_time_s(self, process_queue: ProcessQueue) -> float | None:
-        """Return the time at which the earliest pause of a delivery of this queue ends; None if no delivery is
+        """Return the earliest time at which a paused delivery of this queue may continue; None if no delivery is
         paused."""
         return min((task.ready_at_s for task in process_queue.again), default=None)
 

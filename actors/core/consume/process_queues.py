@@ -46,8 +46,8 @@ This type is a plain tuple, because the listener's process stores it and cannot 
 
 
 class PullState(Enum):
-    """State of the fetches of a queue: PULLING, or the first reason in this order that prevents fetching
-    (spec/messaging.md §5.6)."""
+    """State of the fetches of a queue: PULLING, or the reason that prevents fetching. If there are several reasons, the
+    first one in the order of this class counts (spec/messaging.md §5.6)."""
 
     REVOKED = "revoked"
     SUSPENDED = "suspended"
@@ -88,7 +88,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         """Return the process queues of this instance, for reports."""
         return list(self._queues.values())
 
-    # Suspending and pausing by the user, and the state of the listener's process
+    # Methods for suspending and pausing, and for the state of the listener's process
 
     @property
     def suspended(self) -> bool:
@@ -102,8 +102,8 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
 
     @property
     def listener_away(self) -> bool:
-        """True if no message can be delivered now, because the listener's process has ended or was replaced, and has
-        not answered since."""
+        """True if no message can be delivered now, because the listener's process has ended or was replaced. Delivery
+        resumes when the listener's process answers."""
         return self._listener_away
 
     def suspend(self, suspended: bool) -> None:
@@ -133,7 +133,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
             self._paused.update(paused)
         self._listener_away = False
 
-    # Ownership of the queues: stopping, releasing and resetting them
+    # Methods for the ownership of queues: they stop, release and reset queues
 
     def stop(self, now_s: float) -> None:
         """Accept no more queues, and revoke the queues that the instance holds."""
@@ -185,10 +185,10 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
             if assigned.flying and self._settings.orderly:
                 self._ending.setdefault(assigned.queue, set()).update(assigned.flying)
 
-    # Fetching messages
+    # Methods for fetching messages
 
     def pull_state(self, process_queue: ProcessQueue) -> PullState:
-        """Return PULLING if messages of the queue may be fetched, else the first reason that prevents it."""
+        """Return PULLING if messages of the queue may be fetched, else the first reason that prevents fetching."""
         settings, share = self._settings, max(1, self._per_topic[process_queue.queue.topic])
         too_many = settings.pull_threshold_for_queue
         if settings.pull_threshold_for_topic > 0:
@@ -212,7 +212,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         return next((state for holds, state in rows if holds), PullState.PULLING)
 
     def wanted(self, now_s: float) -> dict[MessageQueue, int]:
-        """Return the queues to fetch from now, each with the next offset to fetch."""
+        """Return the queues from which messages may be fetched at present, each with the next offset to fetch."""
         return {
             queue: process_queue.fetch_offset
             for queue, process_queue in self._queues.items()
@@ -259,7 +259,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         if process_queue is not None:
             process_queue.trouble = f"the message at offset {offset} cannot be read: {error}"
 
-    # Delivering messages
+    # Methods for delivering messages to the listener
 
     def deliverable(self, now_s: float) -> list[ConsumeTask]:
         """Return the tasks to deliver to the listener now, and mark them as in flight."""
@@ -273,7 +273,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         return self.service.next_tasks(ready, now_s)
 
     def next_time_s(self) -> float | None:
-        """Return the time at which the earliest pause of a delivery or of a fetch ends; None if no queue is
+        """Return the earliest time at which a paused delivery or a paused fetch may continue; None if no queue is
         paused."""
         times = [
             time_s
@@ -317,7 +317,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
             if not ending:
                 del self._ending[task.queue]
 
-    # Committing offsets
+    # Methods for committing offsets
 
     def commit_is_urgent(self) -> bool:
         """Return True if offsets must be committed now: a revoked queue waits for the commit, or a crash would

@@ -91,7 +91,7 @@ class Lease(NamedTuple):
 
     @property
     def all(self) -> int:
-        """A bit set with one bit for each offset of the lease, all set."""
+        """A bit mask of the lease in which the bit of each of its offsets is set."""
         return (1 << self.size) - 1
 
     @property

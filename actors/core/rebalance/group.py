@@ -10,9 +10,9 @@ is granted to its target only while no other member holds it. So two members nev
 queue waits until its old holder has released it or is considered dead (raymq.common.protocol.membership).
 
 No state survives the process. A new instance gets the holders from the members' heartbeats. It grants no queue that
-another member might hold until every member of the old instance has had time to send a heartbeat. `grace`: True if an
-earlier instance existed. If `grace` was not passed, the first heartbeat with a generation of another instance shows
-that one existed.
+another member might hold until every member of the old instance has had time to send a heartbeat. `grace`: True if the
+caller knows of an earlier instance. Otherwise the new instance detects an earlier instance by the first heartbeat that
+has a generation of that instance.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class RebalanceGroup:
         # Until this time, members may consume queues that an earlier instance granted and that they have not reported
         # to this instance yet.
         self._old_leases_end_s = started_s + session_timeout_s if old_leases_end_s is None else old_leases_end_s
-        # the group grants no queue before this time
+        # The time before which the group grants no queue.
         self._grants_from_s = self._old_leases_end_s if grace else started_s
         self._members: dict[str, _Member] = {}  # the members of the group by name, in the order of joining
         # member name → (the newest session offered to a process that uses this name, time of the offer)
@@ -313,7 +313,7 @@ class RebalanceGroup:
         may still be in use."""
         if generation and not self._first_generation <= generation <= self.generation:
             self._grants_from_s = max(self._grants_from_s, self._old_leases_end_s)
-        if generation > self.generation:  # the earlier instance had a later clock, so its generation is higher
+        if generation > self.generation:  # an earlier instance had a later clock: use a higher generation
             self.generation = generation + 1
 
     def _note_member(self, heartbeat: GroupHeartbeat, now_s: float) -> bool:
@@ -332,7 +332,7 @@ class RebalanceGroup:
             for queue in [queue for queue, holder in self._holder.items() if holder == name and queue not in holding]:
                 del self._holder[queue]
         for queue in holding:
-            # If another member already holds the queue, it keeps the queue: the queue was granted to it after the
+            # A queue that another member already holds stays with that member: it was granted the queue after the
             # reporting member was considered dead.
             self._holder.setdefault(queue, name)
 

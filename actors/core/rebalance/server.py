@@ -81,13 +81,13 @@ class RebalanceServer:
             for slot in slots
         }
         self._epochs = dict.fromkeys(self.leases, 0)  # slot → the epoch in which the slot's groups were created
-        self._versions = dict.fromkeys(self.leases, 0)  # slot → the newest version of any dropped group
-        self._lock = threading.Lock()  # guards every attribute, except the contents of the groups' entries
+        self._versions = dict.fromkeys(self.leases, 0)  # slot → newest version of any group dropped from the slot
+        self._lock = threading.Lock()  # lock that guards every attribute, except the contents of the groups' entries
         self._entries: dict[str, _Entry] = {}
         # topic → its queues; None if no NameServer has answered the request for the topic's queues
         self._topics: dict[str, TopicQueues | None] = {}
 
-    # Heartbeats
+    # Methods that answer heartbeats
 
     def heartbeat(self, group: str, heartbeat: Heartbeat, now_s: float) -> HeartbeatAnswer:
         """Answer a member's heartbeat; see RebalanceGroup.heartbeat and `note_steady`. Never raises an error: a failure
@@ -187,7 +187,7 @@ class RebalanceServer:
                 entry.core.set_queues(topic, known.queues, known.rooms)
         return unknown
 
-    # Routes of topics
+    # Methods for the routes of topics
 
     def topics(self) -> frozenset[str]:
         """All topics to which members of the server's groups subscribe."""
@@ -219,11 +219,11 @@ class RebalanceServer:
             for topic in self._topics.keys() - used:
                 del self._topics[topic]
 
-    # Expiry and slots
+    # Methods that drop expired members and groups, and methods for slots
 
     def sweep(self, now_s: float) -> None:
-        """Drop members that have sent no heartbeat for too long, groups without members, and the groups of lost
-        slots."""
+        """Drop members that have sent no heartbeat for too long, groups without members, and the groups of lost slots
+        (shares of all groups)."""
         with self._lock:
             for slot in self.leases:
                 self._drop_old_epochs(slot)
@@ -237,14 +237,14 @@ class RebalanceServer:
                     self._drop(group)
 
     def releasable(self, slot: int) -> bool:
-        """Return True if a slot may be released: no group of the slot has a member."""
+        """Return True if a slot (a share of all groups) may be released: no group of the slot has a member."""
         with self._lock:
             entries = [entry for group, entry in self._entries.items() if slot_of(group) == slot]
         return not any(entry.core.members for entry in entries)
 
     def _drop_old_epochs(self, slot: int) -> None:
-        """Drop the groups of a slot that were created in an earlier epoch: another actor may have served them in the
-        meantime.
+        """Drop the groups of a slot (a share of all groups) that were created in an earlier epoch: another actor may
+        have served them in the meantime.
 
         The caller holds the lock.
         """

@@ -36,13 +36,14 @@ from typing import Any, Final
 LOOK_INTERVAL_S: Final = 1.0
 VALID_S: Final = 4.0
 TAKE_OVER_AFTER_S: Final = 6.0
-"""If a slot's sign of life has not changed for this many seconds, another process claims the slot. Longer than Ray
-takes to restart a killed process."""
+"""If the sign of life of a slot (a share of all groups) has not changed for this many seconds, another process claims
+the slot. Longer than Ray takes to restart a killed process."""
 VERSION_STEP: Final = 1 << 40
 """Difference between the first versions of two consecutive epochs. Within one epoch, a group's generation grows by less
 than this."""
 CLAIMS_KEPT: Final = 1000
-"""Number of epochs after which a claim is deleted from the register. No process hangs for as many epochs."""
+"""Number of epochs for which a claim stays in the register before it is deleted. No hung process resumes so late that
+it still needs an older claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,17 +127,19 @@ class SlotLease:
         return self.held and now_s < self._valid_until_s
 
     def waits_for_old_leases(self, now_s: float) -> bool:
-        """Return True if leases that an earlier holder of the slot granted may still be in use."""
+        """Return True if members may still use queues that an earlier holder of the slot (a share of all groups)
+        granted."""
         return now_s < self.grants_from_s
 
     @property
     def holder(self) -> str:
-        """The name of the actor that holds the slot, as last known; empty if no actor has held the slot."""
+        """The name of the actor that holds the slot (a share of all groups), as last known; empty if no actor has held
+        the slot."""
         return self.claim.server
 
     def look(self, clock: Callable[[], float], wall_ns: Callable[[], int]) -> Look:
-        """Check the register: stay the holder of the slot, find another holder, or become the holder. Called every
-        LOOK_INTERVAL_S.
+        """Check the register: stay the holder of the slot (a share of all groups), find another holder, or become the
+        holder. Called every LOOK_INTERVAL_S.
 
         If a call of the register fails, the caller may throw the error into the generator. The error ends this check,
         and the next check continues. The register may have executed a failed call.
@@ -146,7 +149,8 @@ class SlotLease:
         began_s = clock()
         if not self.held:
             beats = yield from self._read_sign()
-            # True if the register accepted this process's claim, but its answer was lost
+            # True if the newest claim is already this process's own: the register accepted the claim, but its answer
+            # was lost.
             mine = self.claim.life == self._life
             if not mine and self._may_claim(beats, clock()) and not (yield from self._find_newer()):
                 yield from self._make_claim(wall_ns)
@@ -157,8 +161,8 @@ class SlotLease:
             yield from self._confirm(began_s)
 
     def release(self) -> Look:
-        """Release the slot permanently, because this process closes. The caller must make sure that no group of the
-        slot has a member."""
+        """Release the slot (a share of all groups) permanently, because this process closes. The caller must make sure
+        that no group of the slot has a member."""
         self._closed = True
         if self.held:
             self._let_go()
@@ -175,8 +179,8 @@ class SlotLease:
         return json.dumps({"epoch": self.epoch, "beats": self._beats, "released": released})
 
     def _read_sign(self) -> Generator[Get | Put | Drop, Any, int]:
-        """Read the sign of life of the slot's holder. Returns the holder's number of checks; -1 if the holder has not
-        written a sign of life."""
+        """Read the sign of life of the actor that holds the slot (a share of all groups). Returns the holder's number
+        of checks; -1 if the holder has not written a sign of life."""
         text = yield Get(self._sign_key)
         sign: dict[str, Any] = {"epoch": 0, "beats": -1, "released": False} if text is None else json.loads(text)
         if sign["epoch"] > self.epoch:
@@ -187,8 +191,8 @@ class SlotLease:
         return int(sign["beats"]) if current else -1
 
     def _find_newer(self) -> Generator[Get | Put | Drop, Any, bool]:
-        """Find newer claims of the slot whose holders have not written a sign of life yet. Returns True if such a claim
-        exists."""
+        """Find newer claims of the slot (a share of all groups) whose holders have not written a sign of life yet.
+        Returns True if such a claim exists."""
         found = False
         while (text := (yield Get(self._claim_key(self.epoch + 1)))) is not None:
             self.epoch, self.claim, self._released = self.epoch + 1, Claim.parse(text), False
@@ -221,7 +225,8 @@ class SlotLease:
         self._valid_until_s = float("-inf")
 
     def _confirm(self, began_s: float) -> Look:
-        """Stay the holder of the slot if no newer claim exists; otherwise give up the slot."""
+        """Stay the holder of the slot (a share of all groups) if no newer claim exists; otherwise give up the
+        slot."""
         newer = yield Get(self._claim_key(self.epoch + 1))
         if newer is not None:
             self._let_go()

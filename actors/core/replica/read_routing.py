@@ -34,8 +34,8 @@ class ReadRouting:
         return replace(result, pull_from=name) if name else result
 
     def pull_from(self, queue_id: int, next_offset: int, min_offset: int, max_offset: int, *, in_memory: bool) -> str:
-        """Return the storage actor from which a consumer should read a queue next, from `next_offset` on. Empty for
-        this actor.
+        """Return the storage actor from which a consumer should read a queue next, from `next_offset` on. Return an
+        empty text if the consumer should continue to read from this actor.
 
         `in_memory`: True if the consumer's next message is in memory.
         """

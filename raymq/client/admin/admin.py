@@ -106,9 +106,9 @@ class Admin(
 ):
     """Administration of topics, messages, groups, stores and NameServers.
 
-    Repeating a call is safe. Creating an object that already exists with the same settings succeeds, or raises an error
-    that says that the object exists. The same holds for deleting an object that is already deleted. `replay` sends no
-    message twice.
+    Repeating a call is safe. Creating an object that already exists with the same settings either succeeds, or raises
+    an error which states that the object exists. Deleting an object that is already deleted either succeeds, or raises
+    an error which states that the object does not exist. `replay` sends no message twice.
     """
 
     def brokers(self) -> dict[str, BrokerData]:

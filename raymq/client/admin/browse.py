@@ -124,7 +124,7 @@ class _Stream:
             self._held = found[::-1]
             self._begin = following if moved else self._begin
             if not moved and result.max_offset <= start:
-                self._begin = self._end  # the queue now ends before the span's end
+                self._begin = self._end  # the queue ends before the span: nothing is left to read
             return
         self._part += found
         self._begin = min(max(self._begin, result.min_offset), self._end)
@@ -251,7 +251,7 @@ def read_cursor(topic: str, cursor: str) -> tuple[list[Span], bool]:
 
 
 class BrowseAdmin(MessageAdmin):
-    """Administration with the call `browse`, which reads a topic page by page."""
+    """The administration call `browse`, which reads a topic page by page."""
 
     @bounded(
         begin_ms=POINT_IN_TIME_MS,

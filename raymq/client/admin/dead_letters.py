@@ -3,10 +3,10 @@
 Dead letters are stored in `%DLQ%group`, one queue per broker group, until retention deletes them. A replay sends a dead
 letter to its group again. Only this group consumes the message, as a first attempt, and the message keeps its id.
 
-The group's committed offset in the dead-letter queue separates the dead letters that were already replayed in order. A
-dead letter that was chosen by its place has, after its replay, a copy in the group's retry topic. The copy has the same
-id, a later store time and no attempts. The committed offset and this copy prevent a second replay of a dead letter. A
-replay that is interrupted may send its last message twice.
+If dead letters are replayed in order, the group's committed offset in the dead-letter queue lies after the last
+replayed dead letter. A dead letter that was chosen by its place has, after its replay, a copy in the group's retry
+topic. The copy has the same id, a later store time and no attempts. The committed offset and this copy prevent a second
+replay of a dead letter. A replay that is interrupted may send its last message twice.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ class DeadLetters(OfProcess):
 
 
 class _Pace:
-    """Limits a loop to `rate` steps per second. A loop that is late catches up on the steps of at most one
+    """Limits a loop to `rate` steps per second. If the loop is late, it makes up for the missed steps of at most one
     second."""
 
     def __init__(self, rate: float | None) -> None:

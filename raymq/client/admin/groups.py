@@ -184,8 +184,9 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         offsets_reset(group, ADMIN_TIMEOUT_S)
 
     def allow(self, group: str, topic: str) -> None:
-        """Allow a group to read a topic again that `forbid` has forbidden. Members read it within seconds, from their
-        committed offsets. A repeated call changes nothing. Raises GroupNotExistError if the group does not exist."""
+        """Allow a group to read a topic that `forbid` has forbidden. Members read the topic again within seconds, from
+        their committed offsets. A repeated call changes nothing. Raises GroupNotExistError if the group does not exist.
+        """
         self.group_config(group)
         check_topic(topic)
         for broker_name in self._recent_broker_names():
@@ -350,7 +351,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
             try:
                 answers.append(self._call_broker(broker_name, method, *args))
             except GroupNotExistError:
-                continue  # this broker group does not have the group
+                continue  # skip a broker that does not have the consumer group
         if not answers:
             raise self._group_not_exist(group)
         return answers

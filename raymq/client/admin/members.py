@@ -37,8 +37,8 @@ RUNNING_TIMEOUT_S: Final = 10.0
 CONSUME_TIMEOUT_S: Final = 28.0
 """Default timeout in seconds for a listener that `consume_directly` calls with one message."""
 LISTENS_WITHIN_S: Final = 3.0
-"""Time in seconds in which a client begins to poll a broker for queries, after the client has started or its previous
-broker has stopped."""
+"""Time in seconds within which a client begins to poll a broker for queries, after the client has started or its
+previous broker has stopped."""
 CLIENTS_AT_ONCE: Final = 4
 ASK_GRACE_S: Final = 5.0
 """Extra time in seconds, beyond the client's timeout, in which a broker must forward a query and return the

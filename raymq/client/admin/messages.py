@@ -145,7 +145,7 @@ class MessageAdmin(AdminBase):
                     partial(_call_with_time_left, storage.record_at, (physical_offset,)),
                 )
             except (InvalidArgumentError, DataLossError):
-                continue  # no record of this store starts at `physical_offset`
+                continue  # skip this store: none of its records starts at `physical_offset`
             # The damaged record may have the wanted id. Continue, because another store may have the message undamaged.
             except BodyUnreadableError as error:
                 damaged.append(_damaged(MessageQueue(topic, broker_name, -1), physical_offset, error.reason))

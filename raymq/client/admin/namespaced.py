@@ -147,7 +147,7 @@ class _Translation:
         }
         if type(value) is dict or not isinstance(value, dict):
             return made
-        kept = copy.copy(value)  # a subclass of dict keeps its class and its own attributes
+        kept = copy.copy(value)  # copy the value, so that a subclass of dict keeps its class and its own attributes
         kept.clear()
         kept.update(made)
         for name, own in vars(value).items():

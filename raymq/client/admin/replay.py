@@ -95,7 +95,7 @@ class Replay:
 
 
 class ReplayAdmin(MessageAdmin):
-    """Administration with the call `replay`, which sends stored messages again."""
+    """The administration call `replay`, which sends stored messages again."""
 
     @bounded(max_messages=POSITIVE, rate=RATE, begin_ms=POINT_IN_TIME_MS, end_ms=POINT_IN_TIME_MS)
     def replay(

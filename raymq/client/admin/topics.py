@@ -175,7 +175,7 @@ class TopicAdmin(AdminBase):
             try:
                 self._call_broker(broker_name, "delete_topic", topic)
             except TopicNotExistError:
-                continue  # an earlier call deleted the topic on this broker
+                continue  # skip this broker: an earlier call deleted the topic on it
         self._routes.invalidate(topic)
 
     @bounded(reserve_time_s=RESERVE_TIME_RANGE)

@@ -121,7 +121,7 @@ class LocalRay:
             self._directory = None
 
     def _set_environment(self, values: dict[str, str]) -> None:
-        for name in (*values, "RAY_AUTH_MODE"):  # Ray sets RAY_AUTH_MODE itself
+        for name in (*values, "RAY_AUTH_MODE"):  # Ray itself sets RAY_AUTH_MODE, so restore it, too
             self._environment[name] = os.environ.get(name)
         os.environ.update(values)
 
@@ -193,7 +193,7 @@ def _take_terminal(group: int | None) -> None:
 def _give_terminal_back(group: int | None) -> None:
     if group is not None and group != os.getpgrp():
         _set_foreground(group)
-        with contextlib.suppress(OSError):  # the other processes of the group may have ended
+        with contextlib.suppress(OSError):  # ignore the error: the other processes of the group may have ended
             os.setpgid(0, group)
 
 
@@ -201,7 +201,7 @@ def _set_foreground(group: int) -> None:
     # The signal SIGTTOU stops a background process that takes the terminal. So block this signal first.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
     try:
-        with contextlib.suppress(OSError):  # the terminal may be closed
+        with contextlib.suppress(OSError):  # ignore the error: the terminal may be closed
             os.tcsetpgrp(sys.stdin.fileno(), group)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

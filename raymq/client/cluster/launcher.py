@@ -32,7 +32,8 @@ LAUNCHER_END_TIMEOUT_S: Final = 60.0
 """Timeout in seconds for the launch process to exit after it has answered."""
 
 ProgressCallback = Callable[[str], None]
-"""Function that is called when a step begins, with the name of the step."""
+"""Function that is called with the name of each step of an action on the servers (such as a start), when the step
+begins."""
 
 
 def launch(

@@ -132,7 +132,7 @@ def drain(node: str, undo: bool, address: str | None, progress: ProgressCallback
 
 
 def balance(address: str | None, progress: ProgressCallback) -> dict[str, Any]:
-    """Make the in-sync replica that is first by priority the master, in each broker group
+    """In each broker group, make the in-sync replica that comes first by priority the master
     (placement.operations)."""
     return _operate("balance", address, progress)
 

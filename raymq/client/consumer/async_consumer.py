@@ -93,8 +93,8 @@ def submit_call(
 ) -> tuple[Future[T], asyncio.Future[T]]:
     """Start a call in a thread of a pool. Returns the concurrent future and the event loop's future.
 
-    Run this function aside (in a helper thread). If a signal handler interrupted it, a starting thread could be lost,
-    or the event loop might never get the result.
+    Call this function in a helper thread. If a signal handler interrupted it, the pool could lose a thread that is
+    starting, or the event loop might never get the result.
     """
     made = pool.submit(call)
     return made, asyncio.wrap_future(made, loop=loop)

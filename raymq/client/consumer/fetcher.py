@@ -1,8 +1,8 @@
 """Fetcher reads a consumer instance's queues by long polls, in a few threads per storage actor.
 
 Pull and push consumers use it, in the user's process and in Pull actors. The owner of a Fetcher is the consumer that
-made it. The owner's functions choose the queues and offsets to read, and take the results. So the owner has all state
-about queues; the Fetcher has only threads, and pauses after failures.
+created it. The owner's functions choose the queues and offsets to read, and receive the results. The owner keeps all
+state about queues. The Fetcher keeps only its threads and their pauses after failures.
 
 One thread per storage actor fetches from all wanted queues of the actor in one call. A queue may become wanted while
 that thread waits in its long poll: the queue was granted, its buffer has capacity again, or its offset was moved. A
@@ -50,8 +50,9 @@ READERS_MAX: Final = 3
 """Maximum number of reader threads per storage actor. If all of them wait in a long poll, a newly wanted queue waits
 until one long poll ends."""
 FURTHER_AFTER_S: Final = 0.005
-"""Time in s for which a further reader thread leaves a newly wanted queue to the first reader thread. The first thread
-fetches from several queues in one call. Unless it waits in its long poll, its call returns in less than this time."""
+"""Time in s that a further reader thread waits before it fetches from a newly wanted queue. The first reader thread
+fetches from several queues in one call. Unless it waits in its long poll, its call returns within this time, and it
+then fetches from the new queue too."""
 FETCH_CALL_TIMEOUT_S: Final = 10.0
 OTHERS_TIMEOUT_S: Final = 3.0
 """Timeout in s of a fetch if the queue could be read from another replica instead. It replaces
@@ -96,15 +97,16 @@ class _Readers:
 
 
 class Fetcher:
-    """Reads from every storage actor that has wanted queues. Several threads call the functions below.
+    """Reads the wanted queues from their storage actors. The owner passes the callbacks below; several threads call
+    them.
 
-    `wanted()` returns the next offset of each queue that may be fetched from now; `assigned()` returns all queues;
-    `request(queue, offset)` creates one read; `storages(queue)` names the storage actors that may be read from, the
-    master first; `storage(name)` connects to a storage actor. `deliver(queue, from_offset, result)` takes one result.
-    `outdated(queue)` is called if the queue could not be read from the storage actor that its route names. `lost(queue,
-    from_offset, error)` is called if the queue's next message is lost, or its predicate failed on the message.
-    `found(queue, name)` is called when the queue's storage actor was found. `predicate(queue)` returns the predicate
-    that filters the queue, or None.
+    `wanted()` returns the queues that may be fetched at present, each with its next offset; `assigned()` returns all
+    queues. `request(queue, offset)` creates the request of one read. `storages(queue)` returns the names of the storage
+    actors that serve reads of the queue, the master first. `storage(name)` connects to a storage actor. `deliver(queue,
+    from_offset, result)` receives one result. `outdated(queue)` is called if the storage actor in the queue's route
+    could not read the queue. `lost(queue, from_offset, error)` is called if the queue's next message is lost, or if the
+    predicate failed on this message. `found(queue, name)` is called when the queue's storage actor was found.
+    `predicate(queue)` returns the predicate that filters the queue, or None.
     """
 
     def __init__(
@@ -171,8 +173,8 @@ class Fetcher:
         predicate: Callable[[MessageQueue], GroupPredicate | None] = lambda queue: None,
         in_place: bool = False,
     ) -> Fetcher:
-        """Create a Fetcher that finds the storage actors through the routes of a cluster. `in_place`: `deliver` also
-        takes FoundInPlace results (raymq.remoting.storage_client)."""
+        """Create a Fetcher that finds the storage actors through the routes of a cluster. `in_place`: True if the
+        callback `deliver` also accepts FoundInPlace results (raymq.remoting.storage_client)."""
         return cls(
             wanted=wanted,
             assigned=assigned,
@@ -221,7 +223,8 @@ class Fetcher:
         self._call_finder()
 
     def unanswered(self, name: str, queues: Sequence[MessageQueue]) -> None:
-        """Start a new search for the storage actors of these queues, because `name` does not answer."""
+        """Start a new search for the storage actors of these queues, because the storage actor `name` does not
+        answer."""
         self._look_again(name, [(queue, 0) for queue in queues])
 
     def stop(self) -> None:
@@ -308,7 +311,8 @@ class Fetcher:
             readers.further_idle -= 1
 
     def _due(self) -> dict[MessageQueue, int]:
-        """Return the wanted positions, without positions whose message was found lost in the last LOSS_PAUSE_S."""
+        """Return the wanted positions, except positions whose message was reported lost within the last
+        LOSS_PAUSE_S."""
         wanted, now_s = dict(self._wanted()), time.monotonic()
         for queue, (offset, until_s) in self._left_out.copy().items():
             if wanted.get(queue) == offset and now_s < until_s:
@@ -377,8 +381,8 @@ class Fetcher:
         self._lost(queue, offset, error)
 
     def _choose_again(self, queues: Sequence[MessageQueue], name: str, results: Sequence[FetchResult]) -> None:
-        """Start a new search for the storage actor of each queue for which the answer of `name` names another replica
-        to read."""
+        """Start a new search for the storage actor of a queue if the answer of storage actor `name` names another
+        replica to read the queue from."""
         if self._alone.get(name, True):
             return
         now_s, again = time.monotonic(), []
@@ -460,8 +464,8 @@ class Fetcher:
         missed: set[MessageQueue] = set()
         silent: set[str] = set()
         for queue in queues:
-            # No storage actor was found for another queue of this broker group. A search for this queue would wait for
-            # the same failure.
+            # Skip this queue. No storage actor was found for another queue of the same broker group, so a search for
+            # this queue would only wait and fail too.
             if queue.broker_name in silent:
                 missed.add(queue)
                 continue

@@ -161,8 +161,8 @@ class GroupOffsets:
 
 
 def _in_parts(table: Mapping[str, Mapping[int, int]]) -> Iterator[dict[str, Mapping[int, int]]]:
-    """Split a table of queues by topic into smaller tables. Each of them has whole topics and about STARTS_PER_CALL
-    queues."""
+    """Split a table of queues by topic into smaller tables of about STARTS_PER_CALL queues. All queues of a topic are
+    in the same table."""
     part: dict[str, Mapping[int, int]] = {}
     for topic, by_queue in table.items():
         part[topic] = by_queue

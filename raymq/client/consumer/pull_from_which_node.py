@@ -1,8 +1,9 @@
 """PullFromWhichNode chooses the replica from which a consumer reads each queue, as RocketMQ's pullFromWhichNode does.
 
-The choice is the master, unless an answer named another replica, or the last replica failed. For AVOID_S after a
-failure, a replica is not chosen if there is another replica. After STAY_S on another replica the consumer tries the
-master again. A slave that has lost its connection to the master cannot detect that clients still reach the master.
+By default a queue is read from the master. Another replica is chosen if an answer named it, or if a call to the master
+has failed. A replica that failed is avoided for AVOID_S, if there is another replica. The consumer tries the master
+again after STAY_S on another replica. A slave without a connection to its master cannot detect that clients still reach
+the master.
 
 This module uses no threads, no clock and no remote calls; times are in s. The state is lost when the process ends.
 """

@@ -1,5 +1,5 @@
-"""One-time reads from a queue, for `Broker.pull` and `Admin`: one fetch, which is decoded and filtered by its tags'
-text.
+"""One-time reads from a queue, for `Broker.pull` and `Admin`. Each read makes one fetch, decodes its messages, and
+selects messages by the text of their tags.
 
 A damaged record becomes a damaged message (`raymq.records.format.decode`); all other records are decoded.
 """

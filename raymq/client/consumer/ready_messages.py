@@ -1,8 +1,9 @@
-"""Counts a consumer's ready messages, which it could fetch but has not fetched: their number, and the age of the first
-message.
+"""Measures a consumer's ready messages (messages that it could fetch but has not fetched): their number, and the age of
+the first message.
 
-For metrics only. Every 10 s one call per broker group requests the numbers of the queues that may have ready messages.
-If a queue's fetch waits for a message, all its messages were fetched, so no call includes this queue.
+For metrics only. Every 10 s, one call per broker group requests these values for all queues that may have ready
+messages. If a queue's fetch waits for a message, all messages of the queue were fetched, so no call includes this
+queue.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ logger = logging.getLogger(__name__)
 
 
 class QueueState(NamedTuple):
-    """State of one queue of a consumer, for metrics: `figures` without `ready` and `queueing_ms`, the next offset to
-    fetch, and the last known visible end. `ask`: True if the queue may have more messages."""
+    """State of one queue of a consumer, for metrics: the `figures`, the next offset to fetch, and the last known
+    visible end. The fields `ready` and `queueing_ms` of the `figures` are not set yet. `ask`: True if the queue may
+    have more messages."""
 
     queue: MessageQueue
     figures: ConsumerFigures

@@ -50,7 +50,7 @@ START_REBALANCE_TIMEOUT_S: Final = 10.0
 LEAVE_TIMEOUT_S: Final = 3.0
 RESET_TIMEOUT_S: Final = 20.0
 AGAIN_S: Final = 0.25
-"""Pause in s before a heartbeat is resent that no Rebalance actor has accepted."""
+"""Pause in s before the client resends a heartbeat that no Rebalance actor has accepted."""
 SOON_S: Final = 0.05
 """First pause in s before the next heartbeat, if the group's answer was incomplete. The pause doubles with each further
 incomplete answer."""
@@ -58,8 +58,8 @@ TURNS_MAX: Final = 3
 """Maximum number of times in a row that a heartbeat is resent without a pause (with a new session, or to another
 actor)."""
 CHECK_TIMEOUT_S: Final = 1.0
-"""Timeout in s of the check that the members of a group have the same subscription. A consumer makes it before it joins
-its group."""
+"""Timeout in s of the check that the members of a group have the same subscription. A consumer makes this check before
+it joins its group."""
 SILENCE_S: Final = 5.0
 """Time in s without an answer from the group after which a member gets an error."""
 IDLE_LINK_S: Final = 10.0
@@ -495,8 +495,8 @@ def call_holder(group: str, method: str, timeout_s: float) -> Any:
 def check_expressions(
     group: str, member: str, expressions: Mapping[str, str], timeout_s: float = CHECK_TIMEOUT_S
 ) -> None:
-    """Raise SubscriptionConflictError if another member of the group than `member` subscribes to one of these topics
-    with another expression. `expressions`: expressions by topic, in the form for administrators. If no Rebalance actor
+    """Raise SubscriptionConflictError if a group member other than `member` subscribes to one of these topics with
+    another expression. `expressions`: expressions by topic, in the form for administrators. If no Rebalance actor
     answers in time, nothing is raised; later heartbeats report the conflict."""
     try:
         described = call_holder(group, "describe_group", timeout_s)
@@ -513,8 +513,8 @@ def check_expressions(
 def offsets_reset(group: str, timeout_s: float = RESET_TIMEOUT_S) -> None:
     """Notify a group's members, by their next heartbeats, that brokers have reset offsets of the group.
 
-    Safe to repeat. A group without members is not an error. Neither is a Rebalance actor that has just died, because
-    every member finds that the next actor's offsets version is new. Raises RequestTimeoutError or
+    Safe to repeat. Raises no error if the group has no members. Raises no error either if the Rebalance actor has just
+    died: every member finds that the next actor's offsets version is new. Raises RequestTimeoutError or
     ServiceNotAvailableError if no actor answers for the group; its members then get the reset with their next commit.
     """
     call_holder(group, "offsets_reset", timeout_s)

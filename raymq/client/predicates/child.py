@@ -52,7 +52,7 @@ class PredicateMain:
         self._function, self._load, self._progress = function, load, progress
         self._log: tuple[StoreLog, LogReader] | None = None
         self._set_again_s = 0.0
-        """Time from which the alarm timer must be set again before a call of the predicate."""
+        """Monotonic time from which a call of the predicate must set the alarm timer again."""
 
     def evaluate(self, frame: Evaluate) -> PredicateAnswer:
         """Call the predicate function for each record, within the frame's time limit."""

@@ -41,7 +41,7 @@ CHILD_START_TIMEOUT_S: Final = 30.0
 """Timeout in s for starting a predicate's process and loading its function, including the modules that the function
 imports."""
 GRACE_S: Final = 2.0
-"""Time in s, after a call's time limit has passed, after which the runner kills the predicate's process. Normally the
+"""Extra time in s, after a call's time limit has passed, before the runner kills the predicate's process. Normally the
 process ends itself, unless it hangs or has changed the handling of SIGALRM."""
 END_TIMEOUT_S: Final = 5.0
 COPIED_MAX_BYTES: Final = 8 << 20
@@ -126,7 +126,8 @@ class PredicateProcess:
         send_frame(connection, msgspec.structs.replace(frame, body_max_bytes=body_max_bytes()))
         index = -1
         while True:
-            # The time limit applies to each message, so a process whose message index advances is not too slow.
+            # The time limit applies to each message. So the process has hung only if its message index has not
+            # advanced.
             connection.settimeout(self._predicate.timeout_s + GRACE_S)
             try:
                 first = connection.recv(1, socket.MSG_PEEK)

@@ -107,7 +107,7 @@ class PredicateRunner:
                 idle = not self._fetches and time.monotonic() - self._fetched_s > self._idle_s
             if idle:
                 self._process.close()
-                ray.kill(self._me)  # an intended kill, for which Ray reports no actor death
+                ray.kill(self._me)  # the actor kills itself: for an intended kill, Ray reports no actor death
                 return
 
 

@@ -30,7 +30,7 @@ SCAN_S: Final = 0.5
 SCAN_MAX_BYTES: Final = 256 << 20
 """Maximum bytes of records in mapped files that are checked together. Such records are not copied."""
 SCAN_COPIED_MAX_BYTES: Final = 8 << 20
-"""Maximum bytes of records outside mapped files, which are copied, that are checked together."""
+"""Maximum bytes of records that are checked together if the records are not in mapped files, and so are copied."""
 FAILURE_KEPT_S: Final = 30.0
 """Time in s for which a message is not retried if the predicate function hung on it or ended its process. Each attempt
 costs a process."""
@@ -49,8 +49,8 @@ class RecordSource(Protocol):
 
 
 Evaluate = Callable[[LocatedRecords, float, StoreLog | None], Evaluated]
-"""Function that evaluates a predicate on records until a time on `time.monotonic`'s clock. The records may be in a
-log's files."""
+"""Function that evaluates a predicate on records and stops at a deadline, a time on `time.monotonic`'s clock. Its last
+argument is the log in whose mapped files the records lie, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +160,8 @@ class PredicateScan:
         return evaluated
 
     def _lately(self, queue: MessageQueue) -> dict[int, str]:
-        """Return the messages of a queue on which the predicate function's process has recently ended: the reason by
-        offset."""
+        """Return the reason, by offset, for each message of a queue on which the predicate function's process has
+        recently ended."""
         with self._lock:
             endings, now_s = self._endings.get(queue), self._clock()
             return {} if not endings else {at: why for at, (why, until_s) in endings.items() if until_s > now_s}

@@ -44,7 +44,7 @@ class GroupPredicate:
     predicate: Predicate
 
     def read_from(self, storage: StorageClient) -> PredicateStorage:
-        """Return the storage actor's store as it is read through this predicate."""
+        """Return a PredicateStorage, which reads the store of `storage` through this predicate."""
         return PredicateStorage(storage, self)
 
 
@@ -82,7 +82,7 @@ class PredicateStorage:
             return self._not_set_up(requests, f"the predicate's runtime_env cannot be set up: {error}")
         except ActorGoneError:
             self._forget(runner)
-            # If the storage actor has ended too, this call raises and updates the client.
+            # Call the storage actor itself: if it has ended too, this call raises that error and updates the client.
             self._storage.fetch(requests, 0, 0.0, timeout_s)
             raise
 
@@ -102,8 +102,8 @@ class PredicateStorage:
             return self._here
 
     def _find_runner(self) -> tuple[HandleRef, bool]:
-        """Return the PredicateRunner on the storage actor's node that acts as this process's user. Creates the runner
-        if needed. Also returns True if the runner may be new."""
+        """Return the PredicateRunner that runs on the storage actor's node in the name of this process's user. Creates
+        the runner if needed. Also returns True if the runner may be new."""
         node_id, user = self._storage.describe().node_id, identity.present()
         with self._lock:
             if self._runner is not None and self._runner[0] == node_id:

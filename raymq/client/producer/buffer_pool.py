@@ -256,6 +256,6 @@ class BufferPool:
 def end_all(futures: Iterable[Future[None]]) -> None:
     """Complete the futures of waiters and flushes. Called without the pool's lock."""
     for future in futures:
-        # the result is False if a coroutine stopped waiting and cancelled the future
+        # `set_running_or_notify_cancel` returns False if a coroutine stopped waiting and cancelled the future
         if future.set_running_or_notify_cancel():
             future.set_result(None)

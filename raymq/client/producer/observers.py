@@ -109,7 +109,8 @@ class SendTrace(SendObserver):
     ) -> None:
         """Record stored messages in the trace. The trace's own messages are not recorded."""
         if topic != self._dispatcher.topic:
-            # `put` takes the dispatcher's lock, which its thread takes too. A signal handler must not interrupt `put`.
+            # `put` takes the dispatcher's lock, which the dispatcher's thread takes too. A signal handler must not
+            # interrupt `put`.
             aside(self._dispatcher.put, Sent(self._group, topic, messages, results, took_ms, now_ms()))
 
     def recalled(self, topic: str, message_id: str, *, success: bool) -> None:

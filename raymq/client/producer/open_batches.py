@@ -57,8 +57,8 @@ class OpenBatches:
             cost = cost_bytes(message)
         now_s = self._clock()
         place = self._place(message, where, now_s) if where else message.topic
-        # A signal handler may raise after each call in this block. So `append` is the last change after
-        # `extend_locked`.
+        # A signal handler may raise after each call in this block. So after `extend_locked` has allocated the space, no
+        # call follows except the final `append`.
         with self._lock:
             batch = self._batches.get(place)
             if (

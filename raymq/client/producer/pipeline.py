@@ -382,7 +382,8 @@ class SendPipeline:
         except RaymqError:
             return False  # the topic's route is unknown now, or this producer is closing
         before, stored = batch.sends.queue, queue
-        if before.topic != batch.topic:  # a delayed batch waits in the same system queue of the other broker
+        # the batch is delayed: it must wait in the same system queue, but at the other broker
+        if before.topic != batch.topic:
             stored = MessageQueue(before.topic, queue.broker_name, before.queue_id)
         with self._lock:
             if self._closed or sender.closed:

@@ -142,10 +142,10 @@ class Producer(Closing):
         """Enqueue one message for sending and return a future. The future has the result or the error that `send` would
         return or raise.
 
-        Blocks only while the buffer is full, or while no NameServer can answer if the topic exists. If this lasts for
-        the send timeout, raises SystemBusyError for the full buffer, or ServiceNotAvailableError for the missing
-        NameServer. Callbacks of the future run in the thread that sends: they should be short, and must not wait for
-        another send. The future can be awaited, too.
+        Blocks only while the buffer is full, or while it is unknown if the topic exists because no NameServer answers.
+        If this lasts for the send timeout, raises SystemBusyError for the full buffer, or ServiceNotAvailableError for
+        the missing NameServer. Callbacks of the future run in the thread that sends: they should be short, and must not
+        wait for another send. The future can be awaited, too.
         """
         future = self._open_batches.join(message, where)
         if future is None:
@@ -238,8 +238,8 @@ class Producer(Closing):
         return pending.future
 
     def begin_request(self, message: Message, timeout_s: float) -> PendingRequest:
-        """Register a request that waits for a reply; the caller sends the request's message next. The first request to
-        a broker group makes remote calls."""
+        """Register a request before its message is sent; the caller sends the message next. If the request is the first
+        to a broker group, this call makes remote calls."""
         if self._requests is None:
             raise ClientStateError(
                 "this kind of producer cannot send requests; create a producer with client.producer(...)"

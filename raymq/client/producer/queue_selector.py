@@ -175,8 +175,8 @@ def own_queue(message: Message, where: DestinationOptions) -> MessageQueue | Non
 
 @dataclass(slots=True)
 class _Turn:
-    """The current turn of `queue`, one of a topic's `queues`, to receive messages. The turn began at `since_s`; `used`
-    messages were sent in it."""
+    """The turn of `queue`, one of a topic's `queues`: during the turn, messages go to this queue. The turn began at
+    `since_s`; `used` messages were sent in it."""
 
     queues: tuple[MessageQueue, ...]
     queue: MessageQueue
@@ -217,14 +217,14 @@ class QueueTurns:
             return turn.queue
 
     def used(self, topic: str, count: int) -> None:
-        """Count `count` more messages in the turn of the queue to which a topic's messages go now."""
+        """Add `count` to the number of messages that were sent in the current turn of a topic."""
         with self._lock:
             turn = self._current.get(topic)
             if turn is not None:
                 turn.used += count
 
     def next_at_another_broker(self, route: TopicRoute, broker_name: str, now_s: float) -> MessageQueue | None:
-        """Return a queue of another broker than `broker_name`, which failed. Returns None if no other broker is
+        """Return a queue of a broker other than `broker_name`, which failed. Returns None if no other broker is
         reachable."""
         others = [queue for queue in route.publish_queues if queue.broker_name != broker_name]
         for good in (self._faults.available, self._faults.reachable):

@@ -24,9 +24,9 @@ messages, and their cost in bytes."""
 class PlacedSend(Struct, eq=False):
     """The batches that contain the messages of one send call.
 
-    `batches`: for each batch, the batch, the indices in the call of its messages from this call, and the index in the
-    batch of the first of these messages. `at_once`: if set, the caller must send the only batch itself, through this
-    sender to this target.
+    `batches`: one entry for each batch. An entry has the batch, the call's indices of the messages in the batch, and
+    the index of the first of these messages in the batch. `at_once`: None, or a sender and a target; the caller must
+    then send the only batch itself, through this sender to this target.
     """
 
     batches: list[tuple[SendBatch, Sequence[int], int]]

@@ -123,7 +123,7 @@ class SingleSends:
 
     def _next(self, before: SendTurn, now_s: float) -> SendTurn | None:
         """Begin the turn of the topic's next queue, after the turn `before` has expired. Returns None if the pipeline
-        must select the queue. That includes each message that names its queue."""
+        must select the queue. The pipeline always selects it for messages that name their queue."""
         topic = before.sends.queue.topic
         if self._turns.get(topic) is not before:
             return None

@@ -229,7 +229,8 @@ class _TableProgress:
             if isinstance(outcome, Acknowledged):
                 self._acknowledged.add(outcome)
             elif self.failure is None or isinstance(outcome, SendUnknownError):
-                self.failure = outcome  # SendUnknownError replaces other errors, because its rows may be stored
+                # SendUnknownError replaces other errors, because the rows that failed with it may be stored
+                self.failure = outcome
             self._end(end - first)
 
     def not_taken(self, count: int) -> None:

@@ -21,7 +21,8 @@ from raymq.common.protocol.request_reply import RequestStatistics
 REQUESTS_MAX: Final = 10_000
 """Maximum number of requests of one client that may wait at the same time."""
 _ENDING_S: Final = 5.0
-"""Extra time in seconds after its deadline for which a request waits for the thread that expires requests."""
+"""Extra time in seconds, after its deadline, that a request waits. The thread that expires requests should complete the
+request in this time."""
 
 
 class WaitingRequest:

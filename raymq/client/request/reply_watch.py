@@ -136,8 +136,8 @@ class ReplyWatch:
             self._core.out_of_range(queue, offset, offset + 1)
 
     def _take_found(self) -> bool:
-        """Decode the buffered replies, and pass each reply to this client to `take` once. Returns True if any record
-        was buffered."""
+        """Decode the buffered replies, and call `take` once with each reply that is for this client. Returns True if
+        any record was buffered."""
         any_found = False
         with self._taking:
             while True:

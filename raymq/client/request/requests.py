@@ -122,8 +122,8 @@ class ClientRequests:
                 continue
             with self._lock:
                 if not self._watch.watches(replies):
-                    # Send this client's heartbeat before a reply can arrive, because the replier queries the broker if
-                    # this client is alive.
+                    # Send this client's heartbeat before a reply can arrive, because the replier asks the broker
+                    # whether this client is alive.
                     self._heartbeats.send_now(data.broker_name)
                     self._watch.begin(replies)
                     begun = True

@@ -122,8 +122,8 @@ def _cut(item: OffsetRange, count: int) -> Iterable[OffsetRange]:
 
 
 def _cut_by_bytes(item: OffsetRange, profile: Sequence[int], count: int) -> Iterable[tuple[OffsetRange, int]]:
-    """Cut a range into `count` pieces of about the same bytes, and yield each piece with its bytes. `profile`: the
-    bytes of each of several equally long parts of the range."""
+    """Cut a range into `count` pieces of about equal size in bytes, and yield each piece with its size. `profile`: the
+    size in bytes of each of several equally long parts of the range."""
     total = sum(profile)
     if not total:
         yield from ((piece, 0) for piece in _cut(item, count))

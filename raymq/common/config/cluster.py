@@ -73,8 +73,8 @@ class BrokerOptions(SettingsSection):
     """Maximum number of other client calls that wait for a thread at a broker: calls about groups, offsets, topics and
     transactions."""
     wait_time_in_client_manager_queue_ms: Annotated[int, Field(ge=1, le=600_000)] = 5000
-    """How long one of the client calls that `client_manager_queue_capacity` counts waits for a thread before the broker
-    refuses the call as busy."""
+    """How long a client call waits for a thread before the broker refuses the call as busy. Applies to the calls that
+    `client_manager_queue_capacity` limits."""
 
     @property
     def registration_interval_s(self) -> float:
@@ -210,8 +210,8 @@ class ClusterSettings(SettingsSection):
     rebalance_servers: Annotated[int, Field(ge=1, le=REBALANCE_SLOTS)] = 2
     """Number of Rebalance actors. Each actor serves a share of the consumer groups."""
     broker_groups: Annotated[int, Field(ge=1, le=BROKER_GROUPS_MAX)] = 1
-    """Number of broker groups. The queues of a topic are divided among the broker groups. If this key is not set, all
-    broker groups start whose stores exist in the data directories."""
+    """Number of broker groups. The queues of a topic are divided among the broker groups. If this key is not set,
+    `raymq up` also starts all broker groups whose stores exist in the data directories."""
     leave_out: Annotated[tuple[str, ...], Field(max_length=260)] = ()
     """Broker groups (`broker-b`) and replicas (`broker-a-2`) that must not start, although their stores are on
     disk."""

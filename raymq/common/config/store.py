@@ -121,7 +121,7 @@ class StoreOptions(SettingsSection):
     """`true`: recovery checks the CRC of each body. `false`: recovery checks only the structure of the records."""
     enabled_append_prop_crc: bool = False
     """`true`: the last property of each record is a CRC over the whole record. Recovery, replicas and readers check
-    this CRC. `true` reduces the store's throughput by most of its value."""
+    this CRC. With `true`, the store loses most of its throughput."""
     force_verify_prop_crc: bool = False
     """`true`: recovery checks the record's CRC property instead of the body's CRC. A record without the CRC property
     counts as damaged."""
@@ -159,7 +159,7 @@ class StoreOptions(SettingsSection):
     `file_reserved_time_hours`, consumed or not. `false`: young messages stay, and the store refuses appends while its
     disk is full."""
     os_page_cache_busy_timeout_ms: Annotated[int, Field(ge=1, le=600_000)] = 1000
-    """Duration of an append in progress after which the store refuses other appends as busy."""
+    """If one append takes longer than this time, the store refuses other appends as busy."""
     send_queue_capacity: Annotated[int, Field(ge=1, le=1 << 20)] = 10_000
     """Maximum number of appends in flight at a store. Further appends get `SystemBusyError`."""
     wait_time_in_send_queue_ms: Annotated[int, Field(ge=1, le=600_000)] = 200

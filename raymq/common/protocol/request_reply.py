@@ -91,7 +91,7 @@ class ReplyStatistics:
 
 
 class PendingRequest(Protocol):
-    """A request whose reply a producer waits for (raymq.client.request.pending). The object exists before and after the
+    """A request of a producer that waits for the reply (raymq.client.request.pending). The object is created before the
     request is sent."""
 
     @property
@@ -129,7 +129,7 @@ class Requests(Protocol):
 
 
 def request_message(message: Message, correlation_id: str, client_id: str, cluster: str, ttl_ms: int) -> SystemMessage:
-    """Return `message` as a request message. Properties are added that name the client, and the time for which the
+    """Return `message` as a request message. The added properties contain the client's id, and the time for which the
     client waits for the reply."""
     asked = {
         PROPERTY_CORRELATION_ID: correlation_id,

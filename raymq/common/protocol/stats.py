@@ -99,8 +99,8 @@ class GroupTotals:
 @dataclass(frozen=True, slots=True)
 class BrokerReadings:
     """A broker's statistics at one moment. `topics`: metrics by topic. `groups`: metrics by pair of group and topic.
-    `group_totals`: metrics by group. `left_out`: number of (group, topic) pairs that are omitted because of the limit.
-    """
+    `group_totals`: metrics by group. `left_out`: number of (group, topic) pairs that are omitted because the number of
+    reported pairs is limited."""
 
     topics: Mapping[str, TopicReading]
     groups: Mapping[tuple[str, str], GroupReading]

@@ -42,8 +42,7 @@ class RequestsReport:
 
 @dataclass(frozen=True, slots=True)
 class DeletedUnread:
-    """The number of a topic's messages that a group had not read yet when they were deleted because the disk
-    was full."""
+    """Number of a topic's messages that were deleted, because the disk was full, before a group had read them."""
 
     group: str
     topic: str

@@ -154,7 +154,8 @@ class Evaluation:
         return _raising(np.where(left_present & right_present, compared, lone), left, right)
 
     def _compared(self, plan: Compare, left: _Operand, right: _Operand) -> Truths:
-        # If an operand is an array, it is the negative of a text that is not a number.
+        # An operand that is an array is the negative of a text that is not a number. The result of its comparison is
+        # NULL, or RAISES.
         if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
             return _raising(self._constant(None), left, right)
         comparison, raises = _comparison(left, right)
@@ -215,7 +216,7 @@ def _equal_constants(left: _Scalar, right: _Scalar) -> int:
 
 
 def _raising(truths: NDArray[Any], *operands: _Operand) -> Truths:
-    """Return the truth values, but RAISES for each message in which an operand raises an error."""
+    """Return `truths`, with RAISES as the truth value of each message for which an operand raises an error."""
     for operand in operands:
         if isinstance(operand, np.ndarray):
             truths = np.where(operand == RAISES, RAISES, truths)

@@ -60,7 +60,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Negative:
-    """Operand: a number with the opposite sign. NULL if the inner operand is not a number."""
+    """Operand: the inner operand, a number, with the opposite sign. NULL if the inner operand is not a number."""
 
     operand: Operand
 
@@ -104,7 +104,7 @@ class Find:
 @dataclass(frozen=True, slots=True)
 class IsPresent:
     """A property name used as a condition. The condition is NULL if the message does not have the property. Otherwise
-    it is FALSE, for every text of the property."""
+    it is FALSE, whatever the property's text is."""
 
     name: Name
 

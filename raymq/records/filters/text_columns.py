@@ -32,8 +32,8 @@ _DOUBLE_MAX: Final = 15
 are exact doubles, so dividing them gives the correctly rounded number."""
 _POWERS: Final = 10.0 ** np.arange(_DOUBLE_MAX + 1)
 _SHIFTED_MAX: Final = 256
-"""Maximum length, in bytes, of a text for the search in all rows at once, one position after another. Longer texts are
-searched row by row."""
+"""Maximum length, in bytes, of texts that are searched in all rows at once, one position after another. Longer texts
+are searched row by row."""
 _ZERO, _PLUS, _MINUS, _POINT = b"0+-."
 
 

@@ -266,8 +266,8 @@ def _user_text(message: Message) -> str:
 
 
 def _target_text(message: Message, queue_id: int, message_id: str) -> str:
-    """Return the properties that name a message's target queue (spec/storage.md §1). Before them is a property with the
-    delay or delivery time of a delayed message, or with the transaction id of a half message."""
+    """Return the properties that name a message's target queue (spec/storage.md §1). For a delayed message, they follow
+    a property with its delay or delivery time; for a half message, a property with its transaction id."""
     if PROPERTY_TRANSACTION_PREPARED in message.properties:
         when = f"{PROPERTY_TRANSACTION_ID}\x01{message_id}"
     elif message.deliver_at_ms is None:

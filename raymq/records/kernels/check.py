@@ -76,8 +76,8 @@ def validate_batch(batch: EncodedBatch, ends: NDArray[np.int64] | None = None) -
 
 
 def _facts_of_alike(batch: EncodedBatch, topic_text: bytes) -> BatchFacts | None:
-    """Check a batch whose records all have equal lengths, as the columns of a table over the same memory. Returns None
-    if the first record is not legal, or if another record has other lengths."""
+    """Check a batch whose records all have equal lengths. The batch's memory is read as a table with one row per
+    record. Returns None if the first record is not legal, or if another record has other lengths."""
     sizes, data = batch.sizes, batch.records
     count, size = len(sizes), sizes.item(0)
     if size * count != len(data) or sizes.tobytes() != sizes[:1].tobytes() * count:

@@ -231,8 +231,8 @@ def spread(
 
 
 def _with_places(name: str, column: pa.Array, rows: Ints, places: RecordPlaces) -> pa.Array:
-    """Return the column `name` in which the values of the given rows are replaced by the values of the rows' places, if
-    a place has such a value."""
+    """Return the column `name` after replacing the values of the given rows by the values of the rows' places. A place
+    without such a value replaces nothing."""
     queue = places.queue
     known: dict[int, Any] = {}
     if name == "topic" and queue.topic:

@@ -97,9 +97,9 @@ def have_only_these_ids(data: Buffer, ends: Ints, topic: str, ranges: Sequence[I
 
 
 def _texts_of_table(data: Bytes, ends: Ints, fixed: int) -> Bytes | None:
-    """Return the property texts of records as a table of shape (n, length of one text). The records must have equal
-    sizes, and their bodies too. Returns None if sizes differ or a record has one of _FLAGS_THAT_MATTER. `fixed`: the
-    length of a record without body and properties."""
+    """Return the property texts of records as a table of shape (n, length of one text). All records must have the same
+    size, and all bodies must have the same size. Returns None if sizes differ or a record has one of
+    _FLAGS_THAT_MATTER. `fixed`: the length of a record without body and properties."""
     size = int(ends[0])
     if int(ends[-1]) != len(ends) * size or not (np.diff(ends) == size).all():
         return None
@@ -115,9 +115,9 @@ def _texts_of_table(data: Bytes, ends: Ints, fixed: int) -> Bytes | None:
 
 
 def _differ_in_numbers_only(texts: Bytes, stem: str, counters: Ints) -> bool:
-    """True if the property texts differ only in numbers. Their ids must have this stem and the counter values
-    `counters`, shape (n,), and there must be no KEYS. Otherwise only the digits of the producer's sequence number may
-    differ. Most batches of a producer pass this check, which reads each text only a few times."""
+    """True if the property texts have no KEYS and differ only in two numbers. The first number is the counter in a
+    record's unique id: each id must consist of this stem and the value in `counters`, shape (n,). The second is the
+    producer's sequence number. Most batches of a producer pass this check, which reads each text only a few times."""
     first = texts[0].tobytes()
     names = [piece.partition(b"\x01")[0] for piece in first.split(b"\x02")]
     found = f"\x02{PROPERTY_UNIQ_KEY}\x01{stem}".encode()

@@ -122,7 +122,7 @@ def _table(data: Bytes, starts: Ints, width: int) -> Bytes:
 
 
 def _behind(texts: Bytes, begins: Ints, before: bytes) -> Ints:
-    """Return the positions in `begins` at which the preceding bytes of `texts` are `before`."""
+    """Return the positions in `begins` that directly follow the bytes `before` in `texts`."""
     begins = begins[np.searchsorted(begins, len(before)) :]
     for distance, byte in enumerate(reversed(before), 1):
         begins = begins[texts[begins - distance] == byte]

@@ -53,7 +53,8 @@ class Quotas:
     """
 
     def __init__(self, bounds: Sequence[str] = SEND_BOUNDS, done: str = "") -> None:
-        """`done` is a word, such as a participle, that error texts put before "bytes" and "messages"."""
+        """`done`: text that error messages put before "bytes" and "messages", for example "consumed "; by default
+        empty."""
         self._bounds, self._done = bounds, done
         self._buckets: OrderedDict[tuple[str, str], _Bucket] = OrderedDict()
 

@@ -29,7 +29,8 @@ Buffer = bytes | bytearray | memoryview
 
 
 class FrameKind(IntEnum):
-    """The kinds of frames that storage actors serve. Other servers define the kinds from OTHER on."""
+    """The kinds of frames that storage actors serve. Other servers define their own kinds, with numbers from
+    OTHER on."""
 
     OPEN = 1
     APPEND = 2
@@ -99,6 +100,6 @@ def decode_error(payload: Buffer) -> RaymqError:
     if kind is not None and arguments is not None:
         try:
             return kind(*arguments)
-        except Exception:  # The error class of another raymq version may take other arguments.
+        except Exception:  # In another raymq version the error class may take other arguments.
             return ServiceNotAvailableError(f"{name}: {text}")
     return ServiceNotAvailableError(f"{name}: {text}")

@@ -20,8 +20,8 @@ EVENTS_MAX: Final = 512
 STOP_TIMEOUT_S: Final = 5.0
 """Maximum time in seconds that `Loop.stop` waits for the loop's thread to end."""
 CANCELLED_MAX: Final = 1000
-"""Number of cancelled timers that always may stay in the list of timers. If more are cancelled, and they are more than
-half of the list, they are removed."""
+"""Maximum number of cancelled timers that stay in the list of timers. If more timers are cancelled, and they are more
+than half of the list, the loop removes them."""
 
 
 class Timer:
@@ -57,8 +57,8 @@ class Loop:
         self.background: deque[Callable[[], None]] = deque()
         self._stopping = False
         self._turn = threading.Lock()
-        """Held during a turn of the event loop, but not during the wait for events. Only the loop's thread blocks on
-        this lock, and that thread then holds no other lock."""
+        """Lock that is held during a turn of the event loop, but not during the wait for events. Only the loop's thread
+        blocks on this lock, and that thread then holds no other lock."""
         self._thread_id = 0
         """The id of the thread that runs the current turn of the event loop. This is the loop's thread, or another
         thread in `call_now`."""
@@ -175,8 +175,8 @@ class Loop:
                     if callback is not None:
                         try:
                             callback(events)
-                        # A bug in the callback. The loop's thread must survive it, because otherwise no client would be
-                        # served.
+                        # The callback has a bug. The loop's thread must survive the error, because otherwise no client
+                        # would be served.
                         except Exception:
                             logger.exception("a callback in the thread of the lane server failed")
                 if self._soon:
@@ -227,6 +227,6 @@ class Loop:
     def _call(self, callback: Callable[[], None]) -> None:
         try:
             callback()
-        # A bug in the callback. The loop's thread must survive it, because otherwise no client would be served.
+        # The callback has a bug. The loop's thread must survive the error, because otherwise no client would be served.
         except Exception:
             logger.exception("a callback in the thread of the lane server failed")

@@ -113,8 +113,8 @@ class LaneServer:
         tls: TlsFiles | None = None,
         users: Users | None = None,
     ) -> None:
-        """`label` is part of the Unix socket's name. If `host` is given, an IP address of this node, the server also
-        listens on TCP at that address.
+        """`label` is part of the Unix socket's name. `host`: an IP address of this node at which the server also
+        listens on TCP; without it, the server has no TCP port.
 
         If `tls` is given, TCP connections use TLS; each new connection gets the certificate that is in the files at
         that moment. If `users` is given, only a client that signs as one of the users gets a lane. Raises OSError if

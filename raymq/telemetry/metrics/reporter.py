@@ -69,7 +69,8 @@ class Reporter:
         self._enable = enable
         self._limits = {"topic": per_topic_max, "consumer_group": per_group_max}
         self._known: dict[str, set[str]] = {label: set() for label in self._limits}
-        """The topics, and the consumer groups, that have separate time series. The key is the label."""
+        """Names that have their own time series, by metric label ("topic" or "consumer_group"). All other names share
+        one series."""
         self._series: dict[tuple[str, tuple[tuple[str, object], ...]], _Series] = {}
         """The time series that were reported so far, by metric name and labels."""
         self._others: dict[_Key, tuple[float, Labels]] = {}

@@ -80,5 +80,6 @@ def run_command(command: click.Command) -> NoReturn:
         say_error("interrupted")
         sys.exit(130)
     finally:
-        sys.stdout = sys.stderr  # Ray may print until the process exits; this must not mix with the command's output.
+        # Ray may print until the process exits, and Ray's lines must not mix with the command's output.
+        sys.stdout = sys.stderr
     sys.exit(code if isinstance(code, int) else 0)

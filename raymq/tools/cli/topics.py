@@ -41,7 +41,7 @@ def _seconds(retention: str | None) -> float | None:
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """Return only the command-line options that the user gave, which are not None."""
+    """Return the command-line options that the user gave: the options whose value is not None."""
     return {key: value for key, value in options.items() if value is not None}
 
 

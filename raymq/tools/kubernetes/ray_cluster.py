@@ -73,7 +73,7 @@ def _head(shape: ClusterShape) -> dict[str, Any]:
         "resources": {"CPU": "0"},  # The head runs the Controller and the NameServer, but no user tasks.
         "rayStartParams": {
             "dashboard-host": "0.0.0.0",
-            # Quote this text, because KubeRay inserts it into a shell command.
+            # Quote the JSON text, because KubeRay inserts it into a shell command.
             "system-config": f"'{json.dumps(HEALTH_CHECKS)}'",
         },
         "template": _pod(container, "head", volume=claim_name(shape, "head")),

@@ -193,7 +193,7 @@ def test_on_a_full_disk_consumers_commit_join_and_receive_and_sends_are_refused_
         read = poll_until(first, 10)
         try:
             disk.fill(share)
-            # Compare the reported reason, because a slave is not writable in any case.
+            # Compare the reported reason of each replica: a slave is never writable, whether its disk is full or not.
             eventually(
                 lambda: all("% full" in str(status["not_writable_reason"]) for status in statuses()),
                 "disks that are found to be full",

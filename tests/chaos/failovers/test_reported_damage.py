@@ -166,7 +166,7 @@ def test_a_replica_whose_disk_is_broken_is_named_with_its_directory_and_the_reme
     marker = machine.marker(BROKER, broken, "flush")
     marker.touch()
     try:
-        with mq.producer() as producer:  # the flush of this message fails
+        with mq.producer() as producer:  # send a message whose flush fails
             producer.send(raymq.Message("orders", b"last"))
         eventually(lambda: "cannot open" in why_out(BROKER, broken, patient=True), "a store that stays closed")
         [row] = eventually(lambda: closed_store(store, "status", "problems"), "a closed store", PATIENCE_S)

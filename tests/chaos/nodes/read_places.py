@@ -71,7 +71,7 @@ def main(directory: Path) -> None:
             return [[host for host in leaders.values() if host not in own] for own in preferred_hosts(*arguments)]
 
         rows = {}
-        # With this setting a task waits for its requested node, however busy this machine is.
+        # Set spark.locality.wait so high that a task waits for its requested node, however busy this machine is.
         with spark_session(
             "places", executors=2, executor_memory="512m", configs={"spark.locality.wait": "60s"}
         ) as spark:

@@ -72,8 +72,8 @@ class Cluster:
         self.more(HEAD)
 
     def assert_standstill(self, *names: str) -> None:
-        """Check that no send on the machines `names` is acknowledged, from one master lease after the network
-        cut on."""
+        """Check that no send on the machines `names` is acknowledged any more. The check begins when the duration of
+        one master lease has passed since the network cut."""
         time.sleep(MASTER_LEASE_S + STANDSTILL_S)
         before = [self.acknowledged(name) for name in names]
         time.sleep(STANDSTILL_S)

@@ -108,7 +108,7 @@ def check(
     """Check that the store has all acknowledged messages, exactly once and in order. With `safe`, only the first `safe`
     messages of each queue must be stored.
 
-    The first messages in flight may be stored too. Returns the number of messages in each queue.
+    Some messages in flight may be stored too, beginning with the first. Returns the number of messages in each queue.
     """
     found = []
     for queue_id, end in enumerate(acknowledged):

@@ -211,8 +211,8 @@ def test_without_a_property_crc_a_misplaced_record_is_reported(tmp_path, field, 
         assert bodies_of(store, queue_id=1) == [b"other"] * 3
         assert store.topics.queue_ids() == {"orders": [0, 1, 2][: 2 + turn]}
         # Only records in the part of the log that recovery scans become holes (known damaged ranges). Recovery accepts
-        # a record with a changed physical offset at its place in the log; only a reader reports it. The second turn
-        # scans nothing new, because the stop at the end of the first turn wrote a snapshot.
+        # a record with a changed physical offset at its place in the log; only a reader reports it. The second opening
+        # scans nothing new, because the stop after the first opening wrote a snapshot.
         walked = offsets[-1:] if stopped else offsets
         assert [hole.offset for hole in store.mender.holes] == (walked if field != "physical_offset" else [])
         assert store.append([make_batch([b"next"], queue_id=2)])[0].queue_offset == turn

@@ -40,7 +40,8 @@ class Worker:
         connection = sqlite3.connect(self._database, timeout=60)
         try:
             with connection:
-                # The database need not flush to disk: SIGKILL ends the process, but the machine keeps its power.
+                # Turn off the database's flushes to disk: SIGKILL ends the process, but the machine keeps its power, so
+                # no written data is lost.
                 connection.execute("PRAGMA synchronous=OFF")
                 return connection.execute(statement, values).fetchall()
         finally:

@@ -1,12 +1,11 @@
 """Test of transactions under faults: storage actors, brokers and producers of transactions are killed, several at once,
 while the producers work.
 
-The local transactions are rows of a database file. The log has each message whose row the database has committed
-exactly once, no rolled-back message, and no message without an outcome. So the outcomes in the database and in the
-topic are equal.
+The local transactions are rows of a database file. The topic must have each message whose row the database has
+committed, exactly once. It must have no rolled-back message, and no transaction may stay without an outcome.
 
-The faults continue for at least 15 s and RAYMQ_CHAOS_TRANSACTIONS transactions (default 200, 10,000 with RAYMQ_SOAK=1).
-RAYMQ_CHAOS_SEED repeats the faults.
+The test injects faults for at least 15 s, and until RAYMQ_CHAOS_TRANSACTIONS transactions have run (default 200, 10,000
+with RAYMQ_SOAK=1). RAYMQ_CHAOS_SEED repeats the faults.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ THREADS = 6
 """Number of transactions that each producer runs at the same time."""
 STORM_S = 3000.0 if SOAK else 15.0
 SETTLED_S = 180.0
-"""Maximum number of seconds until all transactions have an outcome. The limit is generous, because a killed process
-starts slowly and checks run only once a second."""
+"""Maximum number of seconds, after the faults have ended, until all transactions have an outcome. The limit is
+generous, because a killed process starts slowly and checks run only once a second."""
 WEATHER = Weather(
     kills={"Storage": 3, "Broker": 2, "Payer": 2}, stops={"Storage": 1}, stop_s=(0.5, 2.0), calm_s=(2.0, 6.0), at_once=3
 )
@@ -87,7 +86,8 @@ def payer_class() -> Any:
                 try:
                     producer.send_in_transaction(message, self._local, kind)
                 except raymq.RaymqError:
-                    continue  # If the half message was stored despite the error, a check ends the transaction.
+                    # If the half message was stored although the send raised an error, a check ends the transaction.
+                    continue
                 time.sleep(dice.uniform(0, 0.2))  # Work slowly, so that the faults hit many transactions.
 
         def _local(self, transaction: Any, kind: str) -> Any:

@@ -1,8 +1,8 @@
-"""Test cases of aside_program: for each public method that runs in a helper thread, a call with its arguments and
-checks.
+"""Test cases of aside_program: a call with its arguments and checks for each public method that runs in a helper
+thread.
 
-The objects belong to a real client of the servers that tests.support.clusters.local_cluster starts. Each public method
-of a class needs a case in this module.
+The calls use a real client of the servers that tests.support.clusters.local_cluster starts. A class that is tested here
+needs a case for each of its public methods.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ ROWS: Final = pa.table({"body": [b"row 1", b"row 2"]})
 
 
 def nothing() -> None:
-    """Do nothing: a step before or after a call that needs no preparation or no check."""
+    """Do nothing. This is the step before a call that needs no preparation, and the step after a call that needs no
+    check."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ class World:
             "flush": Case(producer.flush, lambda: producer.send_oneway(Message(TOPIC, b"flushed"))),
             "recall": Case(lambda: producer.recall(TOPIC, "no-handle"), error=RecallError),
             "reply": Case(lambda: producer.reply(self.message, b"!"), error=raymq.CreateReplyMessageError),
-            # On a loaded machine the timeout of 50 ms may already expire while the request is sent.
+            # On a loaded machine the request's timeout of 50 ms may already expire while the request is sent.
             "request": Case(
                 lambda: producer.request(request, timeout_s=0.05), error=(RequestTimeoutError, SendUnknownError)
             ),
@@ -412,7 +413,8 @@ class World:
 
         def lease() -> None:
             send()
-            # Use a short lease. After an interrupt no caller has the lease's handle, so that the lease must expire.
+            # Use a short lease: after an interrupt no caller has the lease's handle, so the messages can be received
+            # again only after the lease has expired.
             self.new = receive(INVISIBLE_S)
 
         def settled() -> None:

@@ -30,8 +30,8 @@ from tests.unit.raymq.test_forks import kinds
 
 HANG_S = 25
 UNINTERRUPTED = 2
-"""Number of consecutive attempts that must end before the program stops interrupting a call. Such an attempt ends
-because the call has no further point to interrupt."""
+"""Number of consecutive attempts without an interrupt after which the program stops interrupting a call. In such an
+attempt the call ended before the point to interrupt, so the call has no more points."""
 HELPERS_MOST = 3
 """Maximum number of helper threads at the program's end. More helper threads mean that interrupts leaked
 threads."""
@@ -101,7 +101,8 @@ class Program:
         os._exit(0)  # Skip the normal exit of Python, because servers run in this process.
 
     def try_all(self, name: str, case: Case, *, is_first: bool) -> int:
-        """Interrupt a call at each of its points, and while its caller waits. Returns the number of interrupts.
+        """Interrupt a call at each point at which a signal handler can run, and while its caller waits. Returns the
+        number of interrupts.
 
         `is_first`: also interrupt the call while no helper thread is idle, so that the call starts a helper thread.
         """

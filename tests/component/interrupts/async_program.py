@@ -57,7 +57,8 @@ Call = Callable[[], Coroutine[Any, Any, Any]]
 
 
 class Interrupt(KeyboardInterrupt):
-    """Exception that the signal handler raises for interrupts of the kind "interrupt"."""
+    """Exception that the signal handler raises to simulate ctrl-C. Unlike an ordinary error, it ends the event
+    loop."""
 
 
 class Cancelling:
@@ -132,7 +133,8 @@ class Program:
         until_s = time.monotonic() + WAIT_S
         while self.polled != self.sent:
             assert time.monotonic() < until_s, f"{len(self.sent - self.polled)} messages were skipped"
-            consumer.resume(consumer.paused())  # An interrupted call of `pause` may take effect at any later time.
+            # Resume all paused queues, because an interrupted call of `pause` may take effect at any later time.
+            consumer.resume(consumer.paused())
             self.note(self.finish(consumer.poll(500, 0.2)))
         self.finish(consumer.commit())
 
@@ -199,7 +201,8 @@ class Program:
     def try_all(
         self, kind: str, name: str, call: Call, works: Callable[[], None], before: Callable[[], object]
     ) -> None:
-        """Interrupt a call at each of its points, in each of the three ways: cancel, error, interrupt."""
+        """Interrupt a call at each point at which it can be interrupted, in each of the three ways: cancel, error,
+        interrupt."""
         count = 0
         for way in ("cancel", "error", "interrupt"):
             self.interrupter.raises = Interrupt if way == "interrupt" else None
@@ -334,7 +337,7 @@ class Program:
             "send_table": table,
             "flush": producer.flush,
             "recall": lambda: refused(producer.recall("produced", "no-handle"), RecallError),
-            # On a loaded machine the timeout of 50 ms may already expire while the request is sent.
+            # On a loaded machine the request's timeout of 50 ms may already expire while the request is sent.
             "request": lambda: refused(
                 producer.request(message("requests"), timeout_s=0.05), RequestTimeoutError, SendUnknownError
             ),
@@ -414,8 +417,8 @@ class Program:
             return self.send("leases")
 
         def lease() -> None:
-            """Receive messages with a short lease. After an interrupt no caller has the lease's handle, so that the
-            lease must expire."""
+            """Receive messages with a short lease. After an interrupt no caller has the lease's handle, so the messages
+            can be received again only after the lease has expired."""
             send()
             until_s = time.monotonic() + WAIT_S
             while not (messages := self.finish(consumer.receive(32, INVISIBLE_S, wait_s=0.2))):

@@ -16,7 +16,7 @@ from tests.component.interrupts.interrupter import InterruptedByTestError
 from tests.support.clusters.local_cluster import start_cluster
 
 MARGIN_S = 0.5
-"""Seconds that the slow `close` still takes after the program has begun to exit. A process that did not wait for
+"""Seconds for which the slow `close` continues after the program has begun to exit. A process that did not wait for
 `close` would exit much earlier."""
 ending = threading.Event()
 
@@ -36,7 +36,7 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    # Register this exit first, so that it runs last. It skips the shutdown of the servers in this process.
+    # Register `os._exit` first, so that it runs last. It skips the shutdown of the servers in this process.
     atexit.register(os._exit, 0)
     start_cluster(Path(sys.argv[1]))
     client = raymq.connect()

@@ -35,19 +35,18 @@ CHECKING = {
 instruction after it."""
 CHECKING.discard(dis.opmap.get("JUMP_BACKWARD_NO_INTERRUPT", -1))
 FROM_C = {dis.opmap["CALL"], dis.opmap["CALL_FUNCTION_EX"]}
-"""If the caller's frame is at one of these bytecode instructions, C code called the function on behalf of the
-instruction.
+"""Bytecode instructions at which a caller's frame stands while C code runs a Python function for it.
 
-If a Python function calls another Python function directly, its frame is instead at the CACHE after its CALL.
+If a Python function calls another Python function directly, the caller's frame stands at the CACHE after its CALL.
 """
 BY_CALL = {dis.opmap["CACHE"], *FROM_C}
-"""If the caller's frame is at one of these bytecode instructions, a call instruction in CHECKING led to the
-function."""
+"""Bytecode instructions at which a caller's frame stands while a function runs that one of the call instructions in
+CHECKING has called. At any other instruction, Python called the function without a call instruction."""
 RESUME = dis.opmap["RESUME"]
 RESUME_CHECKS = 2
-"""Smallest argument of a RESUME instruction that does not check for signals, because it continues after an await. A
-smaller argument means the start of a function, or the start or continuation of a generator; such a RESUME checks for
-signals."""
+"""Smallest argument of a RESUME instruction that continues a function after an await; such a RESUME does not check for
+signals. A smaller argument means the start of a function, or the start or continuation of a generator; such a RESUME
+checks for signals."""
 
 UNTRACED = (
     "_weakrefset.py",
@@ -56,8 +55,8 @@ UNTRACED = (
         for folder in ("tests", "storage", "actors", "importlib", "logging", "site-packages")
     ),
 )
-"""Parts of file paths whose code this test never interrupts: the tests' stand-ins, servers in this process, libraries,
-and weak-reference callbacks.
+"""Parts of file paths. The test never interrupts code in files with such a path: the tests' stand-ins, servers in this
+process, libraries, and weak-reference callbacks.
 
 Python runs a weak-reference callback wherever the last reference is dropped, and only prints exceptions of the
 callback.
@@ -65,7 +64,7 @@ callback.
 
 
 PROGRAMS = os.path.join("component", "interrupts")
-"""Part of the file paths of the test programs, which make the calls to interrupt."""
+"""Text that the file paths of the test programs contain. These programs make the calls to interrupt."""
 
 
 class InterruptedByTestError(Exception):
@@ -84,10 +83,10 @@ _SIGNAL = _Signal(signal.SIGUSR1)
 
 
 class Interrupter:
-    """Interrupts a call at its n-th point, at which a signal handler could run.
+    """Interrupts a call at the n-th of its points. A point is a place in the code at which a signal handler could run.
 
-    `inside`: only count points in code whose path contains this text, and in code that it calls. So points in the event
-    loop that runs this code do not count. `without`: names of functions that have no points.
+    `inside`: only count points in code whose path contains this text, and in code that it calls. Points in the event
+    loop that runs this code therefore do not count. `without`: names of functions that have no points.
     """
 
     def __init__(self, inside: str = "", without: frozenset[str] = frozenset()) -> None:
@@ -155,7 +154,7 @@ class Interrupter:
             if (
                 back.f_code.co_code[back.f_lasti] in FROM_C
                 and (argument is not None or frame.f_code.co_name == "__init__")
-                # Ignore a return to the event loop: this is a coroutine that passes on the object that it awaits.
+                # Ignore a coroutine's return to the event loop: the coroutine only passes on the object that it awaits.
                 and not (self._inside and self._is_untraced(back))
                 and self._is_point(frame, "the return of")
             ):
@@ -164,8 +163,8 @@ class Interrupter:
 
     @staticmethod
     def _looks_at_start(frame: FrameType) -> bool:
-        """Return True if a function or generator checks for signals at its current instruction, and no call instruction
-        led to it."""
+        """Return True if the frame is at the start of a function or generator where Python checks for signals, and no
+        call instruction started the function."""
         code, at, back = frame.f_code.co_code, frame.f_lasti, frame.f_back
         resumes = at >= 0 and code[at] == RESUME and code[at + 1] < RESUME_CHECKS
         return resumes and back is not None and back.f_code.co_code[back.f_lasti] not in BY_CALL

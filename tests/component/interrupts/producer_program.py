@@ -27,8 +27,8 @@ HANG_S = 60
 """Maximum seconds of one step of the program. If a step takes longer, the program prints the stacks of all threads and
 exits."""
 UNINTERRUPTED = 3
-"""Number of consecutive attempts that must end before the program stops interrupting a call. Such an attempt ends
-because the call has no further point to interrupt."""
+"""Number of consecutive attempts without an interrupt after which the program stops interrupting a call. In such an
+attempt the call ended before the point to interrupt, so the call has no more points."""
 
 
 class Program:
@@ -62,8 +62,8 @@ class Program:
         self.acknowledged.append((message.body, producer.send(message).queue_offset))
 
     def try_all(self, name: str, producer: Producer, call: Any) -> None:
-        """Interrupt `call` at each `stride`-th point. Check after each interrupt that the producer can still
-        send."""
+        """Interrupt `call` at each `stride`-th point at which a signal handler can run. Check after each interrupt that
+        the producer can still send."""
         point, ended, count = 1, 0, 0
         while ended < UNINTERRUPTED:
             faulthandler.dump_traceback_later(HANG_S, exit=True)

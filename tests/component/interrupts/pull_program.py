@@ -1,5 +1,5 @@
-"""Interrupts each call of a pull consumer at each point, with a real store that the consumer reads in its files or by
-fetches.
+"""Interrupts each call of a pull consumer at each point. The consumer reads from a real store, either directly from the
+store's files or by fetches.
 
 After each interrupt the same consumer polls. At the end, every message must have been polled at least once before its
 offset was committed. The program prints the number of interrupted points by call.
@@ -93,8 +93,8 @@ class Program:
             self.note(messages)
 
     def try_all(self, name: str, consumer: PullConsumer, call: Any, recover: Callable[[], None] = lambda: None) -> None:
-        """Interrupt a call at each `stride`-th point. After each interrupt call `recover`, then check that the consumer
-        skips no message."""
+        """Interrupt a call at each `stride`-th point at which a signal handler can run. After each interrupt call
+        `recover`, then check that the consumer skips no message."""
         point, ended, count = 1, 0, 0
         while ended < UNINTERRUPTED:
             faulthandler.dump_traceback_later(HANG_S, exit=True)

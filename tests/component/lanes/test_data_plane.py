@@ -151,8 +151,8 @@ def test_a_repeat_is_recognised_and_a_fenced_producer_gets_an_error(connect):
 
 
 def test_a_result_lists_offsets_that_are_not_consecutive(connect):
-    """A result lists each offset if the offsets of a batch are not consecutive: a batch crosses the end of a log file,
-    or its first message was already stored."""
+    """The result of an append lists each offset if the offsets of the batch are not consecutive. This happens if the
+    batch crosses the end of a log file, or if its first message was already stored."""
     _, client, _ = connect()
     [over_the_end] = client.append([make_batch([b"x" * 30_000] * 4)], WAIT_S)
     assert over_the_end.physical_offsets is not None
@@ -199,7 +199,7 @@ def test_deleted_topics_full_stores_and_limits_raise_their_own_errors(connect):
     with pytest.raises(StoreNotWritableError, match="the disk is full"):
         client.append([make_batch([b"one"])], WAIT_S)
     actor.store.flags.clear_flag(RunningFlag.DISK_FULL)
-    for _ in range(3):  # The failed appends no longer count towards the limit of waiting appends.
+    for _ in range(3):  # Failed appends no longer count towards the limit of waiting appends.
         client.append([make_batch([b"one"])], WAIT_S)
 
 
@@ -386,8 +386,8 @@ def test_reading_gives_the_same_near_the_files_and_far_from_them(connect, on_nod
     assert results[0].count == 2
     actor.store.append([make_batch([b"x"], queue_id=1)])
     small = [FetchRequest("orders", 0, 0, 100), FetchRequest("orders", 1, 0, 100)]
-    # A fetch returns at least one message, even if the byte limit is smaller. The message of the second queue may need
-    # another fetch.
+    # A fetch returns at least one message, even if the message is larger than the byte limit. The message of the second
+    # queue may need another fetch.
     assert [result.count for result in client.fetch(small, 1, 0.0, WAIT_S)] == [1, int(on_node)]
     assert [result.count for result in client.fetch(small[1:], 1, 0.0, WAIT_S)] == [1]
 
@@ -583,7 +583,7 @@ def test_from_another_node_nothing_is_watched(double, monkeypatch):
 
 
 def test_a_failed_wait_is_reported_and_leaves_nothing_registered(watched, monkeypatch):
-    """A watch of queue ends fails because the store stops to be the master while the watch waits. The client gets
+    """A watch of queue ends fails because its store loses the role of master while the watch waits. The client gets
     NotMasterError, and the store keeps no waiting request. The watch checks the ends twice: at its start, and when its
     timeout expires."""
     actor, client = watched

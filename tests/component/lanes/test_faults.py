@@ -58,8 +58,8 @@ class FaultyActor:
         self.double = self._open()
 
     def cut(self, more_bytes: int) -> CuttingProxy:
-        """Make clients connect through a proxy, which cuts each connection `more_bytes` after the handshake. Returns
-        the proxy."""
+        """Make clients connect through a proxy, which cuts each connection after the handshake and `more_bytes` further
+        bytes. Returns the proxy."""
         proxy = CuttingProxy(self.double.lanes.address, HANDSHAKE_BYTES + more_bytes)
         self._stack.append(proxy)
         self.address = proxy.address

@@ -96,7 +96,7 @@ def test_connections_without_a_handshake_do_not_disturb_other_clients(actor, use
         for stream in streams:
             stream.setblocking(False)
         assert not any(map(has_ended, streams)), "they still stand there"
-        # The number of threads may be smaller, because threads of an earlier test may end during this test.
+        # The number of threads may be smaller than before, because threads of an earlier test may end during this test.
         assert threading.active_count() <= threads
     assert bodies_of(actor.store) == [b"before", b"meanwhile"]
 
@@ -127,7 +127,7 @@ def test_idle_open_lanes_do_not_disturb_other_clients(actor, use):
         eventually(lambda: actor.lanes.server.connections >= IDLE + mine, "all are open")
         for number in range(1, 9):
             sends_and_reads(client, fake, b"%d" % number, 0)
-        # The number of threads may be smaller, because threads of an earlier test may end during this test.
+        # The number of threads may be smaller than before, because threads of an earlier test may end during this test.
         assert threading.active_count() <= threads
         assert actor.lanes.server.connections == IDLE + mine
     assert bodies_of(actor.store) == [b"%d" % number for number in range(9)]

@@ -28,8 +28,8 @@ ALICE = light_queue("alice")
 
 @pytest.fixture(params=["here", "elsewhere"])
 def client(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StorageClient]:
-    """Yield a client of a store that runs in this process. The client counts as on the store's node or on
-    another node."""
+    """Yield a client of a store that runs in this process. The test's parameter decides if the client is on the store's
+    node or on another node."""
     store = open_store(tmp_path / "store", enable_lmq=True, enable_multi_dispatch=True)
     actor = StorageDouble(store, capacity=10_000, host="127.0.0.1", tls=None)
     where = description(actor.lanes.address, node_id=request.param, root=str(store.status().root))
@@ -44,8 +44,8 @@ def client(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def read(client: StorageClient, topic: str, **wanted) -> list[bytes]:
     [found] = client.fetch([FetchRequest(topic, 0, 0, 100, **wanted)], 1 << 20, 0.0, WAIT_S)
     [in_place] = client.find([FetchRequest(topic, 0, 0, 100, **wanted)], 1 << 20, 0.0, WAIT_S)
-    # The store builds the records of such a queue from the log's records, so a client cannot read them from the store's
-    # files.
+    # The store builds the records of a batch queue or a light queue from the log's records, so a client cannot read
+    # them from the store's files.
     assert not isinstance(in_place, FoundInPlace)
     assert in_place.records == found.records
     return [message.body for message in decode_records(found.records)]

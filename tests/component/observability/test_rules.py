@@ -150,8 +150,8 @@ def test_one_more_dead_letter_fires_again(tmp_path: Path) -> None:
 
 
 def judge(alert: str, series: dict[str, str], fires: bool, directory: Path) -> str:
-    """Run promtool to check whether an alert fires after an hour of the given series. Other alerts may fire as
-    well."""
+    """Run promtool to check that an alert fires after an hour of the given series, or does not fire if `fires` is
+    False. Other alerts may fire as well."""
     if alert != "RaymqMetricsGone":
         series = {UP: "1x60", STORE_UP: "1x60", **series}
     case = {

@@ -192,7 +192,8 @@ def test_a_hole_at_a_files_end_is_copied_and_the_log_continues_in_the_next_file(
         at = data.rindex(BODIES[-1])
         data[at - 88 :] = b"\xaa" * (len(data) - at + 88)
         log_path(group, name).write_bytes(data)
-        for lost in ("dedup", "checkpoint"):  # Without these files recovery scans the whole log, as after a crash.
+        # Delete the files "dedup" and "checkpoint", so that recovery scans the whole log, as after a crash.
+        for lost in ("dedup", "checkpoint"):
             (group.directory(name) / lost).unlink()
         (group.directory(name) / "abort").touch()
     start(group)

@@ -29,7 +29,7 @@ def test_a_hole_of_more_than_64_mib_is_copied(tmp_path):
         for start in starts[1 : len(BODIES) - 1]:
             file.seek(start)
             file.write(b"\xaa" * 88)
-    (tmp_path / "master" / "dedup").unlink()  # Delete this file, so that recovery scans the whole log.
+    (tmp_path / "master" / "dedup").unlink()  # Delete the file "dedup", so that recovery scans the whole log.
     master = open_large(tmp_path / "master", follows=False)
     [hole] = master.mender.holes
     assert hole.size > 64 << 20

@@ -141,7 +141,7 @@ def test_damage_after_the_cut_of_a_log_is_removed(make):
     [hole] = group.replicas[other].holes
     stop_one = group.replicas.pop(other)
     stop_one.close()
-    # `end` is the end of the log, so this call truncates nothing.
+    # `truncate_log` at `end` truncates nothing, because `end` is the end of the log.
     assert truncate_log(settings, end) == 0
     assert truncate_log(settings, hole.offset) > 0
     start(group, other)
@@ -305,7 +305,8 @@ def test_a_damaged_end_of_a_file_is_written_again_here_or_mended(make, damaged, 
     if damaged == (40,):
         data[position + 5] ^= 1
     path.write_bytes(data)
-    for name in ("dedup", "checkpoint"):  # Delete these files, so that recovery scans the whole log, as after a crash.
+    # Delete the files "dedup" and "checkpoint", so that recovery scans the whole log, as after a crash.
+    for name in ("dedup", "checkpoint"):
         (group.directory(other) / name).unlink()
     (group.directory(other) / "abort").touch()
     start(group, other)

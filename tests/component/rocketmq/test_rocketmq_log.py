@@ -229,8 +229,8 @@ def test_a_topic_that_rocketmq_deleted_stays_deleted(tmp_path, left, snapshot):
     """A topic that RocketMQ deleted has no queues in raymq. RocketMQ 4.9 leaves the topic's directory without the
     directories of its queues; RocketMQ 5 leaves nothing.
 
-    RocketMQ does not write raymq's snapshot of producer sequences. So the snapshot ends before the messages that
-    RocketMQ has stored since then.
+    RocketMQ does not write raymq's snapshot of producer sequences, so the snapshot does not cover the messages that
+    RocketMQ has stored.
     """
     own = b"RMQ_PID\x01p\x02RMQ_EPOCH\x011\x02RMQ_SEQ\x01%d"
     rows = [Row(topic, 0, i, own % i) for i in range(5) for topic in ("Gone", "Kept")]
@@ -286,9 +286,9 @@ def test_messages_of_rocketmqs_scheduler_prove_no_producer_sequence(tmp_path):
 
 @pytest.mark.parametrize("ahead_ms", [3_600_000, 3 * 86_400_000], ids=["in a timer queue", "in the roll queue"])
 def test_a_message_waits_for_its_time_though_rocketmq_made_its_unit(tmp_path, ahead_ms):
-    """A delayed message is delivered at its time even if RocketMQ wrote its consume-queue entry (unit). RocketMQ does
-    not treat these queues as delay queues: it writes the tag's code into the field in which raymq expects the delivery
-    time."""
+    """A delayed message is delivered at its time even if RocketMQ wrote its consume-queue entry (unit) in raymq's timer
+    topic. To RocketMQ this is an ordinary topic: it writes the tag's code into the field in which raymq expects the
+    delivery time."""
     now_ms = STORED_MS
     at_ms = now_ms + ahead_ms
     queue_id = timer_queue(at_ms, now_ms)

@@ -93,7 +93,7 @@ def test_claimed_ids_that_the_records_do_not_have_are_rejected(tmp_path: Path, w
 def test_batches_with_stems_of_different_lengths_are_put_without_a_walk(tmp_path: Path, walked: mock.Mock) -> None:
     with closing(open_store(tmp_path, mapped_file_size_commit_log_bytes=1 << 20)) as store:
         batches = [batch_of(number, stem="STEM" if number % 4 else "LONGER-STEM") for number in range(12)]
-        with store._index._changed:  # This lock stops the index thread while the batches are appended.
+        with store._index._changed:  # Hold the lock that stops the index thread while the batches are appended.
             for batch in batches:
                 store.append([batch])
         check_put_without_a_walk(store, batches, walked)
@@ -103,7 +103,7 @@ def test_one_batch_with_wrong_ids_among_others_is_rejected(tmp_path: Path, walke
     with closing(open_store(tmp_path, mapped_file_size_commit_log_bytes=1 << 20)) as store:
         batches = [batch_of(number) for number in range(3)]
         told = [batches[0], replace(batches[1], message_ids=IdRange("FALSE123", 0, COUNT)), batches[2]]
-        with store._index._changed:  # This lock stops the index thread while the batches are appended.
+        with store._index._changed:  # Hold the lock that stops the index thread while the batches are appended.
             for batch in told:
                 store.append([batch])
         for batch in batches:
@@ -146,7 +146,7 @@ def test_the_index_reads_batches_that_its_buffer_cannot_hold_from_the_log(tmp_pa
     with closing(open_store(tmp_path, mapped_file_size_commit_log_bytes=1 << 20)) as store:
         store._parts.appended._records_max = COUNT
         batches = [batch_of(number) for number in range(4)]
-        with store._index._changed:  # This lock stops the index thread while the batches are appended.
+        with store._index._changed:  # Hold the lock that stops the index thread while the batches are appended.
             for batch in batches:
                 store.append([batch])
         for batch in batches:

@@ -1,5 +1,5 @@
-"""Tests of the log as bytes. The reads, appends and truncations of a replica produce the same log as the master's, byte
-for byte."""
+"""Tests of reads, appends and truncations of the log as bytes. With them, a replica copies the master's log byte for
+byte."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_copy_keeps_a_queue_that_only_the_topic_created_again_has(tmp_path, ma
     for queue_id in (2, 0, 0, 2):
         source.append([make_batch([b"old"], queue_id=queue_id)])
     copy_log(source, target, max_bytes)
-    target.close()  # The close writes a snapshot with the queue ends of the old topic.
+    target.close()  # Closing the store writes a snapshot with the queue ends of the old topic.
     target = open_store(tmp_path / "b")
     source.topics.delete("orders")
     first = make_batch([b"new one"], queue_id=1, producer=("p", 0, 0))

@@ -449,7 +449,8 @@ def test_a_master_whose_disk_fails_is_replaced_at_once_and_comes_back_when_its_d
         fail_calls(patch, group.directory(left), kind)
         with pytest.raises(StoreFailedError):
             group.master.append([batch])
-        with pytest.raises(NotMasterError):  # A producer that gets this error requests the address of the new master.
+        # A producer that gets NotMasterError requests the address of the new master.
+        with pytest.raises(NotMasterError):
             group.replicas[left].append([batch])
         assert told == ["failed"]
         assert os.strerror(errno.EIO) in group.replicas[left].account().failed
@@ -540,7 +541,7 @@ def test_slaves_let_go_of_deleted_topics_as_their_master_does(make):
         assert open_below(group.directory(name)) < before[name] - len(names)
         eventually(lambda store=replica.any_store: bodies_of(store, topic=again) == [b"b"], "the new message")
     master = group.master
-    master.delete_topics_before(frozenset(), made)  # On a master this call deletes no topics.
+    master.delete_topics_before(frozenset(), made)  # `delete_topics_before` deletes no topics on a master.
     assert again in master.store.topics.queue_ids()
     for name in slaves:
         group.close(name)

@@ -108,7 +108,8 @@ def test_the_files_equal_the_files_of_a_store_without_a_pool(root, count):
             size = index % 7 + 1
             append(store, first, size, length=37 * index + 1)
             first += size
-        append(store, first, 300, length=400)  # This batch is longer than a buffer of the pool and a log file.
+        # The batch is longer than a buffer of the pool, and longer than a log file.
+        append(store, first, 300, length=400)
         append(store, first + 300, 1, length=25_000)
     [pooled, plain] = stores
     assert shown(pooled) == numbers(plain)

@@ -238,8 +238,8 @@ def test_a_check_of_a_message_whose_body_cannot_be_read_names_its_real_queue(ope
 
 
 def test_an_end_that_names_the_first_offsets_also_ends_the_copies(opened, clock):
-    """A commit with the offsets of the first half message also ends its copies: they are not checked again. Unlike
-    RocketMQ (quirk 2)."""
+    """A commit with the offsets of the first half message also ends the copies of this half message: they are not
+    checked again. RocketMQ behaves differently (quirk 2)."""
     store = opened()
     one = begin(store, b"one", clock=clock)
     clock.now_ms += TIME_OUT_MS + 1
@@ -252,8 +252,8 @@ def test_an_end_that_names_the_first_offsets_also_ends_the_copies(opened, clock)
 
 
 def test_a_group_without_a_producer_is_not_asked_and_nothing_is_counted(opened, clock):
-    """If a producer group has no connected producer, its half messages are not checked and no check is counted. Unlike
-    RocketMQ (quirk 3)."""
+    """If a producer group has no connected producer, its half messages are not checked and no check is counted.
+    RocketMQ behaves differently (quirk 3)."""
     store = opened()
     begin(store, b"one", clock=clock)
     clock.now_ms += TIME_OUT_MS + 1
@@ -265,7 +265,8 @@ def test_a_group_without_a_producer_is_not_asked_and_nothing_is_counted(opened, 
 
 
 def test_a_half_message_is_given_up_once_after_15_checks(opened, clock, tmp_path):
-    """After 15 checks without an outcome the store gives up a half message, once. Source: golden fact 91."""
+    """After 15 checks without an outcome the store gives up a half message, and never gives it up a second time.
+    Source: golden fact 91."""
     store = opened()
     one = begin(store, b"one", clock=clock)
     clock.now_ms += TIME_OUT_MS + 1

@@ -118,7 +118,7 @@ def test_a_future_of_a_send_cannot_be_cancelled_and_still_ends(mq: raymq.Client,
 
 
 def test_one_sharding_key_is_one_queue_in_order_and_the_queue_is_rocketmqs(mq: raymq.Client, topic: str) -> None:
-    # The Java hash of this key is the smallest negative integer, whose absolute value overflows.
+    # The Java hash of the key "polygenelubricants" is the smallest negative integer, whose absolute value overflows.
     keys = [f"user-{number}" for number in range(20)] + ["polygenelubricants"]
     queues = [description.queue for description in mq.admin.describe_topic(topic)]
     with mq.producer() as producer:

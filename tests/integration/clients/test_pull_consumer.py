@@ -168,8 +168,8 @@ def test_iteration_commits_earlier_messages(mq: raymq.Client, topic: str, group:
 
 
 def test_a_reset_moves_consumers_that_run(mq: raymq.Client, topic: str, group: str, make: Make) -> None:
-    """A reset of a group's offsets moves running consumers. The members of a group get the reset with their heartbeats.
-    A consumer with assigned queues itself checks for resets."""
+    """Running consumers continue at the new offsets after a reset of their group. Group members receive the reset with
+    their heartbeats. A consumer with manually assigned queues polls for resets."""
     queue = send(mq, topic, *(b"%d" % number for number in range(10)))
     consumers = {}
     for mode in ("subscribe", "assign"):

@@ -31,7 +31,7 @@ FLIGHTS = 336_776
 QUEUES = 4
 
 pytestmark = [
-    # Ignore these warnings, which all come from Ray Data.
+    # Ignore deprecation warnings and future warnings, which all come from Ray Data.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -237,8 +237,8 @@ def test_a_retried_write_task_stores_its_rows_once(
     died = tmp_path / "died"
 
     def grow_and_die_once(batch: pa.Table) -> pa.Table:
-        """Return the batch as a block of its own. Ray Data writes this block before it calls the function with the next
-        batch. The task's process is killed once."""
+        """Return the batch in a form that Ray Data writes as a separate block, before it calls this function with the
+        next batch. Kills the task's process once."""
         if batch["id"][0].as_py() >= 6000 and not died.exists():
             deadline_s = time.monotonic() + 60
             stored = 0
@@ -264,7 +264,7 @@ def test_writes_that_cannot_be_are_refused_before_anything_is_stored(mq: raymq.C
     with pytest.raises(raymq.InvalidArgumentError, match="no body_field='txt', tags_field='tag'"):
         write_topic(dataset, topic, body_field="txt", tags_field="tag")
     with pytest.raises(Exception, match="MessageIllegalError"):
-        write_topic(dataset, topic, key_field="text")  # This write fails: a message key must not contain spaces.
+        write_topic(dataset, topic, key_field="text")  # The write fails, because a message key must not contain spaces.
     assert read_topic(topic).count() == 0
 
 

@@ -130,7 +130,7 @@ def test_a_task_that_dies_in_a_transaction_leaves_nothing_visible_and_another_pr
     with mq.transaction_producer("dying", check=check):
         assert answered.wait(60)
         eventually(lambda: waiting(mq, topic) == 0, "the transaction has its outcome")
-        # The store records the outcome before the message is on disk and visible to consumers.
+        # The store records the transaction's outcome before the message is on disk and visible to consumers.
         eventually(lambda: bodies(mq, topic), "the message is visible")
     assert (questions[0].topic, questions[0].body, questions[0].keys) == (topic, b"of a dead task", ("dead",))
     assert bodies(mq, topic) == Counter([b"of a dead task"])

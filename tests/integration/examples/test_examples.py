@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # PySpark uses distutils, which is deprecated.
     # Ignore warnings about open sockets: Py4J leaves its sockets open until the garbage collector closes them.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # Ignore these warnings, which come from Ray Data.
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # Ignore future warnings, which come from Ray Data.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 

@@ -421,9 +421,9 @@ def test_the_consume_quota_applies_to_every_kind_of_consumer(mq: raymq.Client, t
     mq.admin.create_topic("bulk", 1)
     with mq.producer() as producer:
         producer.send_batch([raymq.Message("bulk", b"x")] * count)
-    # The test consumes four times the messages that the quota allows in a second. Twice this number is available at
-    # once, and the rest takes two seconds. The first message may be timed late, so require only half of these two
-    # seconds.
+    # The test consumes four times as many messages as the quota allows per second. The quota of two seconds is
+    # available at once, and the rest takes two more seconds. The first message may be timed late, so require only one
+    # second.
     for work in (
         pulled("bulk", "bulk-pull", count),
         received("bulk", "bulk-simple", count),

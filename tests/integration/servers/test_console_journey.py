@@ -200,7 +200,7 @@ def test_the_console_is_at_the_same_address_after_its_process_was_killed(mq: ray
         eventually(lambda: described().get("pid") not in (None, first["pid"]), "another process of the console")
         assert described()["url"] == first["url"]
         assert answers(first["url"])
-        # The console already runs, so this call starts no second process.
+        # The console already runs, so `launch` starts no second process.
         assert launch("console", address, load_settings(config))["pid"] == described()["pid"]
     finally:
         launch("stop_console", address)

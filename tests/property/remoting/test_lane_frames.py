@@ -255,7 +255,7 @@ def test_a_damaged_header_on_tcp_is_noticed(data, bit):
         unpack_header(header, 0, checked=True)
 
 
-# Tests of a server that receives bytes which no client sends
+# Tests of a server that receives bytes that no raymq client would send
 
 
 @pytest.fixture(scope="module")
@@ -320,7 +320,8 @@ def test_a_frame_may_come_in_pieces_cut_anywhere(server, remote, size):
     near = 60
     for cut in [*range(1, min(len(frame), near)), *range(max(near, len(frame) - 5), len(frame))]:
         lane._stream.sendall(frame[:cut])
-        # When the requests of other clients have been answered, the server has also read the first part of this frame.
+        # Wait until the server has answered other clients: it has then also read the first part of the incomplete
+        # frame.
         check_others(server)
         lane._stream.sendall(frame[cut:])
         assert bytes(lane.receive(float("inf")).payload) == body
@@ -329,8 +330,7 @@ def test_a_frame_may_come_in_pieces_cut_anywhere(server, remote, size):
 
 def test_an_oversized_frame_costs_the_server_no_memory(server, remote):
     eventually(lambda: not len(server.turns), "the turns of earlier tests to end")
-    # When the requests of other clients have been answered, the server's thread has released the buffers of earlier
-    # tests.
+    # Wait until the server has answered other clients: its thread has then released the buffers of earlier tests.
     check_others(server)
     before = len(server.turns), server.buffers.kept_bytes
     with_header = pack_header(2**32 - 1, ECHO, 0, 0, 1, checked=remote)

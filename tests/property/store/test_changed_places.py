@@ -185,8 +185,8 @@ def test_every_other_message_is_read_at_its_own_offset(directory: Path) -> None:
 def test_every_other_message_is_read_at_its_own_offset_with_small_blocks(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every message except the damaged message is read at its own offset. Recovery reads such small blocks that most of
-    the log is outside of them."""
+    """Every message except the damaged message is read at its own offset. Recovery compares the records of one small
+    block at a time, so that a block covers only a little of the log."""
     monkeypatch.setattr(storage.recovery.changed_places, "SURVEY_BYTES", 20_000)
     monkeypatch.setattr(storage.recovery.walk, "SURVEY_BYTES", 20_000)
     monkeypatch.setattr(storage.dispatch.record_blocks, "BLOCK_BYTES", 3000)

@@ -171,7 +171,7 @@ def lose_some(dice: random.Random, root: Path, *, crashed: bool) -> bool:
         for queue in dice.sample(queues, dice.randrange(1, len(queues) + 1)):
             shutil.rmtree(queue)
     elif kind == 2:
-        for queue in queues:  # removes the last file of each queue, as a power cut may
+        for queue in queues:  # remove the last file of each queue, as a power cut may
             max(queue.iterdir()).unlink()
     if dice.random() < 0.15:
         for path in (root / "config").glob("*eleted*"):

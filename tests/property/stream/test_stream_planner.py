@@ -137,8 +137,9 @@ def test_a_loss_is_an_error_unless_it_is_allowed(held: list[int], position: int,
         plan_batch(previous, bounds, BatchLimits())
     [loss] = plan.lost
     assert plan.offsets is not None
-    # As RocketMQ's consumers do, the query continues at the first existing message, also if the queue was created
-    # again. Otherwise it continues at the queue's end.
+    # The queue has no message at the query's position. If old messages were deleted or the queue was created again, the
+    # query continues at the first existing message, as RocketMQ's consumers do. Otherwise it continues at the queue's
+    # end.
     begin = low if position < low or low == 0 else high
     assert (loss.start_offset, loss.end_offset) == ((position, low) if position < low else (high, position))
     assert plan.offsets.starts == {queue: begin}

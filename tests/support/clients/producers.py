@@ -66,8 +66,8 @@ MakeProducer = Callable[..., Producer]
 def handed_over(
     producer: Producer, messages: Sequence[Message], where: DestinationOptions, timeout_s: float
 ) -> list[SendFuture]:
-    """Send messages through the producer's whole send path with the given timeout. A single message does not take the
-    shortcut."""
+    """Send messages through the producer's whole send path with the given timeout. Even a single message takes this
+    path, not the shorter path for single messages."""
     placed = producer.pipeline.hand_over(messages, where, timeout_s, together=len(messages) > 1)
     return placed.futures(len(messages))
 

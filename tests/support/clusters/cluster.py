@@ -128,7 +128,7 @@ def sandbox(settings: str = SETTINGS) -> Iterator[Sandbox]:
             # XDG_CACHE_HOME is the directory of the files from which shell completion reads names.
             patch.setenv("XDG_CACHE_HOME", str(box.root / "cache"))
             patch.setenv("TMPDIR", str(box.tmp))
-            patch.setattr(tempfile, "tempdir", None)  # makes the tempfile module read TMPDIR again
+            patch.setattr(tempfile, "tempdir", None)  # make the tempfile module read TMPDIR again
             patch.chdir(box.work)
             yield box
     finally:

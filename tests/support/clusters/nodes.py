@@ -118,7 +118,7 @@ def nodes(box: Sandbox, names: tuple[str, ...]) -> Iterator[Nodes]:
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # without this variable Ray listens on all interfaces
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setattr(sys.modules["ray._private.ray_constants"], "ENABLE_RAY_CLUSTER", False)
-        # makes Ray read its settings from the environment again, because Ray otherwise reads them only at import
+        # make Ray read its settings from the environment again, because Ray otherwise reads them only at import
         Config.initialize("")
         cluster = Cluster()
         made = Nodes(cluster, box)

@@ -22,7 +22,7 @@ def session_without_leftovers(box: Sandbox) -> Iterator[Any]:
     configs = {f"{role}.extraJavaOptions": temporary for role in roles}
     size = SessionSize(executor_memory="512m")
     with spark_job("tests", None, size, quiet=True, configs=configs) as (session, _):
-        session.range(1).count()  # makes Spark start the executor
+        session.range(1).count()  # make Spark start the executor
         started = java_processes()
         yield session
     assert len(started) == 4

@@ -1,7 +1,7 @@
 """Builds distributions of raymq as they are released, and small distributions of other projects.
 
-raymq is built from a copy of the checkout. A build leaves `build/` and `*.egg-info` in its directory. In the checkout,
-it would pack such files of an earlier build.
+raymq is built from a copy of the checkout. A build leaves `build/` and `*.egg-info` in its directory, and a later build
+in the same directory would pack these files.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def samples(now_ms: int) -> list[ClusterFigures]:
 
 
 def _of_names(into: int, step: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Return two counts of the sample number `step`: the messages appended to each topic so far, and the lag of each
+    """Return two counts for sample number `step`: the messages appended to each topic so far, and the lag of each
     group.
 
     `into`: number of messages appended to the cluster so far.
@@ -176,7 +176,7 @@ def _of_names(into: int, step: int) -> tuple[dict[str, int], dict[str, int]]:
 
 
 class ShopCluster(FakeCluster):
-    """The web shop's cluster, with those fake calls whose results depend on their arguments."""
+    """The web shop's cluster. It defines the fake calls whose results depend on their arguments."""
 
     def message_track(self, message: MessageExt) -> list[MessageTrack]:
         return [

@@ -2,7 +2,8 @@
 processes.
 
 1. Two members never deliver the same queue at the same time. No member delivers a queue while another member may
-   deliver the queue or has a batch of the queue in flight. A member that lost a queue must be granted the queue again.
+   deliver the queue or has a batch of the queue in flight. A member that lost a queue
+   delivers it only after the group has granted the queue to it again.
 2. A committed offset moves back only in a reset, and never passes a message that no member consumed.
 3. A member delivers a queue in order, one batch at a time, from the committed offset on. A member may repeat a batch,
    but skips none.

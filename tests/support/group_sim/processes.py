@@ -292,7 +292,8 @@ class Member(Process):
         self.deliver()
 
     def guard(self, action: Callable[[], None]) -> Callable[[], None]:
-        """Return a wrapper of `action`. The wrapper does nothing if this simulated process has died since."""
+        """Return a wrapper of `action`. The wrapper does nothing if this simulated process has died after the wrapper
+        was made."""
         life = self.life
         return lambda: action() if self.life == life else None
 
@@ -341,8 +342,8 @@ class Member(Process):
         return self.world.rebalances[name]
 
     def take(self, assignment: HeartbeatAnswer, sent_s: float) -> None:
-        """Apply the lease and the assignment in a heartbeat's answer in one step. No delivery happens between
-        the two."""
+        """Apply the lease and the assignment in a heartbeat's answer in one step, so that no message is delivered under
+        the new lease with the old assignment."""
         if isinstance(assignment, OtherServer):
             if assignment.holder:
                 self.choice.redirected(assignment.holder)

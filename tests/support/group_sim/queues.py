@@ -105,8 +105,8 @@ class MemberQueues:
         ]
 
     def ended(self, delivery: Delivery, now_s: float, *, consumed: bool) -> None:
-        """Record that the listener has finished a delivery. Without `consumed`, the listener failed at the delivery's
-        first message."""
+        """Record that the listener has finished a delivery. If `consumed` is False, the listener failed at the
+        delivery's first message."""
         rest = tuple(range(1, len(delivery.task.messages)))
         report = ConsumeReport() if consumed else ConsumeReport(rest, (Failure(0, 1, "it failed"),))
         self._queues.reported(delivery.task, report, now_s)

@@ -65,7 +65,7 @@ class Senders:
                         break
                 while waiting:
                     self._history.add(outcome_of(*waiting.popleft()))
-        except BaseException as error:  # `join` raises this error of the thread
+        except BaseException as error:  # `join` raises the error of this thread
             self._failures.append(error)
 
 
@@ -77,7 +77,8 @@ def outcome_of(sent: Sent, future: Future[raymq.SendResult]) -> Operation:
         return Operation(sent, Outcome.UNKNOWN, error=str(error))
     except raymq.RaymqError as error:
         return Operation(sent, Outcome.FAILED, error=str(error))
-    # Any other status means that too few replicas have a copy, or that the message was not flushed in time.
+    # Any status other than SEND_OK means that too few replicas have a copy, or that the message was not flushed in
+    # time.
     if result.status is not raymq.SendStatus.SEND_OK:
         return Operation(sent, Outcome.UNKNOWN, error=result.status.value)
     return Operation(sent, Outcome.OK, result.queue, result.queue_offset)

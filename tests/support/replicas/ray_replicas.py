@@ -75,8 +75,7 @@ class RayReplicas:
         return eventually(lambda: max(end(), 0), "one end of all logs", HEAL_TIMEOUT_S)
 
     def wait_for_no_holes(self) -> None:
-        """Wait until the replicas have repaired each other's logs. No log then has a damaged range (hole) that recovery
-        found."""
+        """Wait until the replicas have repaired each other's logs: no log has a damaged range (hole) any more."""
         actors = [ActorRef(str(StorageName(self._broker_name, replica))) for replica in range(self._replicas)]
 
         found: list[object] = []

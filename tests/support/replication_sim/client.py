@@ -1,5 +1,5 @@
-"""The clients of a simulated broker group: one producer and one consumer, which learn the replicas' roles only from
-answers.
+"""The clients of a simulated broker group: one producer and one consumer, which learn the replicas' roles only from the
+replicas' answers.
 
 Add to this module what a client sends, and what a client concludes from an answer.
 """

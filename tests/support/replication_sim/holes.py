@@ -65,8 +65,8 @@ class Holes:
         return [(offset, self.intact(offset)) for offset in offsets]
 
     def mend(self, parts: list[tuple[int, Record | None]], other: int, *, of_master: bool) -> None:
-        """Repair this replica's holes (damaged records) with the records of another replica. If that replica lacks the
-        intact record, too, note this. `of_master`: whether this replica is the master."""
+        """Repair this replica's holes (damaged records) with the records of another replica. A hole whose intact record
+        the other replica lacks, too, is recorded as such. `of_master`: whether this replica is the master."""
         disk, world = self._node.disk, self._node.world
         for offset, record in parts:
             if offset not in disk.damaged:

@@ -207,8 +207,8 @@ def _one_fault(world: World, rng: random.Random, only: Collection[str]) -> None:
         world.controller.kill()
         world.at(rng.uniform(0.2, 3.0), world.controller.start)
     elif kind == "wipe" and all(node.disk.store_id == f"store-{node.name}" for node in world.nodes.values()):
-        # A disk with all data may be lost if another disk has all data, too. The only disk with all data may be lost
-        # only if its replica may lead alone, because no replica leads afterwards.
+        # A disk with all data may be wiped if another disk also has all data. A disk outside of the sync-state set may
+        # always be wiped. With fixed roles any disk may be wiped, because no replica leads after the loss.
         members = world.controller.records[-1].sync_state_set.members if world.controller.records else frozenset()
         keeps_all = len(members) > 1 and bool(_have_everything(world) - {node.name})
         if keeps_all or (members and node.name not in members) or world.fixed:

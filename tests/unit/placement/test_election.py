@@ -458,7 +458,8 @@ def test_a_master_that_may_not_lead_any_more_is_away():
 
 def test_while_a_lease_may_be_held_another_is_elected_only_where_the_old_process_is_known_to_be_gone():
     elected = {view for view in MasterView if MASTER_STEPS[view, False] is MasterStep.ELECT}
-    # A master whose disk failed is in this set, because it releases its lease before it reports the failure.
+    # The view FAILED is in the set, because a master whose disk failed releases its lease before it reports the
+    # failure.
     assert elected == {MasterView.NOBODY, MasterView.ANNULLED, MasterView.RESTARTED, MasterView.FAILED}
 
 

@@ -38,8 +38,7 @@ def wrong(mq: raymq.Client) -> None:
     mq.admin.update_group("billing", retries="many")
     assert_type(mq.admin.group_summary("billing").lag, str)
 """
-# Skip the types of Ray and Spark: they are not raymq's to check, and checking them takes longer than checking all of
-# raymq.
+# Skip the types of Ray and Spark: raymq cannot change them, and checking them takes longer than checking all of raymq.
 MYPY = "[mypy]\nstrict = True\n[mypy-ray.*,pyspark.*]\nfollow_imports = skip\nignore_missing_imports = True\n"
 CHECK_TIMEOUT_S = 200
 

@@ -47,7 +47,8 @@ def work(stats: StoreStats, calendar: Calendar, messages: int, *, days_later: in
 def test_totals_are_kept_at_midnight_for_two_days() -> None:
     calendar = Calendar()
     stats = StoreStats(calendar)
-    calendar.now_s = 1e9  # this time is later than that of the first sample, which the real monotonic clock gave
+    # this time is later than the time of the first sample, which was taken with the real monotonic clock
+    calendar.now_s = 1e9
     work(stats, calendar, 10)
     assert days_of(stats, calendar) == {"Put": (0, 0, 10), "Get": (0, 0, 5)}
     work(stats, calendar, 4, days_later=1)

@@ -147,7 +147,7 @@ class MetadataAdmin(GroupAdmin):
             try:
                 found[topic] = self._topic_metadata(topic)
             except TopicNotExistError:
-                continue  # the topic was deleted after it was listed
+                continue  # skip the topic: it was deleted after it was listed
             progress(1)
         known: dict[str, GroupMetadata] = {}
         offsets: Offsets = {}
@@ -175,7 +175,7 @@ class MetadataAdmin(GroupAdmin):
             try:
                 consumed = self._call_broker(broker_name, "group_topics", group)
             except GroupNotExistError:
-                continue  # this broker group does not have the group
+                continue  # skip a broker that does not have the consumer group
             for topic in sorted(set(consumed).intersection(topics)):
                 committed = self._call_broker(broker_name, "committed_offsets", group, topic)
                 found.setdefault(topic, {})[broker_name] = dict(sorted(committed.items()))

@@ -106,8 +106,8 @@ class AssignedQueue(ABC):
     """True if the consumer moved to an offset before the committed offset. The next commit then lowers the committed
     offset and is marked as a backward commit."""
     asked: OffsetCommit | None = None
-    """The queue's last commit that `ask` made. None after an offset reset, so that the answer to an earlier commit is
-    ignored."""
+    """The last commit of this queue that `ask` created. None after an offset reset, so that the answer to an earlier
+    commit is ignored."""
     forbidden: NoPermissionError | None = None
     """The reason why the group may not read the queue now; None if the group may read it. A forbidden queue stays
     assigned to this consumer."""
@@ -188,8 +188,8 @@ class AssignedQueue(ABC):
         return self.started and (committed is None or offset > committed or (self.backwards and offset != committed))
 
     def ask(self, offset: int | None) -> OffsetCommit:
-        """Create the commit of `offset` to send to the broker. If `offset` is None, the commit only requests from the
-        broker whether the group's offset was reset."""
+        """Create the commit of `offset` to send to the broker. If `offset` is None, the commit only asks the broker
+        whether the group's offset was reset."""
         self.asked = OffsetCommit(offset, self.generation, self.reset_version, self.backwards)
         return self.asked
 

@@ -97,8 +97,8 @@ class AssignedQueues(ABC, Generic[Q]):
 
     @property
     def forbidden(self) -> Mapping[MessageQueue, NoPermissionError]:
-        """The queues of this member that the group may not read now, each with the reason. The mapping changes later,
-        so a caller that keeps it must copy it."""
+        """The queues of this member that the group may not read now, each with the reason. The mapping is live, so a
+        caller that keeps it must copy it."""
         return self._forbidden
 
     @property
@@ -230,8 +230,8 @@ class AssignedQueues(ABC, Generic[Q]):
         return not self._starting.keys() <= self._forbidden.keys() or self.commit_is_urgent()
 
     def uncommitted(self, broker_name: str | None = None) -> dict[MessageQueue, OffsetCommit]:
-        """Return a commit for each queue, of one broker group or of all, that has finished but uncommitted
-        messages."""
+        """Return a commit for each queue that has finished but uncommitted messages. `broker_name`: return only the
+        commits of this broker group; None for all broker groups."""
         return {
             assigned.queue: assigned.ask(assigned.commit_offset)
             for assigned in self._perhaps_dirty()
@@ -241,8 +241,8 @@ class AssignedQueues(ABC, Generic[Q]):
     def reset_queries(
         self, broker_name: str | None = None, *, only_forbidden: bool = False
     ) -> dict[MessageQueue, OffsetCommit]:
-        """Return commits without an offset, for all started queues or only for the forbidden queues. The broker's
-        answer to these commits names the queues that were reset and the queues that may be read."""
+        """Return a reset query (a commit without an offset) for each started queue, or only for each forbidden queue.
+        The broker's answer names the queues that were reset and the queues that the group may read."""
         return {
             assigned.queue: assigned.ask(None)
             for assigned in self._queues.values()
@@ -255,7 +255,8 @@ class AssignedQueues(ABC, Generic[Q]):
         self, commits: Mapping[MessageQueue, OffsetCommit], answer: CommitAnswer
     ) -> dict[MessageQueue, int]:
         """Apply the brokers' answer to commits, and return the offsets that are now committed. Ignores the answer for a
-        queue if the queue was lost or reset, or if a later commit was made, after the commit was created."""
+        queue if the queue was lost or reset after the commit was created. Also ignores it if a newer commit of the
+        queue exists."""
         committed = {}
         for queue, commit in commits.items():
             refused = queue in answer.fenced or queue in answer.gone or queue in answer.reset
@@ -313,7 +314,7 @@ class AssignedQueues(ABC, Generic[Q]):
     # Methods that update the tables of queues
 
     def _take_up(self, assigned: Q) -> Q:
-        """Add a queue that this member did not hold before."""
+        """Add a queue, which this member did not hold before, to the tables of the member's queues."""
         self._queues[assigned.queue] = assigned
         self._state_changed(assigned)
         return assigned

@@ -132,8 +132,8 @@ class OffsetCommitter:
         self.interval_s = math.inf if interval_s is None else interval_s
         self.on_started, self.on_committed = on_started, on_committed
         self.refusal: RaymqError | None = None
-        """Error of a commit that can never succeed; None if there is no such error, or if it was raised to the
-        program."""
+        """Error of a commit that can never succeed. None if there is no such error, or after the error was raised to
+        the program."""
         self.armed = False
         """True if the broker threads are scheduled to look for finished messages at the next interval."""
         self.store, self._threads = store, threads
@@ -143,7 +143,7 @@ class OffsetCommitter:
         self._closed = False
 
     def wake(self) -> None:
-        """Schedule the broker threads, which get missing start offsets and commit offsets. If a caller waits for a
+        """Schedule the broker threads, which fetch missing start offsets and send commits. If a caller waits for a
         start offset or a commit, the brokers are called at once."""
         with self.lock:
             urgent = self.core.waits_for_broker()
@@ -342,8 +342,8 @@ class _BrokerWork:
 
     @property
     def _asks_alone(self) -> bool:
-        """True if no group reports offset resets, so that this consumer asks the brokers itself. The caller holds the
-        consumer's lock."""
+        """True if the consumer must ask the brokers about offset resets itself, because no group reports them. The
+        caller holds the consumer's lock."""
         core = self.committer.core
         return self.committer.store.may_be_reset and core.joined and core.offsets_version is None
 

@@ -1,5 +1,5 @@
-"""UnfinishedOffsets tracks the unfinished messages of one queue if messages finish one by one, and gives the offset to
-commit.
+"""UnfinishedOffsets tracks the unfinished messages of a queue whose messages are finished one by one. It computes the
+offset to commit.
 
 The offset to commit is the smallest unfinished offset (spec/messaging.md §5.5). So one slow message delays only the
 commit, not the processing of later messages.

@@ -18,15 +18,15 @@ from raymq.common.protocol.group import QueueOffset
 
 @dataclass(slots=True)
 class QueueFlags:
-    """The state of one queue as SubscriptionState has last entered it in its tables and totals."""
+    """The state of one queue that SubscriptionState last used to update its tables and totals."""
 
     tables: tuple[bool, ...] = ()
     """For each table of SubscriptionState, True if the table contains the queue."""
     hungry_at: int = -1
     """The queue's next offset to fetch; -1 if the queue must not be fetched."""
     news_at: int = -1
-    """The offset from which the consumer waits for new records of a queue that it reads in place (from mapped files);
-    -1 if the queue is not read in place."""
+    """Offset from which the consumer waits for new records, if it reads the queue in place (from mapped files). -1 if
+    it does not read the queue in place."""
     count: int = 0
     """The number and bytes of the queue's buffered messages that are included in the consumer's totals."""
     size_bytes: int = 0
@@ -40,13 +40,13 @@ class AssignedMessageQueue(AssignedQueue):
     position: int = 0
     """Offset of the queue's next message that a poll returns."""
     done: int = 0
-    """The queue's offset up to which the program has finished with all messages (exclusive)."""
+    """The program has finished with all messages of the queue before this offset."""
     buffered: deque[FetchedRecords] = field(default_factory=deque)
     """Fetched records of the queue that wait for a poll; empty while the queue is paused or revoked."""
     buffered_count: int = 0
     buffered_bytes: int = 0
     noted: QueueFlags = field(default_factory=QueueFlags)
-    """The state of this queue as it was last entered in the consumer's tables."""
+    """The state of this queue that was last used to update the consumer's tables and totals."""
     mapped: bool = False
     """True if the queue is read in place, from mapped files of a storage actor on this node; False if it is read by
     fetches."""
@@ -156,7 +156,7 @@ class AssignedMessageQueue(AssignedQueue):
             self.position = fetched.next_offset
 
     def returned(self, part: PolledRecords) -> None:
-        """Remove the records that a poll returns from the front of the buffer."""
+        """Remove from the front of the buffer the records that a poll returns."""
         fetched = self.buffered[0]
         self.position = part.next_offset
         self.buffered_count -= part.count

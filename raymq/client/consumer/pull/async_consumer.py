@@ -89,7 +89,8 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
         """Lock that is held while `_watched` changes. The helper thread of an interrupted wait may still be changing
         the list."""
         self._decoder = ThreadPoolExecutor(1, f"decode-{self.group}")
-        # Replace the wake-up of the blocking consumer, because the blocking consumer never polls here.
+        # Make the engine wake this consumer's polls on the event loop. The engine would otherwise wake the blocking
+        # consumer, which never polls here.
         engine.on_wakeup = partial(self._in_loop, self._look_again)
 
     subscribe = awaited(PullConsumer.subscribe)
@@ -250,16 +251,16 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
     async def _wait(self, timeout_s: float) -> None:
         """Wait until records may be available, for at most `timeout_s`.
 
-        If the wait is interrupted, what remains is harmless: a timer that only wakes the next wait, and watched file
-        descriptors that the next wait or `close` removes.
+        An interrupted wait leaves a timer, which only wakes the next wait, and watched file descriptors, which the next
+        wait or `close` removes. Both are harmless.
         """
         waiter = self._waiter = self._loop.create_future()
         # Set two timers, because a signal handler may raise in the callback of one timer, which would then not wake the
         # poll.
         timers = [self._loop.call_later(after_s, self._wake) for after_s in (timeout_s, timeout_s + LOOK_AGAIN_S)]
         try:
-            # Run aside (in a helper thread). If a signal interrupted the loop's selector, its list of file descriptors
-            # would differ from the kernel's list.
+            # Call `_watch` in a helper thread. If a signal interrupted the loop's selector, its list of file
+            # descriptors would differ from the kernel's list.
             aside(self._watch, self._engine.polls.descriptors())
             await waiter
         finally:
@@ -312,7 +313,7 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
             if not self._engine.closed:
                 await self._call(partial(self._engine.close, finished=finished))
         finally:
-            if self._engine.closed:  # if the engine is not closed, the close was cancelled before it began
+            if self._engine.closed:  # an engine that is still open shows that the close was cancelled before it began
                 self._end_pools()
                 if asyncio.get_running_loop() is self._loop:
                     aside(self._unwatch)

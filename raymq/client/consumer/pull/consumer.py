@@ -156,7 +156,7 @@ class PullConsumer(PullConsumerBase):
         try:
             messages = as_messages(aside(turn.step, self._poll, turn, decode, max_messages, timeout_s))
         except BaseException:
-            turn.abandoned = True  # a single assignment, which a signal handler cannot interrupt
+            turn.abandoned = True  # abandon the poll by a single assignment, which a signal handler cannot interrupt
             raise
         return messages
 

@@ -280,7 +280,7 @@ class PullEngine:
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Continue reading a queue at `offset`. Blocks for a remote call. Raises OffsetOutOfRangeError if the queue
         does not hold `offset`."""
-        self.position(queue)  # raises, before any remote call, if the queue is not assigned
+        self.position(queue)  # raises ClientStateError before any remote call, if the queue is not assigned
         bounds = self._lookup.bounds(queue)
         if not bounds.min_offset <= offset <= bounds.max_offset:
             raise OffsetOutOfRangeError(str(queue), offset, bounds.min_offset, bounds.max_offset)
@@ -391,7 +391,7 @@ class PullEngine:
         """Return the start offsets of queues that are assigned without a group."""
         generations = dict.fromkeys(queues, 0)
         starts = self._offsets.start_offsets(generations, self.settings.start, GROUP_CALL_TIMEOUT_S)
-        # A call for a single queue raises the reason why the common call omitted the queue.
+        # The common call omitted this queue. A call for the queue alone raises the reason.
         for queue in generations.keys() - starts.keys():
             starts[queue] = self._offsets.start_offset(queue, self.settings.start, 0, GROUP_CALL_TIMEOUT_S)
         return starts

@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class FetchedRecords:
-    """The records that one fetch, or one read of the mapped files, has found. Polls take records from the first
-    on."""
+    """The records that one fetch, or one read of the mapped files, has found. Polls take these records in
+    order."""
 
     records: LocatedRecords
     next_offset: int
-    """The queue offset after all of these records. It may also be after messages that the tags excluded."""
+    """The queue offset at which reading continues: after these records, and after the following messages that the tags
+    excluded."""
     first: int = 0
     """The number of these records that polls have taken."""
 
@@ -247,7 +248,7 @@ def _decode_part(
         # A damaged record has no born timestamp, and its tags are unknown, so it counts as wanted.
         chosen = pc.is_in(batch.column("tags"), value_set=text_array(sorted(tags)))
         wanted = mask_of(pc.or_(chosen, batch.column("born_timestamp").is_null()))
-        if not wanted.all():  # rare, because the tags' hash codes were compared before
+        if not wanted.all():  # excluded messages are rare here, because the tags' hash codes were compared before
             # Arrow cannot filter view columns, so choose the rows before decoding them.
             batch = decode(starts[wanted], places=places.pick(np.flatnonzero(wanted)))
     if batch.column("error").null_count < batch.num_rows:

@@ -308,9 +308,9 @@ class InPlaceReader:
         max_bytes: int,
         until_s: float,
     ) -> tuple[list[LocatedRecords], int]:
-        """Find the records that answer a request and match the topic's predicate. Also returns the offset after these
-        records, or the offset of the first record on which the predicate failed. Raises PredicateFailedError if the
-        predicate fails on the first record."""
+        """Find the records that a fetch request names and that match the topic's predicate. Also returns the offset
+        after these records, or the offset of the first record on which the predicate failed. Raises
+        PredicateFailedError if the predicate fails on the first record."""
         with self._lock:
             predicate = self._core.predicate(request.topic)
         if predicate is None:
@@ -378,7 +378,8 @@ class InPlaceReader:
             finds = self._finds[queue]
         if self._replaced(queue, store.name, pull_from):
             with self._lock:
-                if self._finds[queue] == finds:  # if the counts differ, the new storage actor was found in between
+                # if the counts differ, `found` has already recorded the queue's new storage actor
+                if self._finds[queue] == finds:
                     self._store_of.pop(queue, None)
                     self._core.read_by_fetches(queue)
 

@@ -43,8 +43,8 @@ def _running_queue(assigned: AssignedMessageQueue, forbidden: NoPermissionError 
 
 
 def count_fetched(group: str, queue: MessageQueue, fetched: FetchedRecords, size_bytes: int) -> None:
-    """Add the records that a fetch or a read of the mapped files has found to the metrics. `size_bytes`: their total
-    size."""
+    """Count in the metrics the records that a fetch, or a read of the mapped files, has found. `size_bytes`: total size
+    of the records."""
     records = fetched.records
     if not CLIENT_FIGURES.enabled or not len(records.starts):
         return

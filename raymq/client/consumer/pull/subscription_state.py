@@ -48,8 +48,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self._hungry: dict[MessageQueue, int] = {}
         """Next offset to fetch of each queue that has so few buffered records that it may be fetched again."""
         self._waits: dict[MessageQueue, FetchRequest] = {}
-        """For each queue that is read in place (from mapped files) and is not silent, a request for new messages. The
-        request begins at the end of the queue's known messages."""
+        """Requests for new messages, for queues that are read in place (from mapped files) and are neither paused nor
+        revoked. Each request begins at the end of the queue's known messages."""
         self._unread: dict[MessageQueue, None] = {}
         """Queues whose mapped files have unread records, in the order in which they are read."""
         self._unsettled: dict[MessageQueue, None] = {}
@@ -83,8 +83,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     @property
     def version(self) -> int:
-        """Number that changes when the queues or offsets to wait for change by another cause than normal
-        reading."""
+        """Version number of the queues and offsets to wait for. It changes if they change for any reason other than
+        normal reading."""
         return self._version
 
     @property
@@ -337,9 +337,9 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         return bool(self._unread)
 
     def end_known(self, queue: MessageQueue, offset: int, min_offset: int, max_offset: int) -> bool:
-        """Record the offset range [`min_offset`, `max_offset`) that a queue holds. The store has returned it to a
-        request that waits at `offset`. Returns False if the queue's next offset is outside this range; a fetch must
-        then find the reason."""
+        """Record the offset range [`min_offset`, `max_offset`) that a queue holds, as the store has returned it for a
+        watch request at `offset`. Returns False if the queue's next offset is outside this range; a fetch must then
+        find the reason."""
         assigned = self._queues.get(queue)
         if assigned is None or not assigned.mapped or assigned.silent or offset < assigned.fetch_offset:
             return True  # the request is outdated, or the queue was moved to an offset that this answer does not cover
@@ -351,7 +351,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     def next_unread(self, max_messages: int) -> tuple[MessageQueue, FetchRequest, int] | None:
         """Return the next queue whose mapped files have unread records, with a request to read it and the queue's known
-        end. Returns None if no queue has unread records. The queue moves to the end of the order."""
+        end. Returns None if no queue has unread records. The returned queue moves to the end of the order in which
+        queues are read."""
         for queue in self._unread:
             assigned, wanted = self._queues[queue], self._subscriptions[queue.topic]
             assigned.fetching = True
@@ -451,7 +452,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             self._note(assigned, moved=True)
 
     def _note(self, assigned: AssignedMessageQueue, *, moved: bool = False) -> None:
-        """Update the tables for one queue that has changed. `moved`: True if the queue has changed by another cause
+        """Update the tables for one queue that has changed. `moved`: True if the queue has changed for a reason other
         than normal reading."""
         assigned.follow_acknowledgements()
         queue, noted, silent = assigned.queue, assigned.noted, assigned.silent
@@ -482,7 +483,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self._version += moved
 
     def _forget(self, assigned: AssignedMessageQueue) -> None:
-        """Remove a queue that this consumer no longer holds from all tables."""
+        """Remove from all tables a queue that this consumer no longer holds."""
         self._set_tables(assigned, (False,) * len(self._tables))
         if assigned.noted.hungry_at >= 0:
             del self._hungry[assigned.queue]

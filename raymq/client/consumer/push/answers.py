@@ -1,4 +1,4 @@
-"""The return values of listeners, and the rules by which they mean that a message was consumed.
+"""The return values of listeners, and the rules that decide whether a message counts as consumed.
 
     None, ConsumeStatus.CONSUME_SUCCESS             consumed
     raymq.reply(…), or a list of replies and None   consumed, and answered
@@ -68,7 +68,7 @@ def _later(answer: ConsumeLater, messages: range) -> Failure:
 
 
 def _unknown(answer: Any) -> str:
-    """Return the reason of the failure for an undefined return value of a listener."""
+    """Return the text that explains why an undefined return value of a listener counts as a failure."""
     try:
         shown = repr(answer)
     except Exception as error:  # the object's own __repr__ is user code and may raise

@@ -45,13 +45,13 @@ JOIN_AFTER_S: Final = 0.02
 """Time in s after which further threads join an unfinished request. The number of threads that join grows each
 time."""
 HANDLER_LEASE_S: Final = 5.0
-"""Time in s after which a request is cancelled if its owner has not called."""
+"""Time in s after which a request is cancelled if its owner (the Pull actor) has made no call."""
 QUICK_CALL_S: Final = PROCESS_BOUNDS_MS[0] / 1000
 """Upper bound, in s, of the first bucket of the metric of listener calls. Calls up to this duration are counted
 together."""
 SETTLE_AFTER_S: Final = 0.05
-"""Duration in s of a listener call above which the pool may have given the call up. Only after such a call does the
-thread take the lock to check this."""
+"""Time in s that a listener call must exceed before the pool may have given the call up. Only after such a call does
+the thread take the lock and check this."""
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,8 @@ class ConsumePool:
             return request.report(self._stuck)
 
     def renew_leases(self) -> None:
-        """Renew the leases of all requests. Called when their owner has called."""
+        """Renew the leases of all requests. Called each time that the owner of the requests (the Pull actor) makes a
+        call."""
         until_s = time.monotonic() + HANDLER_LEASE_S
         with self._lock:
             for request in self._running:
@@ -284,16 +285,16 @@ class ConsumePool:
             CLIENT_FIGURES.processed(request.topic, self._group, min(each_ms, QUICK_CALL_S * 1000), quick, ok=True)
 
     def _note_done(self, request: ConsumeRequest) -> None:
-        """Trace a finished request if it was traced when it began. The caller holds the lock."""
+        """Add a finished request to the message trace, if its beginning was traced. The caller holds the lock."""
         if self._trace is None or request.traced is None:
             return
         failed = {index: _context_code(failure) for index, failure in request.failures.items()}
         self._trace.done(request.topic, request.traced, request.ended, failed, request.consume_s * 1000)
 
     def call_directly(self, call: MessageExt | list[MessageExt]) -> tuple[str, str, float]:
-        """Call the listener once in this thread, with its hooks, for an administrator. The call belongs to no task and
-        is not counted in metrics. A reply that the listener returns is sent. A coroutine is cancelled after the consume
-        timeout.
+        """Call the listener once with a message, or a list of messages, because an administrator requested it. The call
+        runs in this thread, with the consume hooks. It belongs to no task and is not counted in metrics. A reply that
+        the listener returns is sent. A coroutine is cancelled after the consume timeout.
 
         Returns the status (CONSUME_SUCCESS, RECONSUME_LATER, or EXCEPTION if the listener raised), the reason of a
         failure, and the duration in ms.

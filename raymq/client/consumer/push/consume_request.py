@@ -66,12 +66,12 @@ class ConsumeRequest:
         self.follows: ConsumeRequest | None = None
         """The request of the same queue that must end before this request begins."""
         self.traced: TracedCalls | None = None
-        """The record of these calls in the message trace; None without a trace."""
+        """The record of this request's listener calls in the message trace; None without a trace."""
         self._reported = 0
         """Number of ended calls that were already reported."""
         self._left: set[int] | None = None
-        """Indices of the calls that were not yet reported as ended. None until a report was made while some calls were
-        unfinished."""
+        """Indices of the calls that were not yet reported as ended. None until the first report that is made before all
+        calls have ended."""
 
     @property
     def message_count(self) -> int:
@@ -86,7 +86,7 @@ class ConsumeRequest:
         return range(first, first + (len(call) if isinstance(call, list) else 1))
 
     def failure(self, index: int, error: str, **how: Any) -> Failure:
-        """Create the Failure of a call: its messages were not consumed."""
+        """Create the Failure of a listener call whose messages were not consumed."""
         messages = self.messages_of(index)
         return Failure(messages.start, len(messages), error, **how)
 

@@ -122,7 +122,7 @@ class Listener:
         """Guards `_hosted`."""
         self._direct = threading.Semaphore(DIRECT_CALLS_MAX)
         self._state: object = None
-        """The state of the Pull actor that was passed to the last `keep` call."""
+        """The state that the Pull actor has stored in this process by its last `keep` call."""
         self._failure = ""
         """Traceback if the listener could not be loaded; empty otherwise."""
         self._replier: Replier | None = None

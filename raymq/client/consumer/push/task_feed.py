@@ -147,7 +147,8 @@ class TaskFeed:
 
     def _begin_task(self, task: ShippedTask) -> None:
         if task.number in self._requests:
-            return  # the Pull actor resent the task: it got the report of unreadable records twice
+            # the task already runs: the Pull actor resent it because it received the report of unreadable records twice
+            return
         failure = ""
         try:
             request = self._consume_request(task)
@@ -209,12 +210,13 @@ class TaskFeed:
             return self.epoch, reports
 
     def look(self) -> float:
-        """Check the running listener calls. Returns the time in s until the next check is due."""
+        """Give up listener calls that exceed their timeout, and add threads to requests that take long
+        (ConsumePool.look). Returns the time in s until the next check is due."""
         next_s = self._pool.look()
         return min(next_s, REPORT_S) if self._requests else next_s
 
     def heard(self) -> None:
-        """Record that the Pull actor has answered. It therefore still owns the tasks."""
+        """Renew the leases of the tasks: the Pull actor has answered, so it still owns the tasks."""
         self._pool.renew_leases()
 
     # The loops of the receiving thread and the reporting thread
@@ -282,6 +284,7 @@ def _is_wanted(message: MessageExt | BodyUnreadableError, subscription: Subscrip
 
 
 def with_original_topic(message: MessageExt) -> MessageExt:
-    """Return a message that was read from a retry topic with its original topic (spec/messaging.md §5.8)."""
+    """Return a message of a retry topic with the message's original topic as its topic (spec/messaging.md
+    §5.8)."""
     topic = message.system_properties.get(PROPERTY_RETRY_TOPIC)
     return message if topic is None else replace(message, topic=topic)

@@ -408,7 +408,7 @@ class SimpleEngine:
 
 
 def _part(given: LeasedRange, offset: int) -> LeasePart:
-    """Return the leased messages of a range whose offsets are at least `offset`."""
+    """Return the part of a leased range that begins at `offset`, without the messages that the lease excludes."""
     first = offset - given.start
     handed_out = ~int(given.without, 16) & ((1 << given.count) - 1)
     return LeasePart(given.topic, given.queue_id, given.start, given.pop_ms, f"{handed_out >> first << first:x}")

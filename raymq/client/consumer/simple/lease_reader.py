@@ -105,8 +105,8 @@ class LeaseReader:
 def _parts(
     storage: StorageClient, given: LeasedRange, offset: int, wanted: Subscription, max_bytes: int
 ) -> Iterator[tuple[LocatedRecords, int]]:
-    """Yield the records of a leased range from `offset` on, in parts, each part with the offset after it. Raises
-    RaymqError if the storage actor cannot be read."""
+    """Yield the records of a leased range from `offset` on, in parts. Each part comes with the queue offset after its
+    last record. Raises RaymqError if the storage actor cannot be read."""
     end = given.start + given.count
     reader = storage.reader()
     while offset < end:
@@ -132,8 +132,8 @@ def _parts(
 def _fetch(storage: StorageClient, request: FetchRequest, max_bytes: int, end: int) -> tuple[LocatedRecords, int]:
     [result] = storage.fetch([request], max_bytes, 0.0, LEASE_FETCH_TIMEOUT_S)
     if result.max_offset < end:
-        # This store is the master, but does not show the offset yet. Another store has shown the offset, or this store
-        # will show it soon.
+        # The lease's last offset is not visible at this master yet. It is visible at another store, or will soon be
+        # visible here.
         raise ServiceNotAvailableError(
             f"storage actor {storage.name} does not serve offset {end - 1} of topic {request.topic!r} yet; retry later"
         )

@@ -47,7 +47,7 @@ def check_types(
     attributes = route.attributes
     if attributes.is_compacted and not _have_keys(messages):
         raise no_key_error(route.topic)
-    # Messages in columns are either all delayed messages or half messages, or they include none.
+    # MessageColumns hold only delayed messages, or only half messages, or no message of these two types.
     if isinstance(messages, MessageColumns):
         given = {_type_by_queue(destination, stored)}
     else:

@@ -43,8 +43,9 @@ _TIMER_QUEUES: Final = TIMER_BUCKETS + 1
 
 
 class RowRange(NamedTuple):
-    """Consecutive rows of one queue: `messages` for `queue`. They are stored in the queue `stored`, with sequences from
-    `first_sequence` on."""
+    """Consecutive rows, as `messages`, that were written to one queue, `queue`. The rows are stored in the queue
+    `stored`: `queue` itself, or the timer queue in which rows with a deliver time wait. Their sequences begin at
+    `first_sequence`."""
 
     queue: MessageQueue
     stored: MessageQueue

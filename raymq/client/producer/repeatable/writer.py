@@ -277,7 +277,8 @@ class _PartsInFlight:
         self.failed: list[RowRange] = []
 
     def add(self, part: RowRange) -> Callable[[int, int, Outcome], None]:
-        """Count a part that is sent now. Returns the function to call with the part's outcome."""
+        """Count a part of the write, which is now being sent. Returns the function to call with the part's
+        outcome."""
         with self._changed:
             self._count += 1
         return lambda first, end, outcome: self._ended(part, outcome)
@@ -287,8 +288,8 @@ class _PartsInFlight:
         self._ended(part, error)
 
     def settle(self) -> BaseException | None:
-        """Wait until each part has an outcome. Each part has one at its deadline at the latest. Returns the first
-        failure; None if all parts were stored."""
+        """Wait until each part has an outcome, which it has at its deadline at the latest. Returns the first failure;
+        None if all parts were stored."""
         with self._changed:
             self._changed.wait_for(lambda: not self._count)
             return self.failure

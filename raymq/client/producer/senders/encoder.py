@@ -101,7 +101,7 @@ class BatchEncoder:
         self._compresses_from = compression.threshold_bytes if compression.type is not CompressionType.NONE else 1 << 62
 
     def encode(self, sends: QueueSends, batches: Sequence[SendBatch]) -> EncodedBatch:
-        """Encode the messages of `batches` as one batch of the queue. If a message is not legal, raises
+        """Encode the messages of `batches` as one batch for the queue of `sends`. If a message is not legal, raises
         MessageIllegalError and uses no sequence number."""
         messages = _all_messages(batches)
         if batches[0].numbered:
@@ -126,8 +126,8 @@ class BatchEncoder:
         return self._names.wrap(topic)
 
     def check_sizes(self, messages: Sequence[Message], max_body_bytes: int) -> None:
-        """Raise MessageIllegalError if the body of any message is longer than `max_body_bytes`. The length counts as
-        stored, after any compression."""
+        """Raise MessageIllegalError if the body of any message is longer than `max_body_bytes`. The limit applies to
+        the body as it is stored, after any compression."""
         if isinstance(messages, MessageColumns):
             long = messages.bodies.take(np.flatnonzero(messages.bodies.sizes > max_body_bytes))
             for body in long.tolist():
@@ -146,8 +146,8 @@ class BatchEncoder:
                 )
 
     def check_size(self, message: Message, max_body_bytes: int) -> None:
-        """Raise MessageIllegalError if the message's body is longer than `max_body_bytes`. The length counts as stored,
-        after any compression."""
+        """Raise MessageIllegalError if the message's body is longer than `max_body_bytes`. The limit applies to the
+        body as it is stored, after any compression."""
         self._check_body(message.body, max_body_bytes)
 
     def _check_body(self, body: bytes, max_body_bytes: int) -> None:

@@ -27,8 +27,7 @@ def cost_bytes(message: Message) -> int:
 
 
 def with_more(messages: Iterable[Message]) -> list[Message]:
-    """Return the messages that have other fields set than topic and body. The field `wait_store_msg_ok` does
-    not count."""
+    """Return the messages that set any field besides topic, body and `wait_store_msg_ok`."""
     return [
         message
         for message in messages
@@ -63,8 +62,8 @@ def stored_queue(message: Message, queue: MessageQueue) -> MessageQueue:
 
 
 def by_stored_queue(messages: Sequence[Message], queue: MessageQueue) -> dict[MessageQueue, list[int]]:
-    """Group the indices of messages for `queue` by the queue that stores each message now. Delayed messages are stored
-    in queues of system topics."""
+    """Group messages that are sent to `queue`, as indices, by the queue that stores each message first. It is `queue`
+    itself, or a system topic's queue for delayed messages."""
     by_queue: dict[MessageQueue, list[int]] = {}
     for index, message in enumerate(messages):
         by_queue.setdefault(stored_queue(message, queue), []).append(index)

@@ -60,8 +60,8 @@ _REFUSALS: Final = (
 
 
 def may_be_stored(error: RaymqError) -> bool:
-    """Return True if an append that failed with `error` may have stored messages. The result is also True if the error
-    leaves this open."""
+    """Return True if an append that failed with `error` may have stored messages. Returns True also if the error does
+    not show whether messages were stored."""
     return isinstance(error, StoreFailedError) or not isinstance(error, _REFUSALS)
 
 
@@ -74,8 +74,8 @@ def another_broker_helps(error: RaymqError) -> bool:
 
 
 def given_up(error: RaymqError, timeout_s: float) -> RaymqError:
-    """Return the error for a message that is certainly not stored when its timeout of `timeout_s` seconds ends.
-    `error`: the last attempt's error."""
+    """Return the error to report for a message whose timeout of `timeout_s` seconds has ended, and that is certainly
+    not stored. `error`: the error of the last attempt."""
     kind = SystemBusyError if isinstance(error, SystemBusyError) else ServiceNotAvailableError
     return kind(
         f"the message was not sent within {timeout_s:g} s and is not stored (last failure: {error}); see `raymq status`"

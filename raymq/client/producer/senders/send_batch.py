@@ -31,7 +31,7 @@ from raymq.records.kernels.message_columns import MessageColumns
 BATCH_MAX_MESSAGES: Final = 4096
 """Maximum number of messages of one queue in a request, and in an open batch."""
 FIRST_TURN_MAX_MESSAGES: Final = 256
-"""Maximum number of messages in the first open batch of messages that name no destination.
+"""Maximum number of messages in the first open batch of messages without a destination.
 
 While messages arrive faster than batches are sent, each batch may have twice as many messages as the batch before, up
 to BATCH_MAX_MESSAGES. A steady stream therefore has large batches, and a burst is spread over the topic's queues.
@@ -249,8 +249,8 @@ class Flight(Struct, eq=False):
             first = end
 
     def keep_ids(self) -> list[SendBatch]:
-        """Return the batches of a Flight that will not be sent again. The sequences of the Flight are lost; each
-        message keeps its id."""
+        """Return the batches of this Flight after the store refused it. The Flight is not sent again, and its sequences
+        stay unused, but each message keeps its id."""
         ids = self.encoded.message_ids
         for batch, first, end in self.places():
             batch.message_ids = ids if len(self.batches) == 1 else ids[first:end]

@@ -90,8 +90,7 @@ class SendQueues:
         return None if sends is None else sends.waiting[0]
 
     def put(self, batch: SendBatch) -> None:
-        """Append a batch to the waiting batches of its queue, and close the batch before it to further
-        messages."""
+        """Append a batch to the waiting batches of its queue. No further message may join the batch before it."""
         sends = batch.sends
         if sends.waiting:
             sends.waiting[-1].limit_bytes = SEALED

@@ -74,8 +74,10 @@ TRANSITIONS: Final[Mapping[tuple[Stage, Event], Stage]] = {
     (Stage.STORED, Event.NOT_SAFE): Stage.STORED,
     (Stage.STORED, Event.NO_ANSWER): Stage.STORED,
     (Stage.STORED, Event.REFUSED): Stage.STORED,
-    (Stage.STORED, Event.REFUSED_FOR_GOOD): Stage.ENDED,  # acknowledged with the status of the store's last answer
-    (Stage.STORED, Event.TIME_UP): Stage.ENDED,  # acknowledged with the status of the store's last answer
+    # the messages are acknowledged with the status of the store's last answer
+    (Stage.STORED, Event.REFUSED_FOR_GOOD): Stage.ENDED,
+    # the messages are acknowledged with the status of the store's last answer
+    (Stage.STORED, Event.TIME_UP): Stage.ENDED,
 }
 """The next stage of messages, for each possible pair of current stage and event."""
 
@@ -199,7 +201,7 @@ class SendState(SendQueues):
         return decision
 
     def settle_expired(self, attempt: SendAttempt, now_s: float) -> SendDecision:
-        """Complete the messages of an attempt whose deadline has passed, before the rest of the attempt is sent
+        """Complete the messages of an attempt that have reached their deadlines, before the other messages are sent
         again."""
         decision = SendDecision()
         if attempt.flights[0].stage is Stage.STORED:
@@ -395,8 +397,8 @@ class SendState(SendQueues):
     def _end_unknown_expired(
         self, attempt: SendAttempt, error: RaymqError, now_s: float, decision: SendDecision
     ) -> None:
-        """Fail each message of an attempt whose deadline has passed, with an unknown outcome. Removes a Flight from the
-        attempt if none of its messages is left."""
+        """Fail the messages of an attempt that have reached their deadlines, with an unknown outcome. Removes a Flight
+        from the attempt if none of its messages is left."""
         for flight in [flight for flight in attempt.flights if flight.deadline_s <= now_s]:
             late = [batch for batch in flight.batches if batch.deadline_s <= now_s]
             self._end_unknown(flight, late, error, now_s, decision)

@@ -83,7 +83,8 @@ class Sender:
         """Wake the sender's thread if it is idle."""
         if self._idle:
             self._wake.notify()
-            self._idle = False  # set `_idle` after `notify`, in which a signal handler may raise an exception
+            # set `_idle` only after `notify`, because a signal handler may raise an exception inside `notify`
+            self._idle = False
 
     def close(self, *, give_up: bool) -> None:
         """Refuse further messages, and stop the sender's thread after all messages have an outcome.
@@ -158,7 +159,7 @@ class Sender:
             self._abandon([batch], error)
 
     def _end_at_once(self, sends: QueueSends, cost_bytes: int, count: int, generation: int) -> None:
-        """Free the queue and the buffer space of messages that were stored after their caller sent them."""
+        """Free the queue and the buffer space of messages that their caller has sent and the store has stored."""
         with self._context.lock:
             self.state.release(sends)
             futures = self._context.buffer.deallocate_locked(cost_bytes, count, generation)
@@ -239,8 +240,8 @@ class Sender:
         return batch.completion
 
     def _single_not_safe(self, single: SingleSend, result: AppendResult, description: StorageDescription) -> Completion:
-        """Convert a single message that is stored less durably than requested to a batch. The sender's thread sends the
-        batch again."""
+        """Convert a single message to a batch, because the message is stored less durably than requested. The sender's
+        thread sends the batch again."""
         assert single.record is not None
         batch = self._as_batch(single)
         flight = Flight.of(batch.sends, [batch], single.record.batch())
@@ -391,8 +392,8 @@ class Sender:
     # Methods that make remote calls
 
     def _connect(self, topic: str, deadline_s: float) -> Target:
-        """Return the storage actor of the broker group's master, and the actor's description. If this method raises an
-        exception, nothing was sent."""
+        """Look up the storage actor of the broker group's master, and its StorageDescription. If the lookup raises an
+        exception, the attempt has sent nothing, so another attempt is safe."""
         storage = self._master.locate(topic)
         description = storage.describe(self._attempt_s(deadline_s))
         self.target = storage, description

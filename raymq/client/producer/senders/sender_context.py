@@ -31,7 +31,7 @@ class SenderContext:
     """The objects and settings that all senders of a producer share.
 
     `lock` guards the senders' states, the buffer pool and the open batches. `move(batch, broker_name)` gives a batch to
-    the sender of another broker than `broker_name`. It returns False if no other broker can accept the batch. `clock`
+    the sender of a broker other than `broker_name`. It returns False if no other broker can accept the batch. `clock`
     returns monotonic time in seconds.
     """
 
@@ -72,4 +72,5 @@ def in_sender() -> bool:
 
 
 Target = tuple[StorageClient, StorageDescription]
-"""The storage actor of the broker group's master, and its description."""
+"""The target of a sender's requests: the client of the master's storage actor, and the actor's
+StorageDescription."""

@@ -148,7 +148,7 @@ def _shown(one: UserDescription) -> CommandResult:
     )
 
 
-def policy_rows(policies: Iterable[Entry]) -> list[list[Any]]:  # Any: the values of the table's cells
+def policy_rows(policies: Iterable[Entry]) -> list[list[Any]]:  # a table cell may have any type
     """Return the rows of a table of policies: resource, actions, decision and source addresses."""
     return [
         [shown["resource"], " ".join(shown["actions"]), shown["decision"], " ".join(shown["sources"])]

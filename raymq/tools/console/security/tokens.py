@@ -20,8 +20,7 @@ from raymq.tools.console.security.sessions import Role
 from raymq.tools.console.settings import no_secret
 
 LONG_TOKEN_CHARACTERS: Final = 32
-"""Minimum number of characters of a token that cannot be guessed. So many random hexadecimal digits have 128
-bits."""
+"""Minimum number of characters of a token that cannot be guessed: 32 random hexadecimal digits have 128 bits."""
 WRONG_SECRETS_MAX: Final = 20
 WRONG_SECRETS_S: Final = 30.0
 

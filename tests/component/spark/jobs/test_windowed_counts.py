@@ -116,7 +116,7 @@ def test_closed_windows_are_sent_once_and_a_restart_continues(stream: Stream) ->
 def test_late_messages_of_sent_windows_are_dropped_and_counted(stream: Stream) -> None:
     stream.append((10, "paid", []))
     stream.append((100, "paid", []))
-    stream.append((110, "paid", []))  # This row closes the first window, so that its counts are sent.
+    stream.append((110, "paid", []))  # The row at 110 s closes the first window, so that the window's counts are sent.
     stream.append((20, "paid", []), (65, "paid", []))
     stream.append((300, "paid", []))
     done = stream.run()

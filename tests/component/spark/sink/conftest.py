@@ -1,5 +1,4 @@
-"""Fixtures in which Spark's workers write to a store in the test process, as they write to a cluster for a
-user."""
+"""Fixtures that make Spark's workers write to a store in the test process instead of a cluster."""
 
 from __future__ import annotations
 

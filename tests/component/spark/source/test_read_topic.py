@@ -38,7 +38,8 @@ LIARS = list(lying_bodies().values())
 
 
 class Topics:
-    """A store with one message per second and topic. Message number n is in queue n % 2 at offset n // 2."""
+    """A store in which each topic has one message per second. Message number n is in queue n % 2 at offset n //
+    2."""
 
     def __init__(self, directory: Path) -> None:
         self._now_ms = FIRST_MS
@@ -262,9 +263,9 @@ def test_options_have_the_names_of_sparks_kafka_source_where_the_meaning_is_the_
     camel = {"".join([name.split("_")[0], *(part.title() for part in name.split("_")[1:])]) for name in given}
     assert camel - KAFKA_OPTIONS == OWN_OPTIONS.keys()
     assert KAFKA_OPTIONS - camel == {
-        # `read_topic` has its own options instead: topic, topic_pattern and client.
+        # `read_topic` has the options topic, topic_pattern and client instead of these options of Spark's Kafka source.
         *("assign", "subscribe", "subscribePattern", "kafka.bootstrap.servers"),
-        # These options configure Kafka's client.
+        # options of Spark's Kafka source that configure Kafka's client
         *("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),
         *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),  # options of streaming reads only
         *("groupIdPrefix", "kafka.group.id"),  # A read by `read_topic` does not join a consumer group.

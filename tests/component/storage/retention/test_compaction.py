@@ -128,8 +128,8 @@ def test_the_newest_message_of_each_key_stays_at_its_offset_with_its_bytes(root)
 
 @pytest.mark.parametrize("field", ["queue id", "queue offset", "physical offset", "topic"])
 def test_a_damaged_record_of_the_compacted_log_is_never_another_message(root, field):
-    """A record of the compacted log is damaged so that it names another place. The store returns it as damaged, because
-    the compacted log's entry (unit) for the record holds the right place."""
+    """A record of the compacted log is damaged so that it names another queue or offset. The store returns it as
+    damaged, because the compacted log's entry (unit) for the record holds the right place."""
     it = Compacted(root)
     it.send(*[(f"key-{n}", b"%d" % n) for n in range(4)], ("key-1", b"newest"))
     it.compact()
@@ -458,8 +458,8 @@ class Died(BaseException):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_whenever_the_store_dies_the_newest_of_each_key_is_there(root, monkeypatch, seed):
-    """The store is killed during a compaction, at each disk call once. Afterwards the newest message of each key can
-    still be read."""
+    """The store is killed during a compaction, once at each of its disk calls. Afterwards the newest message of each
+    key can still be read."""
     random = Random(seed)
     monkeypatch.setattr(compactor, "CHUNK_BYTES", 2000)
     monkeypatch.setattr(compactor, "BLANKED_AT_ONCE", 50)

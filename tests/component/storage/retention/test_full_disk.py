@@ -106,7 +106,7 @@ def test_a_slave_whose_disk_is_fuller_than_its_masters_takes_chunks_from_half_of
     fill(CRITICAL)
     slave.cleaner.look_at_disk()
     master.append([state(b"a commit")])
-    copy()  # This copy succeeds, because its chunk holds only records of the broker's state.
+    copy()  # The slave still copies this chunk of the log, because the chunk holds only records of the broker's state.
     master.append([make_batch([b"2"]), state(b"another")])
     with pytest.raises(StoreNotWritableError, match="97% full"):
         copy()
@@ -153,7 +153,8 @@ def test_without_room_for_another_log_file_appends_are_refused_and_nothing_has_f
         with monkeypatch.context() as full:
             full.setattr(reports, "disk_free_bytes", lambda path: 0)
             assert "no space for another file" in store.status().not_writable_reason
-        assert store.status().writable  # The disk has space again, although no append has tested it.
+        # The store reports that it is writable as soon as the disk has space, before any append is tried.
+        assert store.status().writable
         assert store.gate.failure == ""
         assert len(bodies_of(store)) == count
     store.append([make_batch([b"room again"])])
@@ -251,7 +252,8 @@ def test_on_a_real_full_disk_state_is_stored_and_messages_are_read_also_after_a_
             assert len(bodies_of(store)) == 100
             append_states(store, STATE_RECORDS if life else 50)
             if not life:
-                store.close()  # The close deletes the preallocated next log file, so the test must fill the disk again.
+                # Closing the store deletes the preallocated next log file, so the test must fill the disk again.
+                store.close()
                 small.fill(share)
                 store = on_small_disk(small)
         store.write_config("topics.json", '{"new": 1}')
@@ -277,7 +279,8 @@ def test_messages_leave_the_end_of_the_last_log_file_to_the_brokers_state(small)
         refused_at = store.log.end_offset
         append_states(store)
         assert store.log.end_offset > refused_at
-        for _ in range(3):  # Even a small message is refused: the space is for the broker's state.
+        # The store refuses even a small message, because the remaining space is for the broker's state.
+        for _ in range(3):
             with pytest.raises(StoreNotWritableError, match="no space for another file"):
                 store.append([make_batch([b"x"])])
         append_states(store, 10)

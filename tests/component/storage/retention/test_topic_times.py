@@ -177,8 +177,8 @@ def test_a_file_that_rocketmq_cannot_have_written_sets_no_topics_time(text):
 
 @pytest.mark.parametrize("kind", [*FIELDS, "old time", "new time"])
 def test_one_damaged_record_makes_no_young_message_old(root, clock, kind):
-    """One record is damaged, at each offset in turn. The search for the first young message treats no young message as
-    old. The search reads some of the damaged records."""
+    """One record is damaged, at each offset in turn, so that the search for the first young message reads some of the
+    damaged records. The search treats no young message as old."""
     store = filled(root, clock, 90)
     [queue] = [one for one in store._parts.queues.plain if one.topic == "orders"]
     expected = 90 - 31
@@ -195,7 +195,8 @@ def test_one_damaged_record_makes_no_young_message_old(root, clock, kind):
                 file.seek(start % LOG_FILE_BYTES + STORE_TIMESTAMP_OFFSET)
                 file.write(stored_ms.to_bytes(8))
         found = queue.first_stored_at(NOW_MS - 30 * MINUTE_MS)
-        if kind == "new time":  # The search may also treat all messages from the damaged record on as young.
+        # If a damaged store time looks new, the search may also treat all messages from the damaged record on as young.
+        if kind == "new time":
             assert found in (min(offset, expected), expected)
         # If the header of the last old message is damaged, its store time is unknown. The store then keeps this
         # message.

@@ -306,7 +306,7 @@ class StorageDouble:
     """Fake storage actor that returns the same message of 100 bytes for every read."""
 
     def __init__(self, name: str = "x") -> None:
-        """Make the fake storage actor, whatever its name."""
+        """Create the fake storage actor. The name changes nothing."""
 
     def fetch(self, requests: list[FetchRequest], max_bytes: int, wait_s: float) -> list[FetchResult]:
         """Return the same message once for each fetch request."""

@@ -197,7 +197,8 @@ def test_a_wrong_signature_gets_nobody_in(request_: Request) -> None:
     ):
         with pytest.raises(AuthenticationError):
             request_.by_call(server, who)
-        # The server checks the handshake of a lane (direct socket connection) with this user's key.
+        # The server checks the handshake of a lane (direct socket connection) with the key of the user whom the client
+        # names.
         assert server._authentication.authorizer.key_of(who.user) != who.key
     with pytest.raises(AccessDeniedError):
         request_.by_lane(server, Identity("stranger", b"s" * 32))

@@ -221,7 +221,7 @@ def test_the_starts_of_many_queues_are_committed_together(client, broker):
     wanted = {"orders": {0: 1, 1: 1, 2: 0}, "bills": {0: 1, 7: 1}, "gone": {0: 1}}
     assert client("start_offsets", "g", wanted, FIRST) == {
         "orders": {0: QueueOffset(3), 1: QueueOffset(3), 2: QueueOffset(3)}
-    }  # topic gone, and queue 7 of topic bills, do not exist, so the result does not contain them
+    }  # topic "gone" and queue 7 of topic "bills" do not exist, so the result does not contain them
     assert client("start_offsets", "g", {"orders": {0: 2}, "bills": {0: 2}}, StartOffsetQuery()) == {
         "orders": {0: QueueOffset(3)},
         "bills": {0: QueueOffset(10)},

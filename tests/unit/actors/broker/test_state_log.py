@@ -293,7 +293,7 @@ def test_a_change_during_a_move_is_decided_on_the_new_masters_state(scene: Scene
     scene.send.before = sending
     under_way = threads.submit(scene.make_group, "underway")
     sending.wait()
-    # This change has already found the old state ready, and waits for the write in progress.
+    # The submitted change has already seen the old state, and waits until the write in progress ends.
     waiting = threads.submit(scene.log.change, lambda state: {"kind": "group", "group": "waiting"})
     scene.second.on_fetch = reading
     ready = scene.log._ready
@@ -581,8 +581,8 @@ def test_another_master_is_not_written_to_before_it_is_read_nor_over_the_old_one
 
 
 def group_only(name: str) -> Callable[[BrokerState], Any]:
-    """Return a state change that creates only a group, for which no topic must be opened at a store with several
-    replicas."""
+    """Return a state change that creates only a group. For such a change the broker need not open a topic at a store
+    with several replicas."""
     return lambda state: {"kind": "group", "group": name}
 
 
@@ -666,7 +666,8 @@ def test_all_changes_of_a_write_of_unknown_outcome_may_be_tried_again(scene: Sce
 
 
 def submitted_after(scene: Scene, *decides: Callable[[BrokerState], Any]) -> list[Future[bool]]:
-    """Submit state changes while a mark record is being stored. Returns the futures of the changes."""
+    """Submit state changes while the broker stores a mark record, which changes nothing but shows that earlier records
+    were read. Returns the futures of the changes."""
     gate = CallGate()
     scene.send.before = gate
     futures = [scene.log.submit(decide) for decide in decides]
@@ -737,8 +738,8 @@ def test_close_finishes_waiting_changes_and_refuses_new_changes(scene: Scene) ->
 
 
 def test_a_mark_that_the_store_refuses_for_good_fails_the_changes_that_need_it(scene: Scene) -> None:
-    """If the store refuses the mark record, the changes that need it fail. The broker has just read its state, so it
-    must store a mark record before the next change."""
+    """If the store refuses a mark record, the changes that need it fail. A broker that has just read its state must
+    store a mark record before the next change, to be sure that it has read all earlier records."""
     scene.send.refused[b"mark"] = ClientStateError("fenced")
     futures = [scene.log.submit(group(name)) for name in ("g", "h")]
     assert {type(future.exception(WAIT_S)) for future in futures} == {ClientStateError}

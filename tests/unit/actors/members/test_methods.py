@@ -134,7 +134,8 @@ def test_an_answer_that_is_too_late_is_dropped_and_the_next_question_is_answered
 
 
 def test_few_askers_wait_at_a_time(broker: Broker, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    askers_max = question_listener.ANSWERING_MAX  # a client refuses further requests at this limit
+    # maximum number of requests that a client answers at the same time; it refuses further requests
+    askers_max = question_listener.ANSWERING_MAX
     monkeypatch.setattr(module, "ASKS_MAX", askers_max)
     begin = threading.Event()
 

@@ -408,8 +408,8 @@ def test_records_in_the_stores_files_reach_the_listener(scenes, tmp_path):
 
 @pytest.mark.parametrize("bytes_for_s", [pull_feed.BYTES_FOR_S, 0.0])
 def test_records_that_the_listener_cannot_map_are_sent_as_bytes(scenes, tmp_path, monkeypatch, bytes_for_s):
-    """The listener gets records that it cannot read in place as bytes, also if the task is sent again only after
-    `bytes_for_s` has passed."""
+    """The listener gets records as bytes if it cannot read them in the store's files. This also holds if the listener
+    reports such records a second time, within or after `bytes_for_s`."""
     monkeypatch.setattr(pull_feed, "BYTES_FOR_S", bytes_for_s)
     store_records(tmp_path, 20)
     records = located(tmp_path, 0, 20)

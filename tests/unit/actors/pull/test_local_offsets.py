@@ -139,8 +139,8 @@ def test_a_stored_offset_is_ignored_for_a_recreated_topic(tmp_path):
     ids: dict[str, dict[str, str]] = {}
 
     def start(known: dict[str, dict[str, str]]) -> dict[MessageQueue, QueueOffset]:
-        """Start a new incarnation of the instance, and return its start offsets. The incarnation then commits the
-        offsets 225 and 7."""
+        """Start a new incarnation of the consumer instance, and return its start offsets. The incarnation then commits
+        the offsets 225 and 7."""
         store = LocalFileOffsetStore("pull-billing-0", settings, Brokers(), lambda topics: known)
         store.prepare("broker-a", 1.0)
         starts = store.start_offsets({Q: 0, P: 0})

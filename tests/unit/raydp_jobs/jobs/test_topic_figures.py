@@ -57,7 +57,7 @@ def test_the_table_has_the_newest_buckets_and_a_note(monkeypatch: pytest.MonkeyP
     show([figures(count=SHOWN_BUCKETS + 5)], 60)
     printed = text.getvalue()
     assert f"the newest {SHOWN_BUCKETS} of {SHOWN_BUCKETS + 5} stretches of 60 s" in printed
-    # The output has two more lines with such a time: the times of the topic's first and last message.
+    # Two further lines of the output contain a time: the times of the topic's first and last message.
     assert printed.count("│ 2026-03-01T12:") == SHOWN_BUCKETS + 2
     assert "(no tag)" in printed
     assert "(others)" in printed

@@ -12,7 +12,7 @@ from raydp_jobs.stream.planner import BatchLimits
 from raydp_jobs.stream.topic_stream import StartingOptions, stream_topic
 from raymq.common.errors import InvalidArgumentError
 
-# PySpark raises this deprecation warning.
+# Ignore PySpark's deprecation warning about distutils.
 pytestmark = pytest.mark.filterwarnings("ignore:distutils Version classes:DeprecationWarning")
 
 KAFKA_OPTIONS = (

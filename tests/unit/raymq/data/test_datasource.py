@@ -29,7 +29,7 @@ from raymq.data.reading import read_topic
 from raymq.records.kernels.columns import schema_with
 from tests.unit.raymq.data.fake_source import FakeSource
 
-# Ray itself raises these deprecation warnings.
+# Ignore deprecation warnings that Ray itself raises.
 pytestmark = pytest.mark.filterwarnings("ignore:.* is deprecated:DeprecationWarning:ray.data.context")
 
 QUEUES = {

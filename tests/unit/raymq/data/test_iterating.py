@@ -162,7 +162,7 @@ def test_a_reset_moves_the_next_dataset(offsets: FakeOffsets) -> None:
     looks = planned(source, progress, clock)
     first = next(looks)
     offsets.committed[A0], offsets.versions[A0] = 20, 1
-    progress.commit(first)  # commits an offset range from before the reset
+    progress.commit(first)  # commit an offset range from before the reset
     assert spans(next(looks)) == {0: (20, 50)}
 
 

@@ -16,7 +16,7 @@ from raymq.client.producer.table_rows import TableRows
 from raymq.common.errors import InvalidArgumentError, MessageIllegalError
 from raymq.data.messages import MessageFields, to_messages
 
-# Ray itself raises these deprecation warnings.
+# Ignore deprecation warnings that Ray itself raises.
 pytestmark = pytest.mark.filterwarnings("ignore:.* is deprecated:DeprecationWarning:ray.data.context")
 
 

@@ -119,7 +119,7 @@ def test_a_nameserver_that_was_restarted_takes_no_broker_away(monkeypatch):
     servers.answers = [some, some]
     routes.invalidate("orders")
     assert routes.get("orders") is routes.get("orders") is both
-    # the pause before an incomplete route is requested again is the pause after a failure
+    # an incomplete route is requested again after the same pause as after a failure
     assert len(servers.asked) == 3
     servers.answers = [some, new := topic_route(a=2, b=1)]
     routes.invalidate("orders")

@@ -54,8 +54,8 @@ class Log:
 
 
 def test_op_records_end_their_half_messages_in_any_order():
-    """Golden fact 99, not taken over: raymq has no op offset. An op record that arrives out of order also completes the
-    half messages that it names."""
+    """Golden fact 99 does not apply: RocketMQ stores an op offset, raymq does not. So an op record that arrives out of
+    order also completes the half messages that it names."""
     log = Log()
     for number in range(14):
         log.half(f"T{number}")

@@ -43,7 +43,7 @@ def test_light_queue_units(names, offsets, expected):
 
 @pytest.mark.parametrize("topic", ["%RETRY%g", "rmq_sys_wheel_timer", "SCHEDULE_TOPIC_XXXX"])
 def test_messages_of_these_topics_may_be_in_other_queues_too(topic):
-    """RocketMQ 4.9 gives messages of these topics offsets in other queues, too. A message without such offsets is in no
-    other queue."""
+    """RocketMQ 4.9 also gives retried, timed and delayed messages offsets in other queues. A message without such
+    offsets is in no other queue."""
     assert light_queue_units(view_of("%LMQ%a", "7", topic=topic), 9100) == [(("%LMQ%a", 0), 7)]
     assert light_queue_units(view_of("%LMQ%a", "", topic=topic), 9100) == []

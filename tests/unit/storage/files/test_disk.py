@@ -87,7 +87,7 @@ def test_flushing_a_path_that_is_gone_is_nothing(tmp_path):
 
 def test_bytes_are_written_again_within_their_bounds_only(tmp_path, monkeypatch):
     path = tmp_path / "log"
-    data = bytes(range(256)) * 16 * 1024  # `write_again` writes this much data in several pieces
+    data = bytes(range(256)) * 16 * 1024  # `write_again` writes 4 MiB in several pieces
     path.write_bytes(data)
     written: list[tuple[int, int]] = []
     flushed: list[int] = []

@@ -150,8 +150,8 @@ def test_a_producer_decides_if_no_unit_does() -> None:
     assert changes(text, sequences={0: ("p", 3), 1: ("q", 3), 2: ("p", 4), 3: ("q", 4)}) == {2: "a10"}
     assert changes(text, sequences={0: ("p", 3), 1: ("q", 3), 2: ("q", 4), 3: ("p", 4)}) == {3: "a10"}
     assert changes(text, sequences={0: ("p", 3), 1: ("p", 3), 2: ("p", 4), 3: ("p", 4)}) == {2: None, 3: None}
-    # The producer of the intact record has as many messages in one queue as in the other. Messages of another producer
-    # lie between them.
+    # Two records name offset b10. Producer p has an equal number of earlier messages in the queues a and b, so its
+    # sequence numbers do not show which record is damaged. Messages of other producers lie between p's messages.
     text = "a9 b8 b9 b10 b10 a11 b11"
     sequences = {0: ("p", 3), 1: ("p", 3), 2: ("q", 3), 3: ("r", 5), 4: ("p", 4)}
     assert changes(text, sequences=sequences) == {3: None, 4: None}

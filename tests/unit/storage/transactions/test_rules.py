@@ -94,8 +94,8 @@ def test_an_end_that_names_another_half_message_is_refused_with_code_1(found, te
 
 @pytest.mark.parametrize("state", [0, 4, 12 + 8, -1])
 def test_an_end_that_is_neither_commit_nor_rollback_is_refused(state):
-    """Golden fact 95, not taken over: raymq refuses a request that is neither commit nor rollback, while RocketMQ does
-    not answer it."""
+    """Golden fact 95 does not apply: raymq refuses a request that is neither commit nor rollback. RocketMQ does not
+    answer such a request."""
     with pytest.raises(InvalidArgumentError):
         wanted_outcome(state)
 

@@ -505,7 +505,8 @@ def test_a_crash_between_the_files_of_a_snapshot_is_harmless():
 @pytest.mark.parametrize("older_file", [TOPICS_FILE, GROUPS_FILE, OFFSETS_FILE, POSITION_FILE])
 def test_a_file_of_an_older_snapshot_than_the_others_is_harmless(older_file):
     """One snapshot file that is older than the other files does no harm. This happens if the newer file is damaged and
-    its .bak is read. It also happens if a file is read just before its rewrite, and the others after theirs."""
+    its .bak is read. It also happens if the broker rewrites all files while they are read: this file is read before its
+    rewrite, the other files afterwards."""
     records = [(body, 1000 + index) for index, body in enumerate(history(4, 30))]
     final, older, newer = BrokerState(), BrokerState(), BrokerState()
     replay(final, records)

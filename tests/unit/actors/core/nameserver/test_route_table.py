@@ -58,8 +58,8 @@ def test_a_registration_that_was_overtaken_by_a_newer_one_is_ignored(table):
 
 
 def test_a_restarted_broker_whose_last_change_has_an_earlier_time_in_its_log_is_taken(table):
-    """The NameServer accepts a restarted broker whose last change has an earlier time than before. The broker stores a
-    change before applying it, so the time in its log is the earlier one."""
+    """The NameServer accepts a restarted broker even if the time of its last change is earlier than in its previous
+    registration. The broker stores a change before applying it, so the time in its log is the earlier one."""
     table.register(registration(version=DataVersion(0, 3, 1001)), 0.0)
     replayed = DataVersion(0, 3, 1000)
     assert not table.heartbeat("a", replayed, 1.0)
@@ -110,7 +110,7 @@ def test_a_route_is_a_copy(table):
 
 def test_a_registration_from_an_emptied_directory_is_accepted(table):
     """The NameServer accepts a broker that starts again with an empty directory, although its registration counts fewer
-    changes than the last one."""
+    changes than its previous registration."""
     table.register(registration(version=DataVersion(0, 9, 9)), 0.0)
     table.register(registration(version=DataVersion(0, 1, 1), topics=("new",), life=2), 1.0)
     assert table.topics() == ["new"]
@@ -130,7 +130,7 @@ def test_writes_can_be_taken_off_a_broker_until_it_changes(table):
     assert table.wipe_write_perm("a") == 1
     assert {queue.broker_name for queue in table.route("orders").publish_queues} == {"b"}
     assert {queue.broker_name for queue in table.route("orders").subscribe_queues} == {"a", "b"}
-    # This registration has the version of the last registration, so the NameServer treats it as unchanged.
+    # The repeated registration has the version of the last registration, so the NameServer treats it as unchanged.
     table.register(registration("a"), 1.0)
     assert len(table.route("orders").publish_queues) == 2
     table.register(registration("a", version=DataVersion(0, 2, 6)), 2.0)

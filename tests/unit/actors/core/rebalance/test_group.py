@@ -105,8 +105,8 @@ def test_a_grant_whose_answer_was_lost_is_given_again(group):
 
 
 def test_a_heartbeat_that_was_overtaken_by_a_newer_one_frees_nothing(group):
-    """A late heartbeat takes no queues from its member. The member sent it before it was granted its queues, so the
-    heartbeat does not name the queues."""
+    """A late heartbeat takes no queues from its member. The heartbeat does not name the member's queues, because the
+    member sent it before the queues were granted."""
     held = beat(group, "a", 0.0, sequence=2)
     beat(group, "a", 1.0, held, sequence=3)
     beat(group, "b", 1.0)
@@ -115,8 +115,8 @@ def test_a_heartbeat_that_was_overtaken_by_a_newer_one_frees_nothing(group):
 
 
 def test_a_heartbeat_that_arrives_twice_frees_nothing(group):
-    """A heartbeat that arrives twice takes no queues from its member. It was sent before its first copy made the group
-    grant the queues."""
+    """A heartbeat that arrives twice takes no queues from its member. The group granted the queues when the first copy
+    arrived, so the second copy does not name them."""
     assert beat(group, "a", 0.0, sequence=2) == QUEUES
     beat(group, "b", 1.0)
     assert ids(beat(group, "a", 1.5, sequence=2)) == [0, 1]

@@ -53,7 +53,7 @@ def test_a_program_that_ray_moved_to_a_group_of_its_own_stays_in_the_foreground_
     def program():
         before = os.getpgrp()
         group = embedded._foreground_group()
-        os.setpgid(0, 0)  # makes this process the leader of a new process group, as Ray does when it starts
+        os.setpgid(0, 0)  # make this process the leader of a new process group, as Ray does when it starts
         moved = (os.getpgrp() != before, os.tcgetpgrp(0) == before)
         embedded._take_terminal(group)
         taken = os.tcgetpgrp(0) == os.getpgrp() == os.getpid()

@@ -400,8 +400,8 @@ def test_a_nameserver_that_hangs_holds_up_neither_who_wakes_nor_the_other_topics
 
 
 def test_a_queue_whose_storage_actor_is_replaced_while_it_is_being_found_is_found_once_more(owner):
-    """If a queue's storage actor is replaced during the search for it, the search reports the new actor, too. The
-    polling thread may get an answer before the searching thread has recorded the actor."""
+    """If a queue's storage actor is replaced while the Fetcher searches for it, the search also reports the new actor.
+    The polling thread may get an answer before the searching thread has recorded the actor."""
     found = []
 
     def note(queue, name):

@@ -1,5 +1,5 @@
-"""Tests of telling a consumer's listeners that a topic's queues have changed. All tests except the last start the
-checks themselves."""
+"""Tests of how a consumer notifies its listeners that a topic's queues have changed. All tests except the last start
+the checks themselves."""
 
 from __future__ import annotations
 

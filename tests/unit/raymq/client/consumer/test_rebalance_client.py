@@ -464,4 +464,4 @@ def test_a_conflicting_expression_is_detected_before_joining(cluster, client, mo
     assert "'paid'" in str(caught.value)
     assert "'*'" in str(caught.value)
     monkeypatch.setattr(module, "running_servers", tuple)
-    check_expressions("g", "b", {"orders": "*"})  # no Rebalance actor runs, so nothing is checked
+    check_expressions("g", "b", {"orders": "*"})  # no Rebalance actor runs, so the expression is not checked

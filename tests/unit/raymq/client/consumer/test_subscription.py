@@ -65,8 +65,8 @@ def test_tags_are_read_as_in_rocketmq(expression, description, tags):
 
 
 def test_codes_of_tags_are_java_hash_codes():
-    assert Subscription.parse("orders", "A||B").tag_codes == {65, 66}  # golden fact 78
-    assert Subscription.parse("orders", "A|B").tag_codes == {66375}  # golden fact 79
+    assert Subscription.parse("orders", "A||B").tag_codes == {65, 66}  # golden fact 78: two bars separate tags
+    assert Subscription.parse("orders", "A|B").tag_codes == {66375}  # golden fact 79: a single bar is part of the tag
 
 
 def test_tags_in_another_order_are_the_same_wish():
@@ -83,6 +83,7 @@ def test_a_filter_expression_is_the_stores_business():
 
 
 @pytest.mark.parametrize("text", [None, "", " "])
-def test_an_empty_filter_expression_is_an_illegal_argument(text):  # golden fact 82
+# golden fact 82: an empty filter expression is refused
+def test_an_empty_filter_expression_is_an_illegal_argument(text):
     with pytest.raises(InvalidArgumentError):
         sql(text)

@@ -152,8 +152,8 @@ def test_a_message_that_ended_the_process_is_not_tried_again_for_a_while(storage
 
 
 def test_the_function_reads_messages_whose_body_is_damaged(storage):
-    """A predicate is called for a message with a damaged body. If it does not read the body, it works; the consumer
-    reports the damage."""
+    """A predicate is called for a message with a damaged body. A predicate that does not read the body works, and the
+    consumer reports the damage."""
     [result] = storage.find([FetchRequest("orders", 0, 0, 20)], 1 << 20, 0.0, 1.0)
     data = bytearray(result.mapped[0].data)
     data[data.index(b"\x00\x00\x00\x019", 60) + 4] ^= 1

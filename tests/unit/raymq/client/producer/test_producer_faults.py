@@ -82,7 +82,7 @@ def test_fact_35_code_14_is_tried_again_in_all_modes(make, asynchronous):
     assert store.everything() == [b"x"]
 
 
-# Tests of messages that go to another broker
+# Tests of messages that are sent to a second broker after the first broker has refused them or cannot be reached
 
 
 @pytest.mark.parametrize("error", REFUSALS, ids=lambda error: type(error).__name__)

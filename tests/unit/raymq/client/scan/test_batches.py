@@ -151,7 +151,7 @@ def test_tags_filter_like_a_subscription(
     assert [offset for batch in batches for offset in batch.column("queue_offset").to_pylist()] == expected
 
 
-# PySpark raises this deprecation warning
+# Ignore PySpark's deprecation warning about distutils.
 @pytest.mark.filterwarnings("ignore:distutils Version classes:DeprecationWarning")
 def test_rows_have_the_types_that_spark_was_promised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "worker_client", lambda address: Cluster())

@@ -50,7 +50,7 @@ STORE = StoreStatus(
 
 
 def crossed(**report: object) -> ClusterStatus:
-    """Return a cluster status after the conversion to JSON and back that the launcher causes."""
+    """Return a cluster status that was converted to JSON and back, as the launcher does."""
     return ClusterStatus.of(json.loads(json.dumps(report)))
 
 

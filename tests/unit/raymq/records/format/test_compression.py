@@ -142,7 +142,7 @@ def test_a_stream_of_unknown_size_beyond_the_bound_is_refused() -> None:
 
 
 def test_formats_match_the_java_libraries() -> None:
-    # An LZ4 frame begins with this magic number; a bare LZ4 block has no magic number.
+    # An LZ4 frame begins with the magic number 04 22 4D 18; a bare LZ4 block has no magic number.
     assert compress(TEXT, CompressionType.LZ4)[:4] == b"\x04\x22\x4d\x18"
     assert compress(TEXT, CompressionType.ZSTD)[:4] == b"\x28\xb5\x2f\xfd"
     assert zlib.decompress(compress(TEXT, CompressionType.ZLIB)) == TEXT

@@ -484,7 +484,7 @@ def test_dispatch_view_has_the_fields_for_unit_and_index() -> None:
     view = dispatch_view(record)
     assert (view.size, view.topic, view.queue_id, view.queue_offset) == (len(record), "orders", 5, 40)
     assert (view.physical_offset, view.store_timestamp_ms, view.sys_flag) == (1 << 33, 1700000000123, 0)
-    assert view.tags_code == 3433164  # this number is the tag code of "paid"
+    assert view.tags_code == 3433164  # 3433164 is the tag code of "paid"
     assert view.keys == ["0" * 32, "o-17"]
     assert view.producer == PRODUCER
 

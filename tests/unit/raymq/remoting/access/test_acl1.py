@@ -123,7 +123,7 @@ def test_an_action_that_a_name_leaves_out_does_not_come_from_the_defaults_and_lo
     read = read_acl1([("a", f"accounts: [{{{account}}}]")])
     assert not may(read, "account", PUB, topic("news"))
     assert may(read, "account", SUB, topic("news"))
-    # A consumer's request for the bounds of a queue needs one of these three rights.
+    # A consumer's request for the bounds of a queue needs one of the rights PUB, SUB and GET.
     assert may(read, "account", (Action.PUB, Action.SUB, Action.GET), topic("news"))
     assert may(read, "account", PUB, topic("other"))
 

@@ -730,7 +730,8 @@ def test_a_server_process_may_open_as_many_files_as_its_hard_limit_allows(monkey
 def test_a_server_that_cannot_listen_for_other_nodes_reports_why_and_retries(caplog):
     with closing(LaneServer("test", {ECHO: lambda request: request.answer(b"yes")})) as server:
         for _ in range(2):
-            address = server.open_to_nodes("203.0.113.7", lambda: None)  # this machine does not have this address
+            # this machine does not have the address 203.0.113.7
+            address = server.open_to_nodes("203.0.113.7", lambda: None)
             assert address.port == 0
             assert "test cannot listen at 203.0.113.7" in address.own_node_only
             with pytest.raises(ConnectionRefusedError, match=r"from its own node only: test cannot listen"):

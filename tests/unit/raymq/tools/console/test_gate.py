@@ -1,4 +1,4 @@
-"""Tests that no user reads or changes anything in the console without the right that it needs."""
+"""Tests that no user reads or changes anything in the console without the right that the request needs."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Scene:
         self.lock = threading.Lock()
         self.core = SubscriptionState(PullSettings("billing"), 0.0)
         self.core.subscribe(Subscription.parse("orders"))
-        self.core.poll_begins(0.0)  # makes the consumer count as one whose program polls
+        self.core.poll_begins(0.0)  # record that the program has begun a poll
         self.group = Group()
         self.on_assigned, self.on_reset = Mock(), Mock()
         self.member = GroupMember(
