@@ -4,8 +4,9 @@ of them.
 This module has the remote methods and threads; actors.core.rebalance.group assigns queues to members, and
 actors.core.rebalance.slot_lease assigns groups to actors.
 
-Only the actor's claims in the register survive a crash. A process that replaces the actor, or takes over one of its
-slots (shares of all groups), rebuilds the groups from the members' heartbeats. Every call is safe to repeat.
+Only the actor's claims of slots survive a crash. A slot is a share of all groups; the claims are in a register, a
+key-value store at Ray's GCS. A process that replaces the actor, or takes over one of its slots, rebuilds the groups
+from the members' heartbeats. Every call is safe to repeat.
 
     heartbeats → RebalanceServer ← register thread, once a second: which slots are held
                                  ← route thread, every REBALANCE_ROUTE_INTERVAL_S and when a topic is new
@@ -121,7 +122,7 @@ class Rebalance:
                 if self._server.releasable(slot):
                     register.run(lease.release())
 
-    # Loops of the actor's threads
+    # Methods that the actor's threads run in a loop
 
     def _follow_register(self) -> None:
         sweep_at_s = 0.0

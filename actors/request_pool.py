@@ -156,7 +156,7 @@ class RequestQueue:
         request has waited too long; in the latter case the request is rejected."""
         try:
             since_s, call, fail = self._waiting.popleft()
-        except IndexError:  # another thread has just rejected or taken the request
+        except IndexError:  # the queue is empty: another thread has just taken or rejected the request
             return None
         now_s = self._clock()
         waited_s = now_s - since_s
@@ -203,8 +203,8 @@ class RequestQueue:
             now_s = self._clock()
             waited_s = now_s - entry.since_s
             if waited_s < wait_s:
-                # Put the request back to the front of the queue. Wake a thread, because a thread may have found the
-                # queue empty in between.
+                # Put the request back to the front of the queue. Wake a thread for it: a thread that looked while the
+                # request was removed found the queue empty.
                 waiting.appendleft(entry)
                 self._pool.wake(self)
                 self._is_timed = self._pool.at(entry.since_s + wait_s, self._refuse_overdue)

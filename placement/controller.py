@@ -1,7 +1,7 @@
 """Elects the master of each broker group of several replicas, sends orders to the replicas, and runs their repair.
 
-The module has the Controller's remote methods, threads and journal. placement.election decides elections, and
-placement.repair decides repairs.
+The module has the Controller's remote methods, threads and journal. placement.election decides when a replica is
+elected as master, and which. placement.repair decides which replicas start on other nodes.
 
 The Controller has one thread per replica. About three times a second, the thread calls the replica with its next order,
 and the call returns the replica's report. A replica that does not answer does not delay other replicas. Each decision
@@ -239,7 +239,7 @@ class Controller:
             "error": state.failed or state.refusal or describe_lack(state),
         }
 
-    # Calls to replicas: one thread per replica
+    # Methods that call the replicas, with one thread per replica
 
     def _watch_replica(self, watched: _WatchedReplica) -> None:
         while not self._stopping.is_set():

@@ -44,7 +44,7 @@ class ControllerMetrics:
         reporter.gauge("raymq_in_sync_replicas", len(group["in_sync"]), broker=broker)
         for replica in group["replicas"]:
             if replica["lag_bytes"] is None:
-                continue  # the group's master does not report this replica's lag
+                continue  # skip: the group's master does not report this replica's lag
             labels = {
                 "broker": broker,
                 "storage": str(StorageName(broker, replica["replica"])),

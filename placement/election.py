@@ -126,8 +126,8 @@ MASTER_STEPS: Final[Mapping[tuple[MasterView, bool], MasterStep]] = {
     (MasterView.LEADING, False): MasterStep.RENEW,
     (MasterView.LEADING, True): MasterStep.RENEW,
 }
-"""The Controller's next step. The key has the Controller's view of the master, and True if the master's last lease has
-expired."""
+"""The Controller's next step, by its view of the master and by the master's lease (True: the last lease has
+expired)."""
 
 
 @dataclass(slots=True)
@@ -162,7 +162,7 @@ class GroupControl:
     """The time at which the newest lease of the group's master expires, including a safety margin, by the Controller's
     clock."""
     _led_incarnation: int = -1
-    """The incarnation (number of starts of its store directory) in which the master was seen leading in the record's
+    """The incarnation (number of starts of its store directory) in which the master was seen leading in the current
     epoch; -1 if the master has not led in this epoch yet."""
     _due_since_s: float | None = None
     """The time since which the group needs a master and has a working replica that may lead; None while the group has a
@@ -180,8 +180,8 @@ class GroupControl:
         return self.replicas - self.learners if fixed is None else frozenset({fixed})
 
     def resume(self, record: Record, now_s: float) -> None:
-        """Continue from the journal's record after the Controller restarts. A master may still hold a lease that the
-        Controller granted before the restart."""
+        """Continue from the group's last decision in the journal (`record`) after the Controller restarts. A master may
+        still hold a lease that the Controller granted before the restart."""
         self.record = record
         self._lease_until_s = now_s + self.rules.lease_s + self.rules.lease_margin_s
 
@@ -250,12 +250,12 @@ class GroupControl:
         return [*altered, self._renew(state, altered[0] if altered else record, alive)]
 
     def _view_master(self, record: Record, state: ReplicaState | None) -> MasterView:
-        """Return the Controller's view of the record's master, from the master's newest report. `state` None: the
-        master has no recent report."""
+        """Return the Controller's view of the master that the journal's record names, from the master's newest report.
+        `state` None: the master has no recent report."""
         if record.master is None:
             return MasterView.NOBODY
-        # A replica that has lost its store directory has no messages, so it cannot be the recorded master. The recorded
-        # master may also be a replica that the changed settings no longer allow to lead.
+        # If the recorded master has lost its store directory, it has no messages and cannot be the master any more. The
+        # changed settings may also no longer allow it to lead.
         lost = state is not None and record.sync_state_set.stores.get(state.replica) != state.store_id
         if state is None or lost or record.master not in self.able:
             return MasterView.AWAY
@@ -271,7 +271,8 @@ class GroupControl:
         return MasterView.NOT_LEADING
 
     def _alter(self, state: ReplicaState, record: Record) -> list[Record]:
-        """Return the record with the sync-state set that the master proposes; empty if the master proposes no set.
+        """Return a new record of the group for the journal, with the sync-state set that the master proposes. Returns
+        an empty list if the master proposes no set.
 
         A proposal that is based on an outdated set is ignored. For any other proposal the record gets a set with a new
         version, so that the master sees that its proposal was processed. This set omits replicas that must not be
@@ -302,8 +303,8 @@ class GroupControl:
         return [self._renew(state, record, alive), Drain(self.group, state.replica, record.epoch, to)]
 
     def _annul(self, alive: dict[int, ReplicaState]) -> list[Action]:
-        """Annul an election whose elected replica restarted before it led: return the record without this election.
-        Returns an empty list if there is no such election.
+        """Annul an election whose elected replica restarted before it led. Returns the group's record for the journal
+        without this election, or an empty list if there is no such election.
 
         The elected process has ended, and no other process executes its order to lead. So no message was acknowledged
         in the epoch of this election, and any member of the previous sync-state set may be elected.
@@ -415,8 +416,8 @@ class GroupControl:
         ]
 
     def _recover(self, alive: dict[int, ReplicaState]) -> None:
-        """Rebuild the broker group's record from the replicas' reports, if the journal has no record. Waits until every
-        replica has reported."""
+        """Rebuild the broker group's record (the Controller's last decision) from the replicas' reports, if the journal
+        has no record. Waits until every replica has reported."""
         missing = self.replicas - alive.keys()
         if missing:
             self.reason = (

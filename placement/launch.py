@@ -118,7 +118,7 @@ def store_roots_here() -> dict[str, str]:
         try:
             described = ActorRef(name).call("describe", timeout_s=LAUNCH_CALL_TIMEOUT_S)
         except RaymqError:
-            continue  # `raymq status` reports a store that does not answer
+            continue  # skip the store: `raymq status` reports a store that does not answer
         if described.node_id == here:
             roots[name] = described.root
     return roots

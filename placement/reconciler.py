@@ -68,8 +68,8 @@ class Reconciler:
             except RaymqError as error:
                 self.error = f"repair: {error}"
                 logger.warning("the repair of replicas failed, retrying: %s", error)
-            # Catch every exception, because Ray raises exceptions of its own. An uncaught one would end this thread,
-            # and no replica would be repaired again.
+            # Catch every exception, because Ray raises exceptions of its own. An uncaught exception would end this
+            # thread, and no replica would be repaired again.
             except Exception as error:
                 self.error = f"repair: {error!r}"
                 logger.exception("the repair of replicas failed, retrying")

@@ -29,7 +29,7 @@ SPARK_COUNT: Final = NumberRange(1, 100_000)
 """The allowed range for the number of executors of a session, and for the number of cores of an executor."""
 
 START_TIMEOUT_VARIABLE: Final = "RAYMQ_SPARK_START_TIMEOUT_S"
-"""Environment variable with another default, in seconds, of the time in which a Spark session must start."""
+"""Environment variable that overrides the default start timeout of a Spark session, in seconds."""
 
 __all__ = ["read_topic", "spark_session", "stream_progress", "stream_topic", "topic_sink", "write_topic"]
 

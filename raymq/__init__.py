@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from raymq.common.former_names import accept_former_names
 
-# These imports are for type checkers, which do not run __getattr__. A test compares them with _HOMES.
+# Import the public names for type checkers, which do not run `__getattr__`. A test compares these imports with
+# `_HOMES`.
 if TYPE_CHECKING:
     from raymq.client.client import Client as Client, connect as connect
     from raymq.client.consumer.pull.async_consumer import AsyncPullConsumer as AsyncPullConsumer
@@ -118,7 +119,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-accept_former_names()  # Pickles and actors of an earlier raymq version use former module names.
+accept_former_names()  # Accept former module names, because pickles and actors of an earlier raymq version use them.
 
 _HOMES: Final = {
     "AccessDeniedError": "raymq.common.errors",

@@ -60,7 +60,7 @@ class CheckpointService:
         settings = parts.settings
         self._root = settings.store_path_root_dir
         self._settings = settings
-        # The checkpoint as it is now in the checkpoint file.
+        # The values that the checkpoint file contains now.
         self._checkpoint = checkpoint
         # Lock that is held during a whole flush of the queues, so that only one flush runs at a time.
         self._run_lock = threading.Lock()

@@ -94,8 +94,8 @@ class MessageStore:
         on_stored: Callable[[int], None] | None,
         resources: ExitStack,
     ) -> None:
-        """Use `open` instead of this constructor. `resources` releases everything that was opened, at `close` or if
-        opening fails."""
+        """Use the method `open` to create a store, not this constructor. The exit stack `resources` releases everything
+        that was opened, when the store is closed or if opening fails."""
         root = settings.store_path_root_dir
         host = encode_host(*store_host)
         admit_bodies_of(settings.max_message_size_bytes)

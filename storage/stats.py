@@ -37,7 +37,7 @@ DAY_TOTALS_INTERVAL_S: Final = 10.0
 """Interval in seconds at which the daily totals are written to their file. A crash loses at most the counts of one
 interval."""
 PUTS_NOTED_MAX: Final = 1000
-"""Maximum number of puts that are collected before they are counted together."""
+"""Maximum number of puts in the list of uncounted puts. A full list is counted at once, all puts together."""
 TPS_PERIODS_S: Final = (10, 60, 600)
 LATENCY_BOUNDS_MS: Final = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
 """Upper bounds in ms of RocketMQ's latency buckets. A 13th bucket holds all longer times."""
@@ -137,11 +137,12 @@ class StoreStats:
         self._booted_ms = time.time_ns() // 1_000_000
         # Puts that are not counted yet: topic, messages, bytes, seconds and kind. Appending to the deque needs no lock.
         self._puts: deque[tuple[str, int, int, float | None, PutKind]] = deque()
-        # Messages and bytes put, by topic.
+        # Numbers of messages and bytes that were put, by topic.
         self._topics: dict[str, list[int]] = {}
         # Messages and bytes that were put to topics that have been deleted.
         self._forgotten = [0, 0]
-        # Messages and bytes put, by topic and kind, without copies from other replicas.
+        # Numbers of messages and bytes that were put, by topic and kind of put. Copies from other replicas are not
+        # counted.
         self._received: dict[tuple[str, PutKind], list[int]] = {}
         # For each kind of put: a histogram of the mean record size of each batch.
         self._sizes: dict[PutKind, Histogram] = {}
@@ -230,7 +231,8 @@ class StoreStats:
                 self._received.pop((topic, kind), None)
 
     def received(self) -> dict[tuple[str, PutKind], TopicPuts]:
-        """Return messages and bytes put, by topic and kind, without copies from other replicas."""
+        """Return the numbers of messages and bytes that were put, by topic and kind of put. Copies from other replicas
+        are not counted."""
         with self._lock:
             self._count_noted()
             return {key: TopicPuts(*counts) for key, counts in self._received.items()}
@@ -309,8 +311,8 @@ class StoreStats:
         return _DayTotals(self._before.puts + now.puts, self._before.gets + now.transferred)
 
     def _begin_day(self, today: date, totals: _DayTotals) -> None:
-        """Store `totals` as the totals at the beginning of a new day. If no sample was taken on a whole day, the totals
-        at yesterday's beginning are set to the same values."""
+        """If a new day has begun, store `totals` as the totals at its beginning. If yesterday has no totals for its
+        beginning (no call was made on that day), they are set to the same values."""
         if today == self._day:
             return
         follows = (today - self._day).days == 1
@@ -318,7 +320,8 @@ class StoreStats:
         self._today_morning, self._day = totals, today
 
     def topics(self) -> dict[str, TopicPuts]:
-        """Return messages and bytes put, by topic, including copies from other replicas."""
+        """Return the numbers of messages and bytes that were put, by topic. Copies from other replicas are counted,
+        too."""
         with self._lock:
             self._count_noted()
             return {topic: TopicPuts(*counts) for topic, counts in self._topics.items()}
@@ -372,7 +375,8 @@ class StoreStats:
     def _rates(self, now: _Sample, name: str) -> list[float]:
         rates = []
         for period_s in TPS_PERIODS_S:
-            # Use the newest sample that is at least `period_s` old. If the store is younger, use the oldest sample.
+            # Compute the rate since the newest sample that is at least `period_s` old. If the store is younger, compute
+            # the rate since the oldest sample.
             before = next((s for s in reversed(self._samples) if now.at_s - s.at_s >= period_s), self._samples[0])
             passed_s = now.at_s - before.at_s
             rates.append(max(getattr(now, name) - getattr(before, name), 0) / passed_s if passed_s > 0 else 0.0)

@@ -190,7 +190,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(DurationRecorder(scope_of))
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their marks
+# Run this hook first, because pytest's own hook selects tests by the marks that this hook adds.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the tests of shared clusters, and mark each test in tests/chaos as long."""
     items.sort(key=lambda item: turn_of(item.path))
@@ -241,8 +242,8 @@ class SharedCluster:
         self.name, self._failures = name, failures
 
     def box(self, settings: str) -> Sandbox:
-        """Return the shared cluster's sandbox, which has these settings. Creates the sandbox if it does not
-        exist."""
+        """Return the shared cluster's sandbox. If no sandbox exists, creates one with `settings`. The settings of an
+        existing sandbox must equal `settings`."""
         if self._box is None:
             self._box, self._settings = self._open.enter_context(sandbox(settings)), settings
         assert settings == self._settings, f"the modules that share {self.name!r} have different settings"

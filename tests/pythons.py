@@ -36,7 +36,7 @@ class PythonRun:
     failed: list[str] = field(default_factory=list)
 
     def row(self) -> str:
-        """Return the line of the final table."""
+        """Return this Python version's line of the final table of results."""
         if self.interpreter is None:
             return f"Python {self.version}   not found"
         result = f"FAILED: {', '.join(self.failed)}" if self.failed else "passed"
@@ -74,7 +74,7 @@ def _version_of(interpreter: str) -> str:
 
 
 def environment(version: str, interpreter: str) -> Path:
-    """Make the environment of a Python, or bring it up to date. Returns its folder of programs.
+    """Make the virtual environment of a Python version, or bring it up to date. Returns the environment's `bin` folder.
 
     Raises subprocess.CalledProcessError if pip fails.
     """
@@ -91,7 +91,8 @@ def environment(version: str, interpreter: str) -> Path:
 
 
 def run_steps(run: PythonRun) -> None:
-    """Run all tests and the demo with a found interpreter, and note the seconds and the failed steps."""
+    """Run all tests and the demo with the run's Python interpreter. Stores the seconds and the names of the failed
+    steps in the run."""
     assert run.interpreter is not None
     started_s = time.monotonic()
     try:
@@ -99,7 +100,7 @@ def run_steps(run: PythonRun) -> None:
     except subprocess.CalledProcessError:
         run.failed.append("install")
         return
-    # quick: the number of examples of property tests that `make test` has
+    # RAYMQ_QUICK limits the number of examples of property tests, as in `make test`.
     environ = {**os.environ, "RAYMQ_QUICK": "1"}
     workers = ("--numprocesses", "2", "--dist", "loadscope", "-m", "not long", "-p", "no:cacheprovider")
     steps = {
@@ -114,7 +115,8 @@ def run_steps(run: PythonRun) -> None:
 
 
 def main(versions: Sequence[str]) -> int:
-    """Run everything on each of these versions. Returns 1 if a step failed or no interpreter was found, else 0."""
+    """Run the tests and the demo on each of these Python versions. Returns 1 if a step failed or no interpreter was
+    found, else 0."""
     pyenv = Path(os.environ.get("PYENV_ROOT") or "~/.pyenv").expanduser() / "versions"
     runs = [PythonRun(version, find_interpreter(version, pyenv)) for version in versions]
     for run in runs:

@@ -106,7 +106,7 @@ class AuthenticatedServer:
                 if state is not None:
                     self.know(state)
                 failed = False
-            except Exception as error:  # if an error ended this polling thread, a deleted user would keep access
+            except Exception as error:  # do not end this thread: without polling, a deleted user would keep access
                 if not failed:
                     logger.info("%s cannot read changes of users, retrying: %s", self._server, error)
                 failed = True
@@ -140,7 +140,7 @@ class AuthenticatedServer:
         try:
             user = self.authorizer.user_of(signature, name, payload, self._clock())
         except SignedTooEarlyError:
-            raise  # expected: the first call of each client to this process raises SignedTooEarlyError
+            raise  # log no warning: the first call of each client to this process raises this error
         except AuthenticationError as error:
             logger.warning("the call %s.%s is refused: %s", self._server, name, error)
             raise
@@ -212,8 +212,8 @@ def authenticated_server() -> AuthenticatedServer | None:
 
 
 def lane_users() -> Users | None:
-    """Return the `users` argument for this process's lanes (direct socket connections): the users that may connect.
-    None if access is off."""
+    """Return the users that may connect to this process's lanes (direct socket connections), for the `users` argument
+    of the lanes' server. None if access is off."""
     return _protected[0].authorizer.key_of if _protected else None
 
 
@@ -224,8 +224,8 @@ def lane_meter() -> Consumption | None:
 
 
 def lane_guard() -> Guard | None:
-    """Return the `guard` argument for this process's lanes (direct socket connections). The guard authorizes each call.
-    None if access is off."""
+    """Return the function that authorizes each call over this process's lanes (direct socket connections), for the
+    `guard` argument. None if access is off."""
     return _protected[0].guard if _protected else None
 
 

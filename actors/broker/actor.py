@@ -429,12 +429,12 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         storage, epoch = self._store.present()
         if self._read_from[1] == epoch and self._log.is_ready:
             return
-        # Moving the state log waits for a change in progress, which may itself need the next master before it can
-        # finish. So another thread looks for the next master.
+        # `move` waits for a running change of the state, and this change may itself need the next master in order to
+        # finish. So a separate thread asks the Controller for the next master.
         self._log.move(storage, self._store.copies(storage))
-        # Send the existing topics to the new master before any topic can be created: a store has recorded only the
-        # topic deletions of the time when it was the master. This call is not retried. If the new master has crashed,
-        # too, another master will follow.
+        # Send the existing topics to the new master before any topic can be created. The new master may lack topic
+        # deletions, because a store records deletions only while it is the master. This call is not retried. If the new
+        # master has crashed, too, another master will follow.
         agree_on_topics = partial(storage.control, "agree_on_topics", timeout_s=AGREE_TIMEOUT_S)
         self._log.load(lambda state: agree_on_topics(list(state.topics)))
         self._read_from = storage, epoch
@@ -488,8 +488,9 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
     def _do_housekeeping(self) -> None:
         """Run the periodic tasks, each at its interval.
 
-        The tasks sample the counters, record deletions, write the snapshot, protect the store and drop the offsets of
-        deleted queues.
+        The tasks sample the counters, record losses of unread messages, write the snapshot, and switch off groups that
+        lag too far. They also send changed settings to the storage actors, and drop committed offsets that no group can
+        use.
         """
         tasks = {
             self._monitor.sample: STATS_INTERVAL_S,

@@ -131,8 +131,8 @@ class BrokerMetrics:
             }
             reporter.gauge("raymq_consumer_lag_messages", behind.messages, **labels)
             stored_ms = oldest.get((group, topic))
-            # After a group has caught up, report an age of 0 once, and then no age until it lags again: most groups
-            # have no lag.
+            # After a group has caught up in a topic, report 0 once as the age of its oldest unread message. Then report
+            # no age until the group lags again, because most groups have no lag.
             if stored_ms is not None or ((group, topic) in self._behind and not behind.messages):
                 age_ms = 0 if stored_ms is None else max(now_ms - stored_ms, 0)
                 reporter.gauge("raymq_consumer_lag_latency_milliseconds", age_ms, **labels)

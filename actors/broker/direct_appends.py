@@ -82,7 +82,7 @@ class DirectAppends:
 
     @property
     def is_own_thread(self) -> bool:
-        """Return True if the caller runs in the loop's thread."""
+        """Return True if the caller runs in the thread of the lane's event loop."""
         return self._loop.is_own_thread
 
     def leads_to(self, storage: StorageClient) -> bool:
@@ -160,7 +160,7 @@ class DirectAppends:
 
     def close(self) -> None:
         """Stop sending, and pass the batch in flight to its `done` callback. The caller must call this method before it
-        stops the loop."""
+        stops the lane's event loop."""
         with self._lock:
             self._is_closed = True
         self._loop.call_soon(self._drop_lane)

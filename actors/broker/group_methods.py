@@ -61,7 +61,7 @@ class _Commit:
         """The topics that the group may not read now. Maps each topic to the reason."""
 
     def decide(self, state: BrokerState) -> list[Change]:
-        """Validate the commit against the state, and return the records to store."""
+        """Check the group's offset commit against the broker's state, and return the records to store."""
         changes, self.verdicts, self.gone = state.decide_commits(self._owners, self.group, self.commits)
         self._stopped = {topic: reason for topic in self.verdicts if (reason := state.stop_reason(self.group, topic))}
         for topic, verdict in self.verdicts.items():
@@ -70,8 +70,8 @@ class _Commit:
         return changes
 
     def answer(self, broker_name: str) -> CommitAnswer:
-        """Return the broker's answer to the commit, after the records are stored. A queue that is fenced or missing is
-        not also reported as stopped."""
+        """Return the broker's answer to an offset commit, after the commit's records are stored. A queue that is fenced
+        or missing is not also reported as stopped, even if the group may not read its topic."""
 
         def queue(topic: str, queue_id: int) -> MessageQueue:
             return MessageQueue(topic, broker_name, queue_id)
@@ -326,8 +326,8 @@ class GroupMethods(ABC):
     def _start_offsets(
         self, group: str, generations: Mapping[str, Mapping[int, int]], query: StartOffsetQuery
     ) -> dict[str, dict[int, QueueOffset]]:
-        # Read the first offsets before locking the state: the read may take long, for example if another replica
-        # becomes the master.
+        # Read the queues' first offsets from the store before locking the broker's state. This read may take long, for
+        # example if another replica becomes the master.
         first = self._first_offsets(group, generations, query)
 
         def decide(state: BrokerState) -> list[Change]:

@@ -49,8 +49,8 @@ DEFAULT_OPTIONS: Final = BrokerOptions()
 
 
 def request_kinds(options: BrokerOptions) -> list[RequestKind]:
-    """Return the kinds of requests that wait in a queue for a thread of a broker's lane (direct socket
-    connection)."""
+    """Return the kinds of requests that a broker's lane (direct socket connection) queues separately while all its
+    threads are busy. Each kind has its own limits on waiting requests and on their wait."""
     return [
         RequestKind(
             "heartbeat",

@@ -49,7 +49,7 @@ class MasterStore:
         self._lock = threading.Lock()
         self._epoch = 0
         self.replicas = [str(StorageName(broker_name, replica)) for replica in range(replicas)]
-        """The names of all storage actors of the group."""
+        """The names of all storage actors of the broker group, one per replica."""
         self.storage = storages.get(self.replicas[0])
         """The storage actor of the master, as found by the last lookup."""
 
@@ -65,7 +65,7 @@ class MasterStore:
             return self.storage, self._epoch
 
     def copies(self, master: StorageClient) -> list[StorageClient]:
-        """Return the storage actors of all replicas of the group except the master."""
+        """Return the storage actors of all replicas of the broker group except the master."""
         return [self._storages.get(name) for name in self.replicas if name != master.name]
 
     def find(self) -> bool:

@@ -18,7 +18,8 @@ from raymq.common.message import MessageExt, PullResult, SendResult
 
 
 def plain_send_result(result: SendResult) -> dict[str, Any]:
-    """Return SendResult's fields as a dict. The status is given by its name, and the queue by its three fields."""
+    """Return SendResult's fields as a dict. The status is given by its name, and the queue by its topic, broker name
+    and queue id."""
     return {
         "status": result.status.value,
         "message_id": result.message_id,

@@ -22,7 +22,7 @@ from raymq.remoting.actor_ref import ActorRef
 REGISTER_TIMEOUT_S: Final = 3.0
 
 _AWAY: Final = object()
-"""Marks the missing answer of a NameServer that did not respond."""
+"""Stands for the answer of a NameServer that did not respond."""
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,10 @@ This module makes changes durable; stored_state.py reads the state at a start.
     change → decide (actors.core.broker.state) → a record in `rmq_sys_broker_state` → apply
     start  ← snapshot in config/ ← later records
 
-One write runs at a time. Changes that arrive during a write are decided together, in the order of their arrival. Each
-change is decided on the state that includes the changes before it. The records of all these changes form one batch. So
-the log and the state have the same order. Readers of the state see a change only after it is durable.
+To decide a change is to check the request against the state, and to build the records. One write runs at a time.
+Changes that arrive during a write are decided together, in the order of their arrival. Each change is decided on the
+state that includes the changes before it. The records of all these changes form one batch. So the log and the state
+have the same order. Readers of the state see a change only after it is durable.
 
 A separate thread, the writer, makes the writes and waits for the store. In the usual case the thread of the broker's
 lane (direct socket connection) makes a write itself (`_write_directly`): it sends the records and receives the answer
@@ -50,16 +51,17 @@ from raymq.common.errors import (
 from raymq.remoting.storage_client import StorageClient
 
 CHANGE_TIMEOUT_S: Final = READY_WAIT_S + 3 * (STORE_TIMEOUT_S + CONFIRM_WAIT_S)
-"""Time limit, in seconds, for a change of the broker's state: the wait for the running write, the marker record, and
-the change's own write."""
+"""Time limit, in seconds, for a change of the broker's state. It covers the wait for the running write, the marker
+record (written if an earlier change has an unknown outcome), and the change's own write."""
 CHANGES_MAX: Final = 10_000
 """Maximum number of changes of the broker's state that wait until they are written to the state log."""
 WRITE_MAX_RECORDS: Final = 2000
 WRITE_MAX_BYTES: Final = 1 << 20
-"""Maximum size, in bytes, of the records in one write. A single larger change is written alone."""
+"""Maximum size, in bytes, of the records in one write to the state log. A single larger change is written
+alone."""
 DIRECT_CHANGES_MAX: Final = 200
-"""Maximum number of changes that the thread of the lane (direct socket connection) decides at a time. While this thread
-decides, the other clients of the lane wait."""
+"""Maximum number of requested changes that the thread of the lane (direct socket connection) processes at a time.
+During this time the other clients of the lane wait."""
 
 DecidedChanges = Change | Sequence[Change] | None
 Decide = Callable[[BrokerState], DecidedChanges]
@@ -127,7 +129,8 @@ class StateLog(StoredState):
         """How many of the next changes are written one by one, because writing them together has failed."""
         self._waiting: deque[_Pending] = deque()
         self._handed_over: _Write | None = None
-        """The running write, if the lane's thread has passed it to the writer thread; else None."""
+        """The running write to the state log, if the lane's thread has passed this write to the writer thread; else
+        None."""
         self._direct: DirectAppends | None = None
         self._writer: threading.Thread | None = None
         self._closed = False
@@ -149,7 +152,8 @@ class StateLog(StoredState):
     # Methods that change the broker's state
 
     def change(self, decide: Decide) -> bool:
-        """Decide a change of the broker's state, store its records, and apply them. Returns True if topics changed.
+        """Change the broker's state: call `decide` to get the changes, store their records, and apply them. Returns
+        True if topics changed.
 
         Raises RequestTimeoutError if the outcome is unknown; the caller may retry the change. If `decide` raises an
         error, nothing is stored and the error is raised.
@@ -192,7 +196,7 @@ class StateLog(StoredState):
                 )
             self._waiting.append(_Pending(decide, done, time.monotonic() + READY_WAIT_S))
             if self._writing:
-                return  # the thread that makes the running write will also write this change
+                return  # another thread makes the running write, and will then write this change, too
             direct = self._may_write_directly() and self._direct is not None and self._direct.is_own_thread
             if direct:
                 self._writing = True
@@ -210,28 +214,29 @@ class StateLog(StoredState):
             writer.join(CHANGE_TIMEOUT_S)
 
     def _may_write(self) -> bool:
-        """Return True if the state of a master is loaded, and no other replica is becoming the master. The caller holds
-        the lock."""
+        """Return True if the broker's state is loaded from the current master, and no other replica is becoming the
+        master. The caller holds the lock."""
         return self._ready.is_set() and not self._replaced.is_set()
 
     # Methods that run in the thread of the lane (direct socket connection)
 
     def write_by(self, direct: DirectAppends) -> None:
-        """Let the lane's thread of `direct` write the changes that it submits itself. Only writes that may block are
-        passed to the writer thread."""
+        """From now on, let the thread of the lane `direct` write the changes that are submitted in this thread. Only
+        writes that may block are passed to the writer thread."""
         self._direct = direct
 
     def _may_write_directly(self) -> bool:
-        """Return True if the next write needs no work that can block, which only the writer thread may do. The caller
-        holds the lock."""
+        """Return True if the next write cannot block, so that the lane's thread may make it. Only the writer thread may
+        do work that can block. The caller holds the lock."""
         return self._may_write() and not self._outcome_unknown and not self._alone
 
     def _write_directly(self) -> None:
-        """Decide the waiting changes and send their records without blocking. After the store's answer, `_sent`
-        continues the write.
+        """Turn the waiting requests for changes into records, and send the records without blocking. After the store's
+        answer, `_sent` continues the write.
 
-        This method differs from `_write` in two ways. It writes no marker record. It leaves the write to the writer
-        thread if the store must open topics first, or if the records cannot be sent without waiting.
+        This method differs from `_write` in two ways. It never writes a marker record, which only a change of unknown
+        outcome requires. It leaves the write to the writer thread if the store must open topics first, or if the
+        records cannot be sent without waiting.
         """
         direct = self._direct
         assert direct is not None
@@ -250,8 +255,8 @@ class StateLog(StoredState):
             direct.call_soon(self._write_directly)
 
     def _send(self, direct: DirectAppends, write: _Write) -> bool:
-        """Send the records of a write over the lane (direct socket connection). Returns False if they cannot be sent
-        now."""
+        """Send the records of a write to the store, over the lane (direct socket connection). Returns False if the
+        records cannot be sent now."""
         bodies = [encode_change(change) for change in write.changes]
         self._outcome_unknown = True
         if direct.send(self._storage, bodies, lambda sent: self._sent(write, sent)):
@@ -260,7 +265,8 @@ class StateLog(StoredState):
         return False
 
     def _sent(self, write: _Write, sent: SentRecords) -> None:
-        """Handle the outcome of a write whose records were sent over the lane (direct socket connection)."""
+        """Finish a write to the state log after the store has answered, or after the lane (direct socket connection)
+        has failed."""
         stored = sent.stored
         if stored is None or not stored.durable or not self._follows(stored, write.changes):
             write.sent = sent
@@ -286,7 +292,7 @@ class StateLog(StoredState):
         return False
 
     def _hand_over(self, write: _Write) -> None:
-        """Pass a write to the writer thread, which continues the write."""
+        """Pass a write to the state log from the lane's thread to the writer thread, which continues the write."""
         with self._changed:
             self._handed_over = write
             self._wake_writer()
@@ -322,8 +328,8 @@ class StateLog(StoredState):
             self._changed.notify_all()
 
     def _next_write(self) -> _Write | None:
-        """Wait until a write can begin or must be continued, and return this write. Returns None after the log is
-        closed."""
+        """Wait until a write to the state log can begin or must be continued, and return this write. Returns None after
+        the log is closed."""
         while True:
             with self._changed:
                 write, late = self._begin()
@@ -340,8 +346,8 @@ class StateLog(StoredState):
                 pending.answer()
 
     def _begin(self) -> tuple[_Write | None, list[_Pending]]:
-        """Return the write to continue or begin, or None. Also return the changes that expired before their write could
-        begin. The caller holds the lock."""
+        """Return the write to the state log that can begin or must be continued; None if there is no such write. Also
+        return the changes that expired before their write could begin. The caller holds the lock."""
         handed_over, self._handed_over = self._handed_over, None
         if handed_over is not None or self._writing or not self._waiting:
             return handed_over, []
@@ -354,10 +360,8 @@ class StateLog(StoredState):
         return None, late
 
     def _write(self, write: _Write) -> None:
-        """Decide the waiting changes, up to the limit of one write, then store their records and answer the callers.
-
-        If the changes of this write were already decided, only store their records and answer the callers.
-        """
+        """Turn the waiting requests, up to the limit of one write, into changes. Then store the changes' records and
+        answer the callers. If the write already has its changes, only store their records and answer the callers."""
         try:
             if not write.changes:
                 if self._outcome_unknown:
@@ -367,7 +371,8 @@ class StateLog(StoredState):
                 if write.sent is None:
                     self._open_topics(write.changes)
                 if self._store(write):
-                    # open the topics again: another broker may have deleted some of them after they were first opened
+                    # Let the store accept messages for the write's new topics again: another broker may have deleted
+                    # some of these topics during the write.
                     self._open_topics(write.changes)
                     for pending in write.decided:
                         pending.changed_topics = True
@@ -390,7 +395,7 @@ class StateLog(StoredState):
                 self._waiting.extendleft(reversed(failed))
                 self._alone = len(failed)
                 return
-            if retryable or not failed:  # no single change is the cause, so all changes fail
+            if retryable or not failed:  # the failure is not due to a single change, so all changes fail
                 left = write.left if write.changes else len(self._waiting)
                 failed = failed + [self._waiting.popleft() for _ in range(left)]
         for pending in failed:
@@ -398,10 +403,10 @@ class StateLog(StoredState):
             pending.answer()
 
     def _decide(self, write: _Write, most: int = CHANGES_MAX) -> None:
-        """Decide the waiting changes, in order.
+        """Turn the waiting requests, in their order, into the changes of one write.
 
-        A change that must wait for the write's records is added to the write's `decided`. A change that does not depend
-        on these records is answered now.
+        A request whose answer must wait for the write's records is added to the write's `decided`. A request that does
+        not depend on these records is answered now.
         """
         changes, decided = write.changes, write.decided
         size_bytes = 0
@@ -423,8 +428,8 @@ class StateLog(StoredState):
         write.left = len(self._waiting)
 
     def _decide_one(self, pending: _Pending, now_ms: int) -> list[Change]:
-        """Return the changes that one caller requests, and apply them to `_ahead`: the state with all changes that are
-        being stored. Returns an empty list if the request is rejected."""
+        """Return the changes that one caller requests, and apply them to `_ahead`: the broker's state with all changes
+        that are being stored. Returns an empty list if the request is rejected."""
         before = self._ahead.topics_version
         try:
             decided = pending.decide(self._ahead)
@@ -439,7 +444,8 @@ class StateLog(StoredState):
         return changes
 
     def _store(self, write: _Write) -> bool:
-        """Store the records of a write's changes, then apply these records and every earlier record to the state.
+        """Store the records of a write's changes, then apply these records and every earlier record to the broker's
+        state.
 
         Returns True if the log has other records between the position of the state and these records.
         """
@@ -459,8 +465,8 @@ class StateLog(StoredState):
         return not follows
 
     def _take_stored(self, write: _Write, stored: StoredRecords) -> None:
-        """Apply the changes of a write whose records are durable and directly follow the records that the state
-        includes."""
+        """Apply the changes of a write whose records are durable and directly follow the records that the broker's
+        state includes."""
         with self._lock:
             for change in write.changes:
                 self._apply(change, write.now_ms)

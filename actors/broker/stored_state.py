@@ -58,18 +58,20 @@ class StoredState:
         self._broker_name = broker_name
         self._storage, self._copies = storage, copies
         self._lock = threading.Lock()
-        """Lock that guards the state and the other attributes. Held only briefly, and never during a call to a
+        """Lock that guards the broker's state and the other attributes. Held only briefly, and never during a call to a
         store."""
         self._changed = threading.Condition(self._lock)
         self._state = BrokerState()
         self._ahead = BrokerState()
-        """The state ahead: it also includes the changes that are being stored. Equal to `_state` if no write
-        runs."""
+        """The state with all changes that are being stored; the next changes are decided on it. Equal to `_state` if no
+        write runs."""
         self._closed_topics: set[str] = set()
-        """Deleted topics for which the store may reject messages until the topic is opened again."""
+        """Deleted topics for which the store may reject messages, until the broker requests that the store accepts them
+        again (`open_topics`)."""
         self._position = self._snapshot_position = 0
         self._snapshots_left = 0
-        """How many more times the broker must write the snapshot of the position `_snapshot_position`."""
+        """How many more times the snapshot of the state at `_snapshot_position` must be written. Both a file and its
+        .bak copy must have this state."""
         self._snapshots = StateSnapshots(broker_name)
         self._ready = threading.Event()
         self._replaced = threading.Event()
@@ -79,18 +81,18 @@ class StoredState:
 
     @property
     def is_ready(self) -> bool:
-        """True if the state has been read from the store."""
+        """True if the broker's state has been read from the store."""
         return self._ready.is_set()
 
     @property
     def position(self) -> int:
-        """The queue offset of the first log record that the state does not include. Every change advances the
+        """The queue offset of the first log record that the broker's state does not include. Every change advances the
         position."""
         return self._position
 
     def ready(self) -> BrokerState:
-        """Return the state, for reading. Raises ServiceNotAvailableError if the state is not read from the store within
-        READY_WAIT_S."""
+        """Return the broker's state, for reading. Raises ServiceNotAvailableError if the state is not read from the
+        store within READY_WAIT_S."""
         if not self._ready.wait(READY_WAIT_S):
             raise self._not_ready()
         return self._state
@@ -108,7 +110,8 @@ class StoredState:
                 stopping.wait(0.5)
 
     def load(self, agree: Callable[[BrokerState], None] = lambda state: None) -> None:
-        """Read the snapshot and the later records, and call `agree` with the state before any change is decided.
+        """Read the snapshot and the later records, and call `agree` with the broker's state before any change is
+        decided.
 
         Raises RaymqError if the store cannot be read now, and raises the errors of `agree`. After an error no change
         can be decided until `load` succeeds.
@@ -169,22 +172,22 @@ class StoredState:
         while True:
             self.ready()
             with self._lock:
-                if self._ready.is_set():  # otherwise another replica has become the master: wait for its state
+                if self._ready.is_set():  # otherwise the master has just changed: wait for the new master's state
                     return reader(self._state)
 
     def peek(self, reader: Callable[[BrokerState], T]) -> T | None:
-        """Call `reader` with the state as `read` does, without waiting. Returns None if the state is not
+        """Call `reader` with the broker's state as `read` does, without waiting. Returns None if the state is not
         loaded."""
         with self._lock:
             return reader(self._state) if self._ready.is_set() else None
 
     def _follows(self, stored: StoredRecords, changes: Sequence[Change]) -> bool:
-        """Return True if the stored records of `changes` directly follow the records that the state includes, and no
-        other records lie between them."""
+        """Return True if the stored records of `changes` directly follow the records that the broker's state includes,
+        and no other records lie between them."""
         return stored.queue_offset <= self._position and len(changes) == stored.next_offset - stored.queue_offset
 
     def _apply(self, change: Change, now_ms: int) -> None:
-        """Apply a durable change to the state. The caller holds the lock."""
+        """Apply a durable change to the broker's state. The caller holds the lock."""
         self._state.apply(change, now_ms)
         if change["kind"] == "topic_delete":
             # Record that the store may reject messages for the deleted topic: the store deletes the topic in a later
@@ -192,8 +195,8 @@ class StoredState:
             self._closed_topics.add(change["topic"])
 
     def _read_up_to(self, next_offset: int) -> None:
-        """Apply the records before `next_offset` to the state as soon as they can be read. A record that can be read
-        survives the loss of this master."""
+        """Apply the records before `next_offset` to the broker's state as soon as they can be read. A record that can
+        be read survives the loss of this master."""
         deadline_s = time.monotonic() + CONFIRM_WAIT_S
         try:
             while self._position < next_offset:
@@ -243,7 +246,7 @@ class StoredState:
             try:
                 self._storage.control("open_topics", topics, timeout_s=min(left_s, CALL_TIMEOUT_S))
             except NotMasterError as error:
-                return error  # do not retry: `move` may wait for the running write to finish
+                return error  # do not retry: `move` waits for the end of this write before it uses the new master
             return None
 
         replaced = persist_until(time.monotonic() + STORE_TIMEOUT_S, call)

@@ -39,7 +39,8 @@ class QuestionMethods:
         self._question_loop = loop
         self._questions = QuestionBoard()
         self._questions_lock = threading.Lock()
-        """Lock that guards the waiting polls, the waiting senders, and the board of queries."""
+        """Lock that guards the clients' waiting polls, the senders that wait for answers, and the waiting queries
+        (Question)."""
         self._held: dict[str, LaneRequest] = {}
         """The clients' polls that wait for a query, by client id."""
         self._askers: dict[str, Future[bytes]] = {}

@@ -47,8 +47,8 @@ STOPPING_INTERVAL_S: Final = 0.02
 IDLE_EXIT_S: Final = 60.0
 CLOSE_WITHIN_S: Final = 25.0
 STOPPED_KEPT: Final = 1000
-"""Maximum number of stopped instances whose keys the actor remembers, because the Listener of a stopped instance may
-call once more."""
+"""Maximum number of stopped push-consumer instances whose keys the actor remembers, because the Listener of a stopped
+instance may call once more."""
 
 logger = logging.getLogger(__name__)
 
@@ -63,21 +63,21 @@ class Pull:
         self._services = PullServices(nameservers, self._node_id, ray.util.get_node_ip_address(), life)
         CLIENT_FIGURES.identify("pull", str(PullName(self._node_id)))
         self._lock = threading.Lock()
-        """Lock that guards the table of instances and the other attributes of this actor."""
+        """Lock that guards the table of push-consumer instances and the other attributes of this actor."""
         self._instances: dict[str, PushInstance] = {}
         self._stopped: deque[str] = deque(maxlen=STOPPED_KEPT)
         self._closing = self._idle = False
         self._last_instance_s = time.monotonic()
         self._work = threading.Event()
         self._new = threading.Event()
-        """Event that wakes the routes thread when a new instance exists."""
+        """Event that wakes the routes thread when a new push-consumer instance exists."""
         self._services.wake_members = self._work.set
         for name, target in (("members", self._turn_members), ("routes", self._follow_routes)):
             threading.Thread(target=target, name=name, daemon=True).start()
 
     def host(self, call: Hosting) -> HostAnswer:
-        """Host an instance, or continue to host it. The instance's Listener calls this method periodically. Safe to
-        repeat."""
+        """Host a push-consumer instance, or continue to host it. The instance's Listener calls this method
+        periodically. Safe to repeat."""
         name, key = call.instance.name, call.instance.key
         with self._lock:
             if self._idle:
@@ -85,8 +85,8 @@ class Pull:
             if self._closing or key in self._stopped:
                 return HostAnswer(False)
             instance = self._instances.get(name)
-            # Drop an instance with another key: it has no Listener any more, because Ray allows only one actor with
-            # this name.
+            # Drop a push-consumer instance with another key: it has no Listener any more, because Ray allows only one
+            # actor with this name.
             if instance is not None and instance.key != key:
                 instance.drop()
                 raise ServiceNotAvailableError(f"an instance named {name} is still shutting down; retry later")
@@ -105,28 +105,28 @@ class Pull:
         return PullDescription(self._services.feeds.address)
 
     def status(self) -> dict[str, Any]:
-        """Return the status of all instances, for `raymq status`."""
+        """Return the status of all push-consumer instances, for `raymq status`."""
         with self._lock:
             instances = sorted(self._instances.items())
         return {"node": self._node_id, "instances": [instance.status() for _, instance in instances]}
 
     def instance_status(self, name: str) -> dict[str, Any]:
-        """Return the status of one instance; see PushInstance.status. Raises ServiceNotAvailableError if this actor
-        does not host the instance now."""
+        """Return the status of one push-consumer instance; see PushInstance.status. Raises ServiceNotAvailableError if
+        this actor does not host the instance now."""
         return self._instance(name).status()
 
     def suspend(self, name: str) -> None:
-        """Stop fetching and delivering for an instance until `resume`. The instance keeps its queues, and its listener
-        finishes the messages that were already delivered."""
+        """Stop fetching and delivering for a push-consumer instance until `resume`. The instance keeps its queues, and
+        its listener finishes the messages that were already delivered."""
         self._instance(name).change_pauses(suspended=True)
 
     def resume(self, name: str) -> None:
-        """Continue fetching and delivering for an instance after `suspend`."""
+        """Continue fetching and delivering for a push-consumer instance after `suspend`."""
         self._instance(name).change_pauses(suspended=False)
 
     def pause_queues(self, name: str, queues: Iterable[MessageQueue]) -> None:
-        """Stop fetching and delivering messages of these queues. This also applies to a queue that the instance is
-        granted later."""
+        """Stop fetching and delivering messages of these queues. This also applies to a queue that the push-consumer
+        instance is granted later."""
         self._instance(name).change_pauses(pause=frozenset(queues))
 
     def resume_queues(self, name: str, queues: Iterable[MessageQueue]) -> None:
@@ -134,7 +134,7 @@ class Pull:
         self._instance(name).change_pauses(resume=frozenset(queues))
 
     def stop(self, name: str, key: str, wait_s: float) -> bool:
-        """Stop an instance: finish the messages in flight, commit, and leave the group.
+        """Stop a push-consumer instance: finish the messages in flight, commit, and leave the group.
 
         Returns False if the stop takes longer than `wait_s`; the stop then continues, and the caller may repeat the
         call. Also returns True if this actor does not host the instance.
@@ -167,7 +167,7 @@ class Pull:
             raise ServiceNotAvailableError(f"instance {name} is not hosted by this Pull actor now; retry later")
         return instance
 
-    # Loops of the actor's threads
+    # Methods that the actor's threads run in a loop
 
     def _turn_members(self) -> None:
         pause_s = TURN_INTERVAL_S

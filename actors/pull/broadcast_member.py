@@ -1,5 +1,5 @@
-"""Assigns all queues of the subscribed topics to an instance in the mode BROADCASTING, according to the topics'
-routes."""
+"""Assigns all queues of the subscribed topics to a push-consumer instance in the mode BROADCASTING, according to the
+topics' routes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ logger = logging.getLogger(__name__)
 
 
 class BroadcastMember:
-    """The assignment of queues to an instance in the mode BROADCASTING. It replaces a GroupMember
+    """The assignment of queues to a push-consumer instance in the mode BROADCASTING. It replaces a GroupMember
     (raymq.client.consumer.assignment.group_member); no other process tracks this instance."""
 
     def __init__(self, instance: InstanceState, routes: RouteCache) -> None:
         self._instance = instance
         self._routes = routes
         self.refusal: SubscriptionConflictError | None = None
-        """Always None: every instance consumes all messages, so no subscription conflicts with another
-        member's."""
+        """Always None, that is, the group never refuses the subscription: in BROADCASTING no subscription conflicts
+        with another member's."""
 
     def join(self) -> None:
         """Do nothing: `follow_routes` assigns the queues."""
@@ -40,12 +40,12 @@ class BroadcastMember:
             self._instance.core.release(time.monotonic())
 
     def leave(self) -> None:
-        """Revoke and release all queues of the instance."""
+        """Revoke and release all queues of the push-consumer instance."""
         with self._instance.lock:
             self._instance.core.lose_all()
 
     def follow_routes(self) -> None:
-        """Assign all queues that exist now to the instance. Waits for NameServers."""
+        """Assign all queues that exist now to the push-consumer instance. Waits for NameServers."""
         wanted = set[MessageQueue]()
         for topic in self._instance.settings.topics:
             try:

@@ -23,27 +23,28 @@ class InstanceState:
 
     def __init__(self, name: str, settings: PushSettings) -> None:
         self.name = name
-        """The instance's name, which is also its member name in the group."""
+        """The push-consumer instance's name, which is also its member name in the group."""
         self.settings = settings
         self.lock = threading.Lock()
         """Lock that guards the attributes `core` and `stats`."""
         self.core = ProcessQueues(settings)
         self.stats = ConsumeStats()
         self.stopping = threading.Event()
-        """Event that is set when the instance must stop."""
+        """Event that is set when the push-consumer instance must stop."""
         self.on_fetchable: Callable[[], None] = lambda: None
-        """Callback for when messages of one of the instance's queues may be fetched again."""
+        """Callback for when messages of one of the push-consumer instance's queues may be fetched again."""
         self.on_committable: Callable[[], None] = lambda: None
-        """Callback for when the instance may have offsets to commit."""
+        """Callback for when the push-consumer instance may have offsets to commit."""
 
     def holding(self) -> frozenset[MessageQueue]:
-        """Return the queues that this instance holds, so that the group must not grant them to other members."""
+        """Return the queues that this push-consumer instance holds, so that the group must not grant them to other
+        members."""
         with self.lock:
             return self.core.holding
 
     def stop(self) -> None:
-        """Accept no more queues, and stop delivering messages of the queues that the instance holds. These queues are
-        released after their messages are committed."""
+        """Accept no more queues, and stop delivering messages of the queues that the push-consumer instance holds.
+        These queues are released after their messages are committed."""
         self.stopping.set()
         with self.lock:
             self.core.stop(time.monotonic())

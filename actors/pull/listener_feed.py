@@ -51,7 +51,7 @@ from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES
 
 IDLE_WAIT_S: Final = 0.5
 SILENT_AFTER_S: Final = 3 * HOST_INTERVAL_S
-"""If a Listener has not called for this many seconds, the feed calls it, because the Listener may have ended
+"""If a Listener has not called for this many seconds, its ListenerFeed calls the Listener, because it may have ended
 permanently."""
 KEEP_TIMEOUT_S: Final = 5.0
 HAND_OVER_MAX_BYTES: Final = 8 << 20
@@ -80,14 +80,14 @@ class _LaneUser:
         self.life = ""
 
     def close(self) -> None:
-        """Notify the Listener's feed that the lane (direct socket connection) has closed."""
+        """Notify the Listener's ListenerFeed that the lane (direct socket connection) has closed."""
         if self.feed is not None:
             self.feed.lane_closed(self.life)
 
 
 class FeedThread:
-    """Runs the turns of all feeds, and serves the lanes (direct socket connections) of their Listeners, in one thread.
-    Thread-safe."""
+    """The thread that calls `take_turn` of each ListenerFeed, which delivers tasks. It also serves the lanes (direct
+    socket connections) of the feeds' Listeners. Thread-safe."""
 
     def __init__(self, host: str) -> None:
         """`host`: the IP address of this node, for Listeners on other nodes."""
@@ -97,7 +97,7 @@ class FeedThread:
         self._feeds: dict[str, ListenerFeed] = {}
         self._woken: set[ListenerFeed] = set()
         self._timer: Timer | None = None
-        """The timer for the next turns of the ListenerFeeds. Only the feed thread uses the timer."""
+        """The timer for the next call of a ListenerFeed's `take_turn`. Only the feed thread uses the timer."""
         self._timer_s = float("inf")
         calls = ControlCalls(
             {}, _no_methods, {"next_tasks": self._next_tasks, "report": self._report}, guard=lane_guard()
@@ -203,7 +203,7 @@ class _Question:
 
 
 class ListenerFeed:
-    """Delivers the tasks of one instance to its Listener actor.
+    """Delivers the tasks of one push-consumer instance to its Listener actor.
 
     `before_delivery` is called before each delivery, `on_gone` when the Listener actor has ended permanently, and
     `wake` when the feed needs a turn. `senders` executes the calls that send messages back.
@@ -222,8 +222,8 @@ class ListenerFeed:
     ) -> None:
         self.name = instance.name
         self._lock = threading.RLock()
-        """Guards the mutable attributes of the feed, except plain numbers and texts. No blocking call is made while the
-        lock is held."""
+        """Lock that guards the mutable attributes of this ListenerFeed, except plain numbers and texts. No blocking
+        call is made while the lock is held."""
         self._instance = instance
         self._send_back_call = send_back
         self._senders = senders
@@ -231,8 +231,8 @@ class ListenerFeed:
         self._on_gone = on_gone
         self._wake = wake
         self._epoch = epoch
-        """The number that identifies the current hosting of the instance by a Pull actor. It is larger than the number
-        of any earlier hosting."""
+        """The number that identifies the current period in which a Pull actor hosts the push-consumer instance. It is
+        larger than the number of any earlier period."""
         self._listener: HandleRef | None = None
         """The handle of the Listener; None before the Listener's first call."""
         self._life = ""
@@ -240,7 +240,8 @@ class ListenerFeed:
         self._heard_s = time.monotonic()
         """The time of the Listener's last call."""
         self._asking = False
-        """True while the feed waits for the answer of a silent Listener that it has called."""
+        """True while this ListenerFeed waits for the answer of its Listener, which it has called after a long
+        silence."""
         self._question: _Question | None = None
         """The Listener's open request for tasks; None if the Listener has no open request."""
         self._tasks: dict[int, ConsumeTask] = {}
@@ -264,10 +265,11 @@ class ListenerFeed:
         """True if the Listener's process has ended, or has not called yet."""
         self._closed = False
         self._kept: PauseState | None = None
-        """The user's state of the instance, as the Listener's process stores it: suspended or not, and the paused
-        queues. None while the state is unknown."""
+        """The user's state of the push-consumer instance, as the Listener's process stores it: suspended or not, and
+        the paused queues. None while the state is unknown."""
         self.next_turn_s = 0.0
-        """The time of the feed's next turn, unless an event wakes the feed earlier."""
+        """The time at which `take_turn` of this ListenerFeed is called next, unless an event causes an earlier
+        call."""
         self.away_because = STARTING
         """The reason why no task is delivered now; empty if the Listener's process runs."""
         self.consumed = 0
@@ -357,7 +359,7 @@ class ListenerFeed:
         """Apply reports about tasks from the Listener's process `life`.
 
         A repeated report changes nothing. A report from an earlier process, or about an earlier hosting of the
-        instance, also changes nothing.
+        push-consumer instance, also changes nothing.
         """
         with self._lock:
             if life != self._life or epoch != self._epoch:
@@ -427,7 +429,7 @@ class ListenerFeed:
     def take_turn(self) -> None:
         """Deliver tasks if the Listener waits for tasks. Does not block."""
         if self._closed:
-            # Schedule no further turn: a turn that ran during `close` may have rescheduled the feed.
+            # The feed is closed: schedule no further turn. A turn that ran during `close` may have scheduled one.
             self.next_turn_s = float("inf")
             return
         try:
@@ -449,7 +451,8 @@ class ListenerFeed:
         if due:
             instance.on_fetchable()
         now_s = time.monotonic()
-        # A pause that has already ended needs no further turn: this turn has handled it.
+        # A pause that has already ended needs no further turn: this turn has already delivered the messages that waited
+        # for its end.
         pauses_s = next_time_s - now_s if next_time_s is not None and next_time_s > now_s else IDLE_WAIT_S
         self.next_turn_s = now_s + min(pauses_s, IDLE_WAIT_S)
 
@@ -556,8 +559,8 @@ class ListenerFeed:
     # Methods that track the state of the Listener's process
 
     def _looked(self, life: str, future: Future[str]) -> None:
-        """Handle the answer of a silent Listener that the feed has called to check whether it still exists. Runs in one
-        of Ray's threads."""
+        """Handle the answer of the Listener to a call that checked if it still exists. The feed makes this call after a
+        long silence of the Listener. Runs in one of Ray's threads."""
         self._asking = False
         error = future.exception()
         if isinstance(error, RayActorError):

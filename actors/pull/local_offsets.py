@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 
 
 class LocalOffsets:
-    """The offset files in `directory`. Only one instance at a time uses this directory, because the name of the
-    instance's Listener is unique."""
+    """The offset files of one broadcasting push-consumer instance, in `directory`. Only one instance at a time uses
+    this directory: its Listener is a Ray actor with a unique name."""
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / "offsets.json"
@@ -118,8 +118,8 @@ class LocalFileOffsetStore:
     """
 
     may_be_reset = True
-    """True, although local offsets are never reset. The instance then makes the periodic query for resets, which also
-    shows whether the group may still read its topics."""
+    """Makes the instance query for offset resets at intervals. Local offsets are never reset, but the query also shows
+    if the group may still read its topics."""
 
     def __init__(
         self,
@@ -161,8 +161,8 @@ class LocalFileOffsetStore:
             return starts
 
     def _start(self, queue: MessageQueue, offset: int, now: Creations) -> int:
-        """Return the offset at which the instance starts to read a queue that is in the offset file. The caller holds
-        the lock."""
+        """Return the offset at which the push-consumer instance starts to read a queue that is in the offset file. The
+        caller holds the lock."""
         before = self._file.creation_ids.get(queue)
         if before is None or not is_created_anew(queue, {queue.topic: {queue.broker_name: before}}, now):
             return offset

@@ -56,10 +56,11 @@ from raymq.remoting.storage_client import FoundInPlace
 from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, ConsumerFigures
 
 FINISH_TIMEOUT_S: Final = 30.0
-"""Maximum time, in seconds, that a stopping instance waits for its listener and its commits."""
+"""Maximum time, in seconds, that a stopping push-consumer instance waits for its listener and its commits."""
 SEND_BACK_TIMEOUT_S: Final = 5.0
 COMMIT_INTERVAL_S: Final = 0.1
-"""Interval, in seconds, at which an instance commits finished messages. One commit covers many messages."""
+"""Interval, in seconds, at which a push-consumer instance commits finished messages. One commit covers many
+messages."""
 
 logger = logging.getLogger(__name__)
 
@@ -71,9 +72,9 @@ class PushInstance:
     def __init__(self, name: str, key: str, settings: PushSettings, services: PullServices) -> None:
         self.name, self.key = name, key
         self.ended = threading.Event()
-        """Event that is set when the instance has left its group and has stopped all work."""
+        """Event that is set when the push-consumer instance has left its group and has stopped all work."""
         self.broadcast: BroadcastMember | None = None
-        """The instance's queue assignment in BROADCASTING; None in CLUSTERING."""
+        """The push-consumer instance's queue assignment in BROADCASTING; None in CLUSTERING."""
         self._settings, self._services = settings, services
         self._state = state = InstanceState(name, settings)
         self._finish_until_s = float("inf")
@@ -146,7 +147,8 @@ class PushInstance:
     # Methods for queries of administrators
 
     def running_info(self, client_id: str, host: str, *, stacks: bool) -> RunningInfo:
-        """Return a description of the running instance for an administrator (raymq.common.members.questions.Answers).
+        """Return a description of the running push-consumer instance for an administrator
+        (raymq.common.members.questions.Answers).
 
         `stacks`: include the stacks of the threads in the listener's process.
         """
@@ -155,7 +157,7 @@ class PushInstance:
             return info
         try:
             pid, threads = call_listener(self._listener, "stacks", timeout_s=STACKS_TIMEOUT_S)
-        # an error here only means that the stacks are missing: the other fields are still useful, and so is the reason
+        # After an error only the stacks are missing. Return the other fields, and the reason of the error.
         except RaymqError as error:
             return replace(info, trouble=info.trouble or str(error))
         return replace(info, listener_pid=pid, stacks=threads)
@@ -177,7 +179,7 @@ class PushInstance:
     # Methods that the user calls
 
     def status(self) -> dict[str, Any]:
-        """Return the fields of the instance's InstanceStatus, by name
+        """Return the fields of the push-consumer instance's InstanceStatus, by name
         (raymq.client.consumer.push.subscription)."""
         state, feed = self._state, self._feed
         now_s = time.monotonic()
@@ -226,7 +228,8 @@ class PushInstance:
         pause: Iterable[MessageQueue] = (),
         resume: Iterable[MessageQueue] = (),
     ) -> None:
-        """Suspend or resume the instance, and pause or resume queues. The Listener stores the new pause state."""
+        """Suspend or resume the push-consumer instance, and pause or resume queues. The Listener stores the new pause
+        state."""
         with self._state.lock:
             core = self._state.core
             if suspended is not None:
@@ -247,7 +250,7 @@ class PushInstance:
         return {self._key(queue): offset for queue, offset in wanted.items()}
 
     def assigned(self) -> frozenset[InstanceQueue]:
-        """Return all queues that the instance holds; see services.Reader."""
+        """Return all queues that the push-consumer instance holds; see services.Reader."""
         return frozenset(self._key(queue) for queue in self._state.holding())
 
     def _key(self, queue: MessageQueue) -> InstanceQueue:
@@ -319,7 +322,8 @@ class PushInstance:
     # Methods for stopping and for periodic work
 
     def stop(self) -> None:
-        """Begin to stop the instance: finish the messages in flight, commit, leave the group, then set `ended`."""
+        """Begin to stop the push-consumer instance: finish the messages in flight, commit, leave the group, then set
+        `ended`."""
         if not self._state.stopping.is_set():
             self._finish_until_s = time.monotonic() + FINISH_TIMEOUT_S
             self._state.stop()
@@ -330,7 +334,8 @@ class PushInstance:
         return self._state.stopping.is_set()
 
     def turn(self) -> None:
-        """Release revoked queues. If the instance is stopping, end it after all queues are released. Does not block.
+        """Release revoked queues. If the push-consumer instance is stopping, end it after all queues are released. Does
+        not block.
 
         Called about twice a second; more often while the instance stops.
         """
@@ -347,7 +352,7 @@ class PushInstance:
         self.drop()
 
     def drop(self) -> None:
-        """End the instance at once, without commits: other members may already have its queues."""
+        """End the push-consumer instance at once, without commits: other members may already have its queues."""
         self._finish_until_s = 0.0
         self._state.stop()
         with self._state.lock:
@@ -378,7 +383,8 @@ def _records_of(result: FetchResult, offset: int) -> TaskRecords:
 
 
 def consumer_data(settings: PushSettings, name: str) -> ConsumerData:
-    """Return the description of the instance `name` as a consumer (ConsumerData), which administrators see."""
+    """Return the description of the push-consumer instance `name` as a consumer (ConsumerData), which administrators
+    see."""
     return ConsumerData(
         settings.group, "PUSH", settings.expressions, settings.message_model, settings.start.where, name
     )

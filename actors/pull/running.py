@@ -50,7 +50,7 @@ def running_info(
 
 # The return type is Any, because each method of a Listener returns another type.
 def call_listener(listener: HandleRef | None, method: str, *args: Any, timeout_s: float) -> Any:
-    """Call a method of an instance's Listener actor.
+    """Call a method of a push-consumer instance's Listener actor.
 
     Raises RequestTimeoutError if the Listener does not answer in time, and ServiceNotAvailableError if it cannot be
     called now. Also raises the raymq errors that the method raised.
@@ -75,7 +75,7 @@ def count_delivered(state: InstanceState, queue: MessageQueue, records: TaskReco
 
 
 def queue_states(state: InstanceState) -> list[QueueState]:
-    """Return the states of an instance's queues from which it has started to read."""
+    """Return the states of a push-consumer instance's queues from which it has started to read."""
     with state.lock:
         return [_queue_state(state, queue) for queue in state.core.process_queues() if queue.started]
 

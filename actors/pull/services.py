@@ -30,7 +30,8 @@ EPOCHS_OF_A_LIFE: Final = 1 << 40
 """Number of epochs (hosting numbers) reserved for one process incarnation of a Pull actor. An incarnation hosts fewer
 instances than this."""
 PULL_CALL_THREADS: Final = 8
-"""Number of threads, shared by all instances, for calls that send messages back to brokers or leave groups."""
+"""Number of threads, shared by all push-consumer instances, for calls that send messages back to brokers or leave
+groups."""
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class Reader(Protocol):
         """Return the queues whose messages may be fetched now, each with its next offset."""
 
     def assigned(self) -> frozenset[InstanceQueue]:
-        """Return all queues that the instance holds."""
+        """Return all queues that the push-consumer instance holds."""
 
     def request(self, queue: MessageQueue, offset: int) -> FetchRequest:
         """Build the request that reads a queue from an offset."""
@@ -69,7 +70,8 @@ class Reader(Protocol):
 
 
 class SharedFetcher:
-    """The fetcher for the queues of all instances: one call to a storage actor reads messages for all of them.
+    """The fetcher for the queues of all push-consumer instances: one call to a storage actor reads messages for all of
+    them.
 
     An instance's queues are checked again only after `changed`, so idle instances cost nothing while another instance
     is busy.
@@ -95,12 +97,12 @@ class SharedFetcher:
         )
 
     def add(self, reader: Reader) -> None:
-        """Start fetching for an instance's queues."""
+        """Start fetching for a push-consumer instance's queues."""
         with self._lock:
             self._readers[reader.name] = reader
 
     def remove(self, reader: Reader) -> None:
-        """Stop fetching for an instance's queues."""
+        """Stop fetching for a push-consumer instance's queues."""
         with self._lock:
             if self._readers.get(reader.name) is reader:
                 del self._readers[reader.name]
@@ -108,7 +110,7 @@ class SharedFetcher:
                 self._assigned.pop(reader.name, None)
 
     def changed(self, reader: Reader) -> None:
-        """Request a check of an instance's queues, because messages of a queue may now be fetched."""
+        """Request a check of a push-consumer instance's queues, because messages of a queue may now be fetched."""
         with self._lock:
             self._changed.add(reader.name)
         self._fetcher.wake_readers()
@@ -118,8 +120,8 @@ class SharedFetcher:
         self._fetcher.stop()
 
     def _look(self) -> None:
-        """Find the queues to fetch, among the queues of the instances that have changed. The caller holds the
-        lock."""
+        """Find the queues to fetch, among the queues of the push-consumer instances that have changed. The caller holds
+        the lock."""
         changed, self._changed = self._changed, set()
         now_s = time.monotonic()
         for name in changed:
@@ -139,7 +141,7 @@ class SharedFetcher:
             return frozenset(queue for assigned in self._assigned.values() for queue in assigned)
 
     def _reader(self, queue: MessageQueue) -> Reader | None:
-        """Return the instance that reads a queue; None if the instance has ended."""
+        """Return the push-consumer instance that reads a queue; None if the instance has ended."""
         with self._lock:
             return self._readers.get(queue.instance)  # type: ignore[attr-defined]  # all here are InstanceQueues
 
@@ -188,11 +190,12 @@ class PullServices:
         self.calls = ThreadPoolExecutor(PULL_CALL_THREADS, "calls")
         self._brokers: dict[str, ActorRef] = {}
         self.wake_members: Callable[[], None] = lambda: None
-        """Function that wakes the thread that runs the turns of the instances."""
+        """Function that wakes the thread that calls `turn` of each push-consumer instance, to release its queues or to
+        end it."""
 
     def next_epoch(self) -> int:
-        """Return a number (epoch) for a new hosting of an instance. It is larger than all earlier numbers, including
-        numbers of earlier incarnations of the actor."""
+        """Return a number (epoch) for a new hosting of a push-consumer instance. It is larger than all earlier numbers,
+        including numbers of earlier incarnations of the actor."""
         return next(self._epochs)
 
     def broker(self, name: str) -> ActorRef:

@@ -355,7 +355,7 @@ class WaitingFetch(LongPollRequest):
         self.request.fail(error)
 
     def _end_first(self) -> None:
-        """Stop waiting for messages before the answer to the FETCH is sent."""
+        """Stop waiting for messages, because the FETCH is answered next."""
         loop = self._plane.server.loop
         if loop.is_own_thread:
             self.end()
@@ -512,10 +512,11 @@ class DataPlane:
         """Start an append, and answer its request: at once if the append is already complete, otherwise after it has
         completed.
 
-        If the append completes later, `later` is called at the start, and returns the function that answers.
+        `later` prepares a late answer: if the append is not complete yet, it is called at once, and returns the
+        function that answers.
         """
         self._limit.begin()
-        self._under_way += 1  # count the append before it starts, so that any progress from now on schedules an answer
+        self._under_way += 1  # count the append before it starts, so that any flush or copy from now on causes a check
         try:
             started = start()
             results = started.settle(time.monotonic())
@@ -542,7 +543,8 @@ class DataPlane:
 
     def _settle(self) -> None:
         """Answer the started appends that have completed or failed."""
-        # Reset the flag before checking the appends, so that progress during the check schedules another call.
+        # Reset the flag before checking the appends, so that a flush or a copy during the check schedules another
+        # check.
         self._is_settling = False
         for settled in self._pending.settle(time.monotonic()):
             self._end_append()

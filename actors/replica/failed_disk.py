@@ -130,7 +130,7 @@ class BusErrors:
             disk.make_directory(root)
             notes = self._path.read_bytes()[-FATAL_MAX_BYTES:] if self._path.exists() else b""
             self.count = notes.count(_BUS_ERROR)
-            # Keep the file open for the signal handler, which cannot open a file itself.
+            # Keep the file for notes about bus errors open, because the signal handler cannot open a file itself.
             self._notes = self._path.open("ab", buffering=0)
             if not self.count or self._path.stat().st_size > FATAL_MAX_BYTES:
                 self._notes.truncate(0)

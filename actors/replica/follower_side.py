@@ -74,8 +74,8 @@ class FollowerSide(GroupReplica):
                 elif common is not None and common < end:
                     self._reopen(partial(self._cut, common))
                 else:
-                    # Drop the epochs that begin at the cut: if this replica began an epoch and wrote no record in it,
-                    # the epoch is not in the master's history.
+                    # Drop the epochs that begin at the end of the shortened log. If this replica began an epoch and
+                    # wrote no record in it, the epoch is not in the master's history.
                     self._epochs.truncate_from(end)
                 with self._changed:
                     self._aligned, self._shown_from, self._refusal = True, self._store.gate.stored_offset, ""
@@ -190,7 +190,7 @@ class FollowerSide(GroupReplica):
         return Copied(self._store.chunks.append_offset, self._store.gate.stored_offset, len(chunk.data))
 
     def copied(self, epoch: int, end_offset: int) -> int | None:
-        """Return the end of the log on disk if the log is on disk up to `end_offset`; else None.
+        """Return the end of this replica's log on disk, if the log is on disk up to `end_offset` or further; else None.
 
         Raises NotMasterError unless this replica follows in `epoch`, and StoreFailedError if the disk failed.
         """

@@ -38,7 +38,7 @@ from raymq.remoting.lane.server import Handler, LaneServer
 from storage.replication.epochs import EpochEntry, LogChunk
 
 NEAR_BYTES: Final = 16 << 20
-"""This many bytes at the end of the log are certainly in memory, so the lane's thread may read them without
+"""Number of bytes at the end of the log that are certainly in memory. The lane's thread may read these bytes without
 delay."""
 READ_LOG_WAIT_MAX_S: Final = 30.0
 """Maximum time, in seconds, that a READ_LOG waits for the log to grow."""
@@ -105,7 +105,8 @@ class LogLanes:
 
     def _look(self) -> None:
         """Answer every waiting frame (READ_LOG or APPEND_LOG) that need not wait any longer."""
-        # Reset the flag before checking the frames, so that progress during the check schedules another call.
+        # Reset the flag before checking the frames, so that a change of the log, the disk or the role during the check
+        # schedules another check.
         self._is_looking = False
         for read in list(self._reads.values()):
             self._try_read(read, last=False)

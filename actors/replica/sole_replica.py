@@ -33,7 +33,8 @@ class SoleReplica:
 
     @property
     def any_store(self) -> MessageStore:
-        """Return the store, whatever the role of the replica, for its status and its config files."""
+        """Return the open store, also if this replica is not the master. Used for calls that every replica answers, for
+        example about status and config files."""
         return self._store
 
     @property
@@ -110,7 +111,7 @@ class SoleReplica:
         """
         routing, store = self._read_routing()
         results = store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=not routing.is_master)
-        # without other storage actors, the answer is the same whether or not the messages are in memory
+        # return now: without other storage actors it does not matter if the next message is in memory
         if not routing.others:
             return results
         return [
@@ -139,8 +140,7 @@ class SoleReplica:
         return ALONE, self._store
 
     def count_reads(self, reads: ReadsInPlace) -> None:
-        """Add messages that clients have read directly from the memory-mapped files to the store's number of
-        gets."""
+        """Count messages that clients have read directly from the memory-mapped files as gets of the store."""
         self.store.stats.count_reads(reads.found, reads.messages)
 
     @property

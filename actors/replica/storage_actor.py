@@ -377,8 +377,8 @@ class Storage:
         Raises NotMasterError, before any change, unless this replica is the master.
         """
         store, has_followers = self._master_store(), self._open().has_followers
-        # Delete the queues of every named topic if the group has several replicas: this replica has recorded only the
-        # topic deletions of the time when it was the master.
+        # In a group of several replicas, delete the queues of every named topic. Some of these topics may have been
+        # deleted while another replica was the master, and this replica has not recorded these deletions.
         deleted = [topic for topic in topics if topic in self._deleted or has_followers]
         for topic in deleted:
             store.topics.delete(topic)

@@ -109,7 +109,8 @@ def internal_key(data_dir: str) -> bytes:
             stream.flush()
             os.fsync(stream.fileno())
         try:
-            # if two launchers start at once, the first link wins, and both launchers read the same key
+            # if two launchers create a key at once, the first link of a key file stays, and both launchers read this
+            # key
             os.link(made, file)
         except FileExistsError:
             pass

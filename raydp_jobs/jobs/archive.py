@@ -82,8 +82,8 @@ _REPORT: Final = (
 )
 
 Stage = Callable[[Sequence[OffsetRange], Path], list[Written]]
-"""Type of a stage: a function that writes the messages of offset ranges into a staging directory, like `write_range`,
-and returns the files."""
+"""Type of a function that writes the messages of offset ranges to archive files in a staging directory, and returns the
+files."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,8 +141,8 @@ class _OpenFile:
         self._writer.close()
         size = flush_file(self._path)
         target = self.staging / piece.path
-        # Do not create the staging directory if it is missing: it was deleted at the end of its run, and must not exist
-        # again.
+        # If the staging directory is missing, do not create it: it was deleted when its archive run ended, and must not
+        # exist again.
         target.parent.mkdir(exist_ok=True)
         os.replace(self._path, target)
         return Written(piece, self.rows, size)

@@ -119,7 +119,7 @@ def run(
         except GroupNotExistError:
             if named:
                 raise
-            # the group and its dead letters were deleted after the names were listed
+            # Omit the group: it and its dead letters were deleted after the group names were listed.
     return found
 
 

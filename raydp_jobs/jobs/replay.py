@@ -81,7 +81,8 @@ class ReplayResult:
 
 
 class Pace:
-    """Limits the rate of a sender, in rows per second. A burst may contain the rows of 0.1 s."""
+    """Limits the rate of a sender, in rows per second. A burst has at most as many rows as the rate allows in
+    0.1 s."""
 
     def __init__(self, rate: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate = None if rate is None else number_in("rate", rate, RATE)
@@ -98,7 +99,7 @@ class Pace:
         if self._rate is None:
             return 0.0
         now_s = self._clock()
-        # Cap the saved allowance at one burst: a longer idle time does not allow more rows.
+        # Limit the saved-up row allowance to one burst: a longer idle time does not allow a larger burst.
         self._free_s = max(self._free_s, now_s - _BURST_S) + rows / self._rate
         return max(self._free_s - now_s, 0.0)
 
@@ -199,8 +200,8 @@ def merged(lines: Sequence[Iterator[tuple[int, pa.RecordBatch]]]) -> Iterator[tu
 
 
 def fixed_queues(client: Client, topic: str, name: str) -> tuple[MessageQueue, ...]:
-    """Return the queues that the topic had at the first run of the replay `name`. The first run stores the topic's
-    queues of that time, for later runs."""
+    """Return the queues that the topic had at the first run of the replay `name`. The first run stores the list of
+    these queues, and later runs read it."""
     key = f"{topic}/{name}"
     there = client.write_queues(topic)
     fixed = client.admin.list_kv(REPLAYS).get(key)

@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Line:
     """A sequence of rows with a fixed order, in one or more files. `name`: identifies the line and its first row within
-    the source. `place`: a number, consecutive for consecutive lines. `is_queue`: True if the rows were the messages of
-    one queue."""
+    the source. `place`: a number that chooses the line's target queue; lines that follow each other have consecutive
+    numbers. `is_queue`: True if the rows were the messages of one queue."""
 
     name: str
     files: tuple[Path, ...]

@@ -91,8 +91,8 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refuse_beside(option: str, *unused: str) -> None:
-    """Raise InvalidArgumentError if the running command got one of the parameters `unused`, which have no effect beside
-    `option`. Values from environment variables are not refused."""
+    """Raise InvalidArgumentError if the command line has one of the parameters `unused`. These parameters have no
+    effect in a command with `option`. Values from environment variables are not refused."""
     context = click.get_current_context()
     given = [
         parameter.opts[0]

@@ -39,7 +39,7 @@ class Period:
         """Return read options for an offset range that contains all messages of this period, and few others.
 
         The range is only approximate if a clock was set back, because then offsets do not ascend with store times. So
-        the result must also be filtered by `of`.
+        the messages must also be filtered with the method `of`.
         """
         options: ScanOptions = {}
         if self.start_ms is not None:

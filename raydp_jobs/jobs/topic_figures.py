@@ -167,8 +167,8 @@ def draw(figure: Figure, found: Sequence[TopicFigures], every_s: int) -> None:
 
 
 def rates_by_tag(one: TopicFigures, every_s: int) -> dict[str, list[float]]:
-    """Return the messages per second in each time bucket, for each common tag. If there are less common tags, also
-    return the sum of their rates."""
+    """Return the messages per second in each time bucket, for each common tag. If the topic also has rarer tags, the
+    sum of their rates is one more series."""
     series = {_tag_name(tag): [bucket.tags[tag] / every_s for bucket in one.buckets] for tag in one.tags}
     if one.other_tags:
         rest = [bucket.messages - sum(bucket.tags.values()) for bucket in one.buckets]

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from raymq.client.client import Client
 
 BUCKETS_MAX: Final = 20_000
-"""Maximum number of time buckets over all topics, equal to two weeks of minutes. The limit protects the driver's
-memory, which holds all buckets."""
+"""Maximum number of time buckets over all topics: about two weeks in buckets of one minute. The limit protects the
+driver's memory, which holds all buckets."""
 TAGS_MAX: Final = 100
 
 

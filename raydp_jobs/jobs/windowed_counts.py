@@ -57,8 +57,8 @@ Sink = Callable[["DataFrame", int], None]
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """The time windows in which a job counts messages by tag or key (`by`). Each window is `length_s` seconds long in
-    the messages' `time`.
+    """The time windows in which a job counts messages by tag or key (`by`). Each window is `length_s` seconds long. A
+    message's window is decided by its store time or its born time (`time`).
 
     A new window begins every `slide_s` seconds. A window closes `late_s` seconds after its end.
     """
@@ -159,7 +159,7 @@ def _described(topics: Sequence[str], target: str, windows: Windows) -> dict[str
 
 
 class StoredCounts:
-    """Adds up the number of counts that a query has stored."""
+    """Adds up how many counts (result messages) a query has stored."""
 
     def __init__(self, on_counts: Callable[[int], None]) -> None:
         self._on_counts = on_counts
@@ -262,8 +262,8 @@ def fix_options(checkpoint: Path, options: dict[str, Any]) -> None:
     """Store a description of the query's time windows in its checkpoint. If the checkpoint already has a description,
     compare the two.
 
-    Without this check, Spark would continue the old windows under the new description. Raises InvalidArgumentError if
-    the descriptions differ.
+    Without this comparison, Spark would continue with the old windows although the new description states other
+    windows. Raises InvalidArgumentError if the descriptions differ.
     """
     checkpoint.mkdir(parents=True, exist_ok=True)
     path, text = checkpoint / OPTIONS_FILE, json.dumps(options, sort_keys=True)
@@ -271,8 +271,8 @@ def fix_options(checkpoint: Path, options: dict[str, Any]) -> None:
         partial = checkpoint / f".{uuid.uuid4().hex}.partial"
         partial.write_text(text)
         try:
-            # Create the file with a link, which works completely or not at all. It never replaces a file that another
-            # process created first.
+            # Create the description file as a hard link to a complete file. The link appears completely or not at all,
+            # and never replaces a file that another process created first.
             os.link(partial, path)
         except FileExistsError:
             pass

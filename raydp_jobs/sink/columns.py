@@ -104,7 +104,9 @@ def in_fixed_order(df: DataFrame, sort: Sort) -> DataFrame:
         return df
     given = _present_order(df)
     if given is None:
-        return df  # The rows are sorted by dropped columns, so their order cannot be restored.
+        # Do not sort: the present order depends on columns that were dropped, so a sort by the remaining columns would
+        # lose this order.
+        return df
     values = [_sortable(field) for field in df.schema]
     return df.sortWithinPartitions(*given, functions.xxhash64(*values), *values)
 
@@ -116,7 +118,8 @@ def has_exchange(df: DataFrame) -> bool:
     plan = execution.executedPlan().toString()
     if _SHUFFLE.search(plan):
         return True
-    # An ExistingRDD step, as in the batch of a streaming query, does not show the plan that computed its rows.
+    # A plan with an ExistingRDD step, as in the batch of a streaming query, hides the plan that computed the step's
+    # rows. Then look for a shuffle in the RDD's description.
     if "ExistingRDD" not in plan:
         return False
     return "Shuffled" in execution.toRdd().toDebugString()

@@ -213,7 +213,7 @@ class TopicConnection(Protocol):
         ...
 
     def writers(self, topic: str, queues: tuple[MessageQueue, ...], now_ms: int | None) -> Writers:
-        """Return an object that opens the topic writers of a write's tasks."""
+        """Return an object that opens one topic writer for each Spark task of a write."""
         ...
 
 

@@ -46,8 +46,8 @@ def numbered_partitions(spark: SparkSession, hosts: Sequence[Sequence[str]]) -> 
 
 
 def placed_rows(spark: SparkSession, schema: Any, rows: Sequence[tuple[object, Sequence[str]]]) -> DataFrame:
-    """Return a DataFrame with one partition and one row for each of `rows`. Each of `rows` is a pair: the row's value,
-    and the preferred hosts of its partition.
+    """Return a DataFrame with one partition for each pair in `rows`. A pair is the value of the partition's only row,
+    and the partition's preferred hosts.
 
     `schema`: a JVM schema with one column.
     """

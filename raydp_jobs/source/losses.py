@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 def count_losses(spark: SparkSession) -> Accumulator[list[OffsetRange]]:
     """Create a Spark accumulator for the offset ranges that tasks skip because their messages are lost. The driver logs
     a warning for each range that a task adds."""
-    # Typed as Any, because Spark accepts any object with these two attributes as accumulator parameter.
+    # Typed as Any, because Spark accepts any object with the attributes `zero` and `addInPlace` as accumulator
+    # parameter.
     parameter: Any = SimpleNamespace(zero=_none, addInPlace=_tell)
     accumulator: Accumulator[list[OffsetRange]] = spark.sparkContext.accumulator([], parameter)
     return accumulator

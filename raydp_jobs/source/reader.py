@@ -75,8 +75,8 @@ _FIELDS: Final = {field.name: field for field in (*SPARK_SCHEMA, *MORE_SPARK_COL
 _MICROSECONDS: Final = pa.timestamp("us", tz="UTC")
 
 SMALL_COLUMNS_BYTES: Final = 256
-"""Maximum number of bytes that each message counts when a read without `body` is divided into partitions. Such a read
-transfers only the small columns of a message."""
+"""Maximum size in bytes that is assumed for a message when a read without `body` is divided into partitions. Such a
+read transfers only the small columns of a message."""
 
 
 @checked

@@ -272,7 +272,8 @@ class _Connection:
         self.pool = ThreadPoolExecutor(ASKING_THREADS_MAX, "stream-asks")
 
     def close(self, keep: Client | None) -> None:
-        """Stop the threads, and close the client unless it is `keep`. Running calls finish normally."""
+        """Stop the threads, and close the client; if the client is `keep`, leave it open. Running calls finish
+        normally."""
         self.pool.shutdown(wait=False, cancel_futures=True)
         if self.client is not keep:
             self.client.close()
@@ -319,7 +320,9 @@ class GroupCommits:
                 self._try({queue: offsets[queue] for queue in reset}, deadline_s)
         except RaymqError as error:
             logger.warning("group %s: offsets are not committed yet: %s", self._offsets.group, error)
-            self._versions.clear()  # Drop the cached reset versions, because the group may have been deleted.
+            # Drop the cached reset versions (numbers that change with each offset reset), because the group may have
+            # been deleted.
+            self._versions.clear()
             self._try_again_s = self._clock() + COMMIT_PAUSE_S
             return False
         return True

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from raymq.common.errors import ClientStateError
 
 SPARK_VERSION: Final = "3.5.7"
-"""The version of Spark with which these classes were checked. Other versions with the same first two numbers are
+"""The version of Spark with which this module was checked. Other versions with the same first two numbers are
 accepted."""
 SOURCE_INTERFACES: Final = [
     "org.apache.spark.sql.execution.streaming.Source",
@@ -53,21 +53,23 @@ def source_frame(spark: SparkSession, source: Any, empty: Any) -> DataFrame:
 
 
 def batch_frame(spark: SparkSession, messages: Any) -> Any:
-    """Return the JVM DataFrame of a micro-batch, with the rows of the JVM DataFrame `messages` as its leaf."""
+    """Return the JVM DataFrame of a micro-batch, with the rows of the JVM DataFrame `messages`. The plan of the result
+    begins with these rows, so Spark counts them as the batch's input rows."""
     session: Any = spark._jsparkSession
     return session.internalCreateDataFrame(messages.queryExecution().toRdd(), messages.schema(), True)
 
 
 def offset_of(jvm: Any, text: str) -> Any:
-    """Return Spark's offset of a source with the JSON text `text`."""
+    """Return a Spark offset object that contains `text`, the JSON text of a source's offsets."""
     return jvm.org.apache.spark.sql.execution.streaming.SerializedOffset(text)
 
 
 def default_read_limit(jvm: Any, *, limited: bool) -> Any:
-    """Return the read limit of a source. `limited`: the source limits its batches itself."""
+    """Return the read limit that Spark uses by default for a source. `limited`: True if an option of the source limits
+    its batches."""
     limits = jvm.org.apache.spark.sql.connector.read.streaming.ReadLimit
-    # The number of rows is irrelevant: Spark only checks whether a limit exists, which marks a trigger that limits its
-    # batches.
+    # Spark only checks whether the read limit has a maximum, which means that the query's trigger limits its batches.
+    # So any number of rows can be the maximum.
     return limits.maxRows(1) if limited else limits.allAvailable()
 
 

@@ -188,7 +188,8 @@ def _connect(
     progress: ProgressCallback | None,
     names: Namespace,
 ) -> Client:
-    """Implement `connect`. Called after the process has taken the user's identity."""
+    """Check the arguments of `connect`, start the servers if `embedded` is true, and return the client. Called after
+    the process has taken the user's identity."""
     if not embedded:
         if config is not None or data_dir is not None or broker_groups is not None:
             raise ClientStateError(
@@ -216,7 +217,8 @@ def _connect(
 
 
 def _print_step(step: str) -> None:
-    """Print a step of the start on standard error, if a user sees it there: the first start takes up to a minute."""
+    """Print a step of the servers' start on standard error, if a user sees it there: the first start takes up to a
+    minute."""
     if sys.stderr is not None and sys.stderr.isatty():
         print(f"raymq: {step}", file=sys.stderr, flush=True)
 
@@ -374,8 +376,8 @@ class Client(Closing):
         return self._track(producer)
 
     def write_queues(self, topic: str, timeout_s: float = QUEUES_TIMEOUT_S) -> tuple[MessageQueue, ...]:
-        """Return all queues of a topic, in the order in which sharding keys count them. A repeatable write uses this
-        list, and every repeat of the write must use the same list.
+        """Return all queues of a topic, in the order that maps sharding keys to queues. A repeatable write and all its
+        repeats must use the same list.
 
         Raises TopicNotExistError if the topic does not exist; NoPermissionError if the topic is not writable;
         ServiceNotAvailableError if the queues stay unknown for `timeout_s`.
@@ -454,7 +456,7 @@ class Client(Closing):
 
         return PullConsumer(self._pull_engine(group, options))
 
-    @direct  # the call needs the running event loop, so it must not be moved to another thread
+    @direct  # do not move this call to another thread: the method needs the running event loop
     def async_pull_consumer(self, group: str, **options: Unpack[PullOptions]) -> AsyncPullConsumer:
         """Make a pull consumer for the running event loop: ``async with client.async_pull_consumer("g") as c:``. Takes
         the options of `pull_consumer`."""
@@ -582,7 +584,7 @@ class Client(Closing):
         for item in opened:
             try:
                 item.close()
-            except Exception as error:  # close the other objects first, then raise this error
+            except Exception as error:  # raise this error only after all other objects are closed
                 failures.append(error)
         if self._requests is not None:
             self._requests.close()

@@ -45,8 +45,8 @@ _locks: Final[list[threading.Lock]] = []
 _process_id = os.getpid()
 
 _NOT_CALLS: Final = (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)
-"""Predicates for functions that the helper thread need not run. A call of a coroutine function or a generator function
-only creates an object, and the work happens later."""
+"""Predicates for coroutine functions and generator functions, which need no helper thread against signals. A call of
+such a function only creates an object, and the work happens later."""
 
 
 F = TypeVar("F", bound=Callable[[], None])
@@ -61,9 +61,9 @@ def direct(method: M) -> M:
 
 
 def unwrapped(method: M) -> M:
-    """Mark a public method of an OfProcess to run in the calling thread, without the usual wrapper around the method.
-    In a wrapper, a signal handler could run after the method has returned. Without the wrapper, the method must check
-    its int and float arguments itself."""
+    """Mark a public method of an OfProcess to run in the calling thread, without the usual wrapper around the method. A
+    signal handler could run in a wrapper after the method has returned, and some methods do not allow this. Without the
+    wrapper, the method must check its int and float arguments itself."""
     method.is_unwrapped = True  # type: ignore[attr-defined]
     return direct(method)
 
@@ -168,10 +168,12 @@ def _foreign(kind: type, maker: int) -> type:
         raise _foreign_error(kind.__name__, maker)
 
     def nothing(self: object, *args: object) -> None:
-        """Do nothing in a forked child: the parent process closes the original object."""
+        """Closing method of an object's copy in a forked child. It does nothing, because the parent process closes the
+        original object."""
 
     async def nothing_async(self: object, *args: object) -> None:
-        """Do nothing in a forked child: the parent process closes the original object."""
+        """Async closing method of an object's copy in a forked child. It does nothing, because the parent process
+        closes the original object."""
 
     def call_refused(self: object, *args: object, **kwargs: object) -> Any:
         raise _foreign_error(kind.__name__, maker)
@@ -202,7 +204,8 @@ def _in_child() -> None:
     for connection in list(_connections):
         try:
             connection.close()
-        except Exception:  # the object is incomplete or broken; the child process continues without it
+        # the child process needs no closed connection, so it continues if closing a broken connection fails
+        except Exception:
             logger.debug("a connection copied from the parent process could not be closed", exc_info=True)
     _connections.clear()
 

@@ -38,8 +38,9 @@ TIMER_ROLL_QUEUE: Final = TIMER_BUCKETS
 TIMER_RECALL_QUEUE: Final = TIMER_BUCKETS + 1
 TIMER_ROLL_MS: Final = 86_400_000
 TIMER_ROLL_MARGIN_MS: Final = 3_600_000
-"""Margin of the roll queue, in ms. A message goes to the roll queue if it is due later than one day plus this margin.
-The margin allows for differences between the producers' clocks."""
+"""Margin in ms for the choice between a delivery hour's queue and the roll queue, whose messages are filed again later.
+A message goes to the roll queue if it is due later than one day plus this margin. The margin allows for differences
+between the producers' clocks."""
 
 _BUCKET_MS: Final = 3_600_000
 _DURATION: Final = re.compile(r"(\d{1,9})([smhd])", re.ASCII)

@@ -88,7 +88,8 @@ class RaymqError(Exception):
 
 
 def _named(queue: str) -> str:
-    """Return the name of a queue with the word "queue" before it. A text with spaces already describes the queue."""
+    """Return the words for a queue in an error: its name after the word "queue". A text with spaces is returned
+    unchanged, because it already describes the queue."""
     return queue if " " in str(queue) else f"queue {queue}"
 
 

@@ -50,8 +50,8 @@ def present_name(name: str) -> str | None:
 def accept_former_names() -> None:
     """Make modules importable by their former names in this process. A second call changes nothing."""
     if _finder not in sys.meta_path:
-        # Insert this finder first: another finder would load the module's file a second time and create its classes
-        # twice.
+        # This finder must be the first in `sys.meta_path`. Another finder would load the module's file a second time,
+        # and so create each of its classes twice.
         sys.meta_path.insert(0, _finder)
 
 
@@ -66,11 +66,13 @@ class _Finder:
         if present is None:
             return None
         spec = ModuleSpec(name, cast("Loader", self), origin=present.origin)
-        spec.has_location = present.has_location  # `python -m` reads `__file__` from the module spec
+        # without a location the module would have no `__file__`, which `python -m` needs
+        spec.has_location = present.has_location
         return spec
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Return None: importlib then creates an empty module, which `exec_module` replaces."""
+        """Return None, so that importlib creates an empty module. Later `exec_module` replaces this module by the
+        module with the present name."""
 
     def exec_module(self, module: ModuleType) -> None:
         """Replace the empty module, which `sys.modules` holds under a former name, by the module that has the present

@@ -78,7 +78,7 @@ def give_back(identity: Identity) -> None:
     with _holder.lock:
         known = _holder.identity
         if known is None or not _same(known, identity):
-            return  # a forked child, or a test, may have replaced the identity
+            return  # the process no longer acts as this user, because a forked child or a test replaced the identity
         _holder.count -= 1
         if _holder.count <= 0:
             _holder.identity, _holder.count = None, 0

@@ -211,7 +211,7 @@ class Message(Struct, frozen=True, gc=False):
             and self.delay is None
             and self.deliver_at is None
         ):
-            return  # most messages have only a topic and a body
+            return  # skip the checks below, which a message with only a topic and a body does not need
         self._check()
         if (
             self.tags is None
@@ -221,7 +221,8 @@ class Message(Struct, frozen=True, gc=False):
         ):
             force_setattr(self, "properties", PLAIN_PROPERTIES)
         else:
-            force_setattr(self, "properties", dict(self.properties))  # copied: the caller may change its own mapping
+            # copy the properties, because the caller may change its own mapping later
+            force_setattr(self, "properties", dict(self.properties))
 
     def _check(self) -> None:
         self._check_topic_and_body()
@@ -471,8 +472,9 @@ class _MessageType(StructMeta):
 
 
 class _MessagePlace(Struct, eq=False, gc=False):
-    """A message's source, and the message's index in the source. The garbage collector does not count these objects. If
-    it did, a few polls of thousands of messages would start a scan of all objects of the program."""
+    """The source that decodes a message's fields, and the message's index in this source. The garbage collector does
+    not count these objects. If it did, a few polls of thousands of messages would start a scan of all objects of the
+    program."""
 
     _source: MessageSource
     _index: int
@@ -507,8 +509,9 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
 
     @staticmethod
     def of_source(source: MessageSource, indices: Iterable[int]) -> list[MessageExt]:
-        """Return the messages at the given indices of a source."""
-        # Run no Python code for each message, because a poll creates thousands of messages.
+        """Return the messages at the given indices of `source`, the object that decodes their fields."""
+        # Let `map` create the messages in C code: a poll creates thousands of messages, and Python code for each would
+        # be slow.
         return list(map(_make_message, repeat(source), indices))
 
     @staticmethod
@@ -599,7 +602,8 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
 
 
 _make_message: Final[Callable[[Any, int], MessageExt]] = partial(StructMeta.__call__, MessageExt)
-"""Function that creates a message from its source and its index in the source."""
+"""Function that creates a MessageExt from the source that decodes its fields, and the message's index in this
+source."""
 _FIELDS: Final[tuple[str, ...]] = _MessageFields.__match_args__
 _BODY: Final = _FIELDS.index("body")
 
@@ -637,8 +641,8 @@ def _read_field(name: str) -> property:
 
 
 for _number, _name in enumerate(_FIELDS):
-    # Define the methods after the class decorator has run. In the class body they would become default values of the
-    # fields.
+    # Define the fields' properties only after the decorator has made the class. In the class body they would become
+    # default values of the fields.
     if _name != "body":
         setattr(_DecodedMessage, _name, _read_value(_number))
     setattr(_MessageFields, _name, _read_field(_name))

@@ -54,8 +54,8 @@ CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 """The default topic of trace records (raymq.telemetry.trace). A client may name another topic."""
 AUTO_CREATE_TOPIC: Final = "TBW102"
-"""A topic that exists on brokers that create topics at the first send. A new topic gets the permission of this
-topic."""
+"""The topic whose permission a new topic gets if a send creates the new topic. Only brokers that create topics at the
+first send have this topic."""
 
 TRANSACTION_TOPICS: Final = frozenset((HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TIME_TOPIC))
 """The topics to which only transactions write."""
@@ -178,7 +178,7 @@ def _check(kind: str, name: str, longest: int) -> str:
 
 
 def _no_name(kind: str, name: object) -> IllegalNameError:
-    """Return the error about a value that is blank or no text."""
+    """Return the error about a name that is blank or not a text."""
     if isinstance(name, str):
         return IllegalNameError(kind, name, "the name is blank")
     return IllegalNameError(kind, str(name), f"it must be one text (str), not {type(name).__name__}")

@@ -58,15 +58,16 @@ ANY_NUMBER: Final = NumberRange()
 TIME_S: Final = NumberRange(0.0, LONGEST_TIME_S)
 TIME_MS: Final = NumberRange(0, NUMBER_MAX)
 POINT_IN_TIME_MS: Final = NumberRange(978_307_200_000, NUMBER_MAX, otherwise=0)
-"""Allowed points in time, in ms since 1970: 0, or the year 2001 and later. Present times in seconds are smaller. They
-are refused, because in ms they would be days of January 1970."""
+"""Allowed points in time, in ms since 1970: 0, or the year 2001 and later. A present time in seconds is smaller than
+this range. It is refused, because read as ms it would be a day of January 1970."""
 SECONDS_HINT: Final = "is it in milliseconds?"
-"""Question of each error about a point in time that is too small or too large."""
+"""Question at the end of an error about a point in time that is out of range, because the caller may have passed
+seconds."""
 POSITIVE: Final = NumberRange(1, NUMBER_MAX)
 NOT_NEGATIVE: Final = NumberRange(0, NUMBER_MAX)
 RATE: Final = NumberRange(0.001, 1e9)
-"""Allowed rates, in messages per second. A rate below the lower bound would wait longer than a quarter of an hour for
-each message."""
+"""Allowed rates, in messages per second. With a rate below the lower bound, each message would wait longer than a
+quarter of an hour."""
 
 
 def whole_number(name: str, value: object, low: float = -NUMBER_MAX, high: float = NUMBER_MAX) -> int:
@@ -161,7 +162,7 @@ def check_fields(settings: object, ranges: Mapping[str, NumberRange]) -> None:
         object.__setattr__(settings, name, number_in(name, getattr(settings, name), bounds))
 
 
-# Any: the result is an int, or a float if `bounds` is a range of real numbers
+# The return type is Any, because the result is an int, or a float if `bounds` is a range of real numbers.
 def number_in(name: str, value: object, bounds: NumberRange) -> Any:
     """Return the value of the argument `name` as a number within `bounds`. The result is a real number if the lower
     bound is a float, else an integer. Raises InvalidArgumentError if `value` is not such a number."""
@@ -213,7 +214,7 @@ def _real(name: str, value: object, bounds: NumberRange) -> float:
             raise InvalidArgumentError(f"{name} must be a number, {bounds}, not {shown(value)}")
         try:
             value = float(value)
-        except OverflowError:  # the value is a fraction that no float can represent
+        except OverflowError:  # `value` is a number, such as a Fraction, that is too large for a float
             raise InvalidArgumentError(f"{name} must be {bounds}, not {shown(value)}") from None
     if not bounds.has(value):
         raise InvalidArgumentError(f"{name} must be {bounds}, not {shown(value)}")

@@ -50,7 +50,7 @@ class _HelperCall:
     def make(self) -> None:
         try:
             self.result = self.function(*self.arguments, **self.keywords)
-        except BaseException as error:  # the thread that waits for the call raises the error
+        except BaseException as error:  # keep the error for the thread that waits for this call; that thread raises it
             self.error = error
         self.ended.release()
 
@@ -103,7 +103,8 @@ def _start_helper(call: _HelperCall) -> None:
     """
     try:
         _Helper().calls.put(call)
-    except BaseException as error:  # No thread can be started. Without this error the main thread would wait forever.
+    # The process cannot start a thread. The waiting main thread must get the error, or it would wait forever.
+    except BaseException as error:
         call.error = error
         call.ended.release()
 
@@ -146,7 +147,8 @@ def aside(function: Callable[..., Result], *arguments: Any, **keywords: Any) -> 
         try:
             raise call.error
         finally:
-            call.error = None  # break the reference cycle: the exception refers to this frame
+            # break a reference cycle: the error's traceback refers to this frame, and the frame to the error
+            call.error = None
     result: Result = call.result
     return result
 

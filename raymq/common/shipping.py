@@ -61,7 +61,7 @@ def _user_module(thing: Any) -> ModuleType | None:
     module = sys.modules.get(getattr(inspect.unwrap(owner), "__module__", "") or "")
     file = getattr(module, "__file__", None)
     if module is None or file is None or module.__name__ == "__main__":
-        return None  # cloudpickle always pickles objects of __main__ by value
+        return None  # no registration is necessary, because cloudpickle always pickles objects of __main__ by value
     installed = [Path(sysconfig.get_path(key)) for key in ("stdlib", "purelib", "platlib")]
     if any(Path(file).is_relative_to(root) for root in installed):
         return None

@@ -109,7 +109,8 @@ class TopicDatasink(Datasink):
         self._fix()
 
     def check_fields(self, names: Sequence[str]) -> None:
-        """Raise InvalidArgumentError unless `names`, the columns of the rows, include every configured field."""
+        """Raise InvalidArgumentError unless `names`, the columns of the rows, include each field from which a part of
+        the message is made."""
         self._fields.check(names)
 
     def _fix(self) -> None:
@@ -117,7 +118,7 @@ class TopicDatasink(Datasink):
             self._namespace = client.names.name
             self._queues = client.write_queues(self._topic)
             self._user = identity.present()
-        # Small writes together use all queues equally, because each write begins with a random queue.
+        # Begin each write with a random queue of the topic, so that many small writes together use all queues equally.
         self._first_queue = secrets.randbelow(len(self._queues))
         self._now_ms = time.time_ns() // 1_000_000
 

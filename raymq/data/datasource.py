@@ -128,16 +128,17 @@ class RangesDatasource(Datasource):
         block_bytes = context.target_max_block_size or _BLOCK_BYTES
         options = replace(self._options, columns=self._columns)
         parts = divide(self._pieces, parallelism)
-        # limit the rows of the whole task, because Ray combines the task's small blocks
+        # Limit the rows of each read task, not only of its blocks, because Ray combines a task's small blocks.
         if options.rows_per_block is not None:
             parts = at_most(parts, options.rows_per_block)
-        parts = parts or [[]]  # A read without messages has one task, which returns the columns without rows.
+        # a read without messages still needs one task, which returns the dataset's columns without rows
+        parts = parts or [[]]
         whose = self._user, self._namespace, self._creations
         return [_read_task(part, options, block_bytes, per_task_row_limit, *whose) for part in parts]
 
     @property
     def _columns(self) -> tuple[str, ...]:
-        """The columns that tasks read: the requested columns that Ray Data's plan needs."""
+        """The columns that the read tasks read: those requested columns that Ray Data's plan needs."""
         projected = self._get_data_columns()
         return self._options.columns if projected is None else tuple(projected)
 
@@ -186,7 +187,8 @@ def _read_task(
     creations: Creations,
 ) -> ReadTask:
     ranges = [piece.range for piece in part]
-    # Without a filter, and if every lost message is an error, the task yields exactly one row per offset.
+    # The task yields exactly one row per offset if no filter excludes messages and every lost message is an error. Only
+    # then is the number of rows known before the read.
     is_exact = not options.tags and options.sql is None and options.fail_on_data_loss
     metadata = BlockMetadata(
         num_rows=sum(one.size for one in ranges) if is_exact else None,
@@ -202,7 +204,7 @@ def _read_task(
                 for block in read_blocks(client, ranges, options, block_bytes, creations):
                     has_rows = True
                     yield block
-        if not has_rows:  # Without any block, Ray Data would not have the columns.
+        if not has_rows:  # yield an empty block, because Ray Data gets the columns' names and types only from a block
             yield schema_of(options.columns).empty_table()
 
     return ReadTask(read, metadata, schema=schema_of(options.columns), per_task_row_limit=row_limit)

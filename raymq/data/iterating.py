@@ -101,8 +101,8 @@ class BatchProgress:
     """The committed offsets of a consumer group, for `iter_topic`. Raises the errors of GroupOffsets."""
 
     def __init__(self, group: str, begin: ConsumeFromWhere, names: Namespace = NO_NAMESPACE) -> None:
-        """Create the progress of a group. `group` and the topics of all queues are names inside the namespace
-        `names`."""
+        """Create an object for the committed offsets of a consumer group. `group` and the topics of all queues are
+        names inside the namespace `names`."""
         self._group, self._names = group, names
         self._offsets, self._query = GroupOffsets(names.wrap(group)), StartOffsetQuery(begin)
         self._starts: dict[MessageQueue, QueueOffset] = {}
@@ -118,7 +118,8 @@ class BatchProgress:
         found = self._offsets.start_offsets(dict.fromkeys(stored, PASSER_BY_GENERATION), self._query)
         self._starts |= {stored[queue]: offset for queue, offset in found.items()}
         for queue in [queue for queue in stored if stored[queue] not in self._starts][:1]:
-            # if the topic exists, this call raises the error that explains why the group may not read the queue
+            # No start offset was returned for this queue. Ask for it alone: unless the topic was deleted, this call
+            # raises the error that explains why the group may not read the queue.
             with suppress(TopicNotExistError):
                 self._offsets.start_offset(queue, self._query, PASSER_BY_GENERATION)
         if self._query.where is ConsumeFromWhere.CONSUME_FROM_END:
@@ -186,4 +187,4 @@ def plans(
 
 
 PAUSE_MIN_S: Final = 0.05
-"""Minimum time in seconds between two checks for new messages."""
+"""Minimum time in seconds between two checks of the topics for new messages."""

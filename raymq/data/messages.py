@@ -50,7 +50,8 @@ class MessageFields:
             )
 
     def check(self, names: Sequence[str]) -> None:
-        """Raise InvalidArgumentError unless `names`, the columns of the rows, include every configured field."""
+        """Raise InvalidArgumentError unless `names`, the columns of the rows, include each field from which a part of
+        the message is made."""
         given = [(one.name, getattr(self, one.name)) for one in fields(self) if not one.name.endswith("_serializer")]
         missing = [f"{option}_field={name!r}" for option, name in given if name is not None and name not in names]
         if missing:
@@ -87,7 +88,8 @@ def _bodies(rows: pa.Table, chosen: MessageFields) -> pa.Array | pa.ChunkedArray
     if chosen.body is None:
         return _json(rows.to_pylist(), "the row")
     column = rows[chosen.body]
-    if column.null_count:  # if a block has only nulls, its column's Arrow type is null in this block
+    # check for nulls before the type: in a block with only nulls, the column's Arrow type is null
+    if column.null_count:
         raise MessageIllegalError(
             f"field {chosen.body!r} is null in {column.null_count} of {len(column)} rows, but a message needs a "
             "body: filter these rows out, or fill the field"

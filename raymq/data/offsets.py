@@ -67,7 +67,8 @@ def resolve_ranges(
 
 
 def _check_times(queue: MessageQueue, start: _Place, end: _Place) -> None:
-    """Raise InvalidArgumentError if both positions are times, and the start is later than the end."""
+    """Check the start and the end of a read in a queue. Raises InvalidArgumentError if both are times, and the start is
+    later than the end."""
     if not (isinstance(start, datetime) and isinstance(end, datetime)):
         return
     if timestamp_ms("start_offset", start) > timestamp_ms("end_offset", end):
@@ -131,7 +132,7 @@ def _by_queue(option: str, value: Offsets, topic: str, queues: Sequence[MessageQ
         return dict.fromkeys(queues, None if isinstance(value, str) else value)
     names: dict[Any, MessageQueue] = {f"{queue.broker_name}:{queue.queue_id}": queue for queue in queues}
     listed = ", ".join(names)
-    if len(groups) == 1:  # with one broker group, a queue id alone identifies a queue
+    if len(groups) == 1:  # if the topic has only one broker group, the user may name a queue by its id alone
         names |= {queue.queue_id: queue for queue in queues}
     places: dict[MessageQueue, _Place] = dict.fromkeys(queues)
     for name, offset in value.get(topic, {}).items():
@@ -200,8 +201,8 @@ def at_most(parts: Sequence[Sequence[SizedRange]], rows: int) -> list[list[Sized
 
 
 def _lay(piece: SizedRange, before_bytes: int, total_bytes: int, parts: list[list[SizedRange]]) -> None:
-    """Add a piece of an offset range to the part that contains its bytes, or divide it among several parts.
-    `before_bytes`: the total bytes of all previous pieces."""
+    """Add a piece of an offset range to the parts of a read. The parts have equal bytes; a piece that extends over
+    several parts is divided. `before_bytes`: the total bytes of all previous pieces."""
     whole = piece.range
     first = whole.start_offset
     index = before_bytes * len(parts) // total_bytes

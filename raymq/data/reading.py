@@ -20,7 +20,7 @@ TASK_MIN_BYTES: Final = 16 * 1024 * 1024
 """Minimum size, in bytes, of the data of one read task. The start-up time of a task is too long for less data."""
 READ_TASKS_MAX: Final = 1_000_000
 _AMOUNT: Final = NumberRange(0.0, NUMBER_MAX)
-"""Allowed amount of a Ray resource that a read task requests."""
+"""Allowed range for the amount of a Ray resource, such as CPUs, that a read task requests."""
 
 
 @checked

@@ -43,7 +43,7 @@ class SharedClient:
         in_forked_child(lambda: None if (shared := owner()) is None else shared._begin())
 
     def _begin(self) -> None:
-        """Reset this object to the state without a client and without users."""
+        """Set the initial state: no client exists, and no task uses one."""
         self._process_id = os.getpid()
         self._lock = threading.Lock()
         self._client: Client | None = None
@@ -83,8 +83,8 @@ class SharedClient:
         try:
             yield client
         finally:
-            # a child process that was forked in this block does not use the parent's client, so it does not release the
-            # client
+            # Release the client only in the process that took it: a child process that was forked in this block does
+            # not use the parent's client.
             if user_of == self._process_id:
                 self._leave()
 

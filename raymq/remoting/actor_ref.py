@@ -198,8 +198,8 @@ def _signed(
 
 
 def _learn(error: SignedTooEarlyError) -> None:
-    """Store the process id and the clock of an actor, which the actor sent in its refusal, for later
-    signatures."""
+    """Store the id and the clock of an actor's process for later signatures. The actor sent them in its refusal of a
+    call."""
     if len(_clocks) >= CLOCKS_MAX:
         _clocks.clear()
     _clocks[error.actor] = error.life, error.now_ms - time.monotonic_ns() // 1_000_000

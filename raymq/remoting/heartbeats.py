@@ -163,8 +163,9 @@ class Heartbeats:
     def _call_brokers(self, method: str, argument: Callable[[], object]) -> None:
         """Call a method of every known broker, present or former.
 
-        `argument` builds the argument again for each call. If a consumer has just closed, an administrator may have
-        deleted its group. An outdated heartbeat would create the group again.
+        `argument()` builds the method's argument anew for each call. An argument that was built earlier might contain a
+        consumer that has closed since. An administrator may then have deleted the consumer's group, and the outdated
+        heartbeat would create the group again.
         """
         try:
             for name in self._routes.brokers():

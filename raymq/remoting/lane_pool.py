@@ -27,18 +27,19 @@ from raymq.remoting.lane.handshake import LaneRefusedError, TlsRefusedError
 logger = logging.getLogger(__name__)
 
 LANES_MAX: Final = 256
-"""Maximum number of concurrent calls of one client to one actor. Further calls wait for a lane."""
+"""Maximum number of concurrent calls of one client to one actor over lanes (direct socket connections). Further calls
+wait."""
 IDLE_LANES_MAX: Final = 16
 """Maximum number of idle lanes (direct socket connections) that a client keeps to one actor."""
 DESCRIBE_TIMEOUT_S: Final = 5.0
 """Timeout in seconds of the actor call that requests an actor's description."""
 OPEN_PATIENCE_S: Final = 5.0
-"""Maximum time in seconds that one call spends on opening a lane. After this time the call fails, and its caller may
-look for a new master."""
+"""Maximum time in seconds that one call spends on opening a lane (direct socket connection). After this time the call
+fails, and its caller may look for a new master."""
 _LANE_LOST: Final = (EOFError, OSError)
-"""The errors that a call over a lane raises if the lane breaks."""
+"""The errors that a call over a lane (direct socket connection) raises if the lane breaks."""
 LANE_NOT_OPENED: Final = (*_LANE_LOST, LaneRefusedError)
-"""The errors that are raised if a lane cannot be opened."""
+"""The errors that are raised if a lane (direct socket connection) cannot be opened."""
 ADVICE: Final = (
     "Open the firewalls between this node and that address, then run `raymq doctor`, which tests the lanes "
     "between all nodes. Run a program outside of the cluster's network as a Ray job."
@@ -63,7 +64,7 @@ class Described(Protocol):
 
 
 class PooledLane(Protocol):
-    """Interface of a lane that a LanePool can manage."""
+    """Interface of a lane (direct socket connection) that a LanePool can manage."""
 
     @property
     def closed(self) -> bool: ...
@@ -97,8 +98,8 @@ class LanePool(Generic[D, L]):
         self._description: D | None = None
         self._idle: list[L] = []
         self._in_use: set[object] = set()
-        """One token for each call that uses a lane now. A single C call removes a token, so a signal handler cannot
-        prevent the removal."""
+        """One token for each call that uses a lane now. `set.discard` removes a token in a single C call, so a signal
+        handler cannot interrupt the removal."""
         self._is_closed = False
 
     def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> D:
@@ -175,7 +176,8 @@ class LanePool(Generic[D, L]):
         self.drop()
 
     def _take(self, token: object, what: str, deadline_s: float) -> tuple[D, L]:
-        """Return an idle lane, or open a new lane. Retries opening until the deadline, or for OPEN_PATIENCE_S.
+        """Return an idle lane (direct socket connection), or open a new lane. Retries opening until the deadline, or
+        for OPEN_PATIENCE_S.
 
         Raises ServiceNotAvailableError if no lane can be opened; in that case nothing was sent. Raises other errors
         like `describe`.
@@ -215,10 +217,11 @@ class LanePool(Generic[D, L]):
             raise
 
     def _keep(self, lane: L, description: D) -> None:
-        """Keep the lane of a finished call for the next call. Close the lane if the pool has dropped its lanes after
-        this lane was opened.
+        """Keep the lane (direct socket connection) of a finished call for the next call. Close the lane if the pool has
+        dropped its lanes after this lane was opened.
 
-        If a signal handler raises here, the lane is lost, and Python closes it during garbage collection.
+        If a signal handler raises an error in this method, the lane is not kept, and Python closes it during garbage
+        collection.
         """
         with self._lock:
             known = self._description
@@ -232,7 +235,7 @@ class LanePool(Generic[D, L]):
         """Raise the error of a call whose lane failed with `error`. If the actor's server sent `error`, the other lanes
         stay in use; otherwise all lanes are dropped."""
         if isinstance(error, RaymqError):
-            raise error  # RequestTimeoutError also reaches this line, because TimeoutError is a subclass of OSError.
+            raise error  # A RequestTimeoutError, too: it is also an OSError, which the callers catch.
         self.drop()
         raise ServiceNotAvailableError(
             f"the connection (lane) to {self._name} broke during the call {what} ({error!r})"

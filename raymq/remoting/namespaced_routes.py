@@ -24,8 +24,8 @@ class NamespacedRoutes:
     def __init__(self, routes: RouteSource, names: Namespace) -> None:
         self._routes, self._names = routes, names
         self._shown: dict[str, tuple[TopicRoute, TopicRoute]] = {}
-        """Maps a topic's name within the namespace to (the topic's last route, a copy of this route with that
-        name)."""
+        """Maps a topic's name within the namespace to two routes: the topic's last route, and a copy of this route
+        under the name within the namespace."""
 
     def get(self, topic: str) -> TopicRoute:
         """Return the topic's route. Raises TopicNotExistError if the topic does not exist; the error has the topic's

@@ -40,7 +40,8 @@ CREATE_TIMEOUT_S: Final = 15.0
 ROUTE_TIMEOUT_S: Final = 10.0
 """Maximum time in seconds that a consumer waits for a NameServer that can decide if a topic exists."""
 TOPIC_NAMES_KEPT_S: Final = 2.0
-"""Time in seconds for which the names of the topics are reused, if a client asks for missing topics again and again."""
+"""Time in seconds for which a list of all topic names is reused to suggest names for missing topics. Without this
+reuse, a client that requests missing topics again and again would request the list each time."""
 DEFAULT_TOPIC_QUEUE_NUMS: Final = 4
 """Number of queues per broker group that RocketMQ's producers request if a send creates a topic."""
 
@@ -60,8 +61,8 @@ class RouteCache:
     """The cached routes of one client. Thread-safe."""
 
     def __init__(self, nameservers: Sequence[NameServerName], *, suggests: bool = False) -> None:
-        """`suggests`: a TopicNotExistError names the nearest topics that this process's user may see. Servers pass
-        False, because they see the topics of all users."""
+        """`suggests`: if true, a TopicNotExistError names the topics with the most similar names that this process's
+        user may see. Servers pass False, because they see the topics of all users."""
         self._nameservers = [ActorRef(str(name)) for name in nameservers]
         self._suggests = suggests
         self._listed: tuple[list[str], float] = ([], 0.0)
@@ -136,7 +137,7 @@ class RouteCache:
         except TopicNotExistError:
             try:
                 creators = self.get(AUTO_CREATE_TOPIC)
-            except (TopicNotExistError, AccessDeniedError):  # no user has a policy for this topic of the server
+            except (TopicNotExistError, AccessDeniedError):  # automatic creation is off, or not allowed to this user
                 raise TopicNotExistError(topic, self._nearest(topic)) from None
         nums = default_topic_queue_nums
         counts = {data.broker_name: max(1, min(nums, data.write_queue_nums)) for data in creators.queues}
@@ -152,7 +153,7 @@ class RouteCache:
         self._outdated.add(topic)
         if not self._refreshing:
             threading.Thread(target=self._refresh_outdated, name="routes", daemon=True).start()
-            self._refreshing = True  # Set the flag only after `start`, because a signal handler may raise in `start`.
+            self._refreshing = True  # Set `_refreshing` only after `start`: a signal handler may raise in `start`.
 
     def _refresh_outdated(self) -> None:
         try:
@@ -171,7 +172,7 @@ class RouteCache:
                     if cached is not None and time.monotonic() >= cached.valid_until_s:
                         with suppress(TopicNotExistError):
                             self._refresh(topic, cached)
-        finally:  # Reset the flag also after a failure, because otherwise no route would ever be refreshed again.
+        finally:  # Reset `_refreshing` after a failure, too; otherwise no route would be refreshed again.
             with self._lock:
                 self._refreshing = False
 
@@ -291,7 +292,7 @@ def _complete_routes(topics: list[str], server: ActorRef, timeout_s: float) -> d
 
 
 def _merged(known: TopicRoute, newer: TopicRoute) -> TopicRoute:
-    """Return the newer of two routes of a topic. Brokers that only the known route has are added to it.
+    """Return the newer of two routes of a topic, with the brokers added that only the older route (`known`) has.
 
     The layout of all the topic's queues is stored at each of its brokers. So the newer route's layout is used if it has
     one.

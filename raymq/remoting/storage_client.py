@@ -169,7 +169,7 @@ class StorageClient:
 
     def append_one(self, record: LoneRecord, timeout_s: float) -> AppendResult:
         """Store one message, like `append`. This method is faster if the message is small and an idle lane already has
-        a handle for the message's queue."""
+        a handle for the message's queue. A handle is a number that stands for the queue on one connection."""
         if record.size <= LONE_RECORD_MAX_BYTES:
             result = self._lanes.call_idle("append", StorageLane.append_one, record, timeout_s)
             if result is not None:
@@ -229,11 +229,11 @@ class StorageClient:
     ) -> list[FetchResult]:
         """Request only the ends of the queues from the store, and read the records in this process.
 
-        `read` gets three arguments: the request, whose offset is moved to its first matching message; the store's
-        answer to the request; the number of bytes that may still be read. It returns the result of the request and the
-        result's size in bytes.
+        `read` gets three arguments. The first is the request, with the queue offset of its first matching message. The
+        second is the store's answer to the request. The third is the number of bytes that may still be read. `read`
+        returns the result of the request and the result's size in bytes.
         """
-        if max_bytes < 0:  # The store refuses a negative `max_bytes`.
+        if max_bytes < 0:  # Let the store refuse a negative `max_bytes`.
             return self._fetch(requests, max_bytes, wait_s, timeout_s)
         ends = self._fetch(requests, 0, wait_s, timeout_s)
         results = []
@@ -243,7 +243,8 @@ class StorageClient:
                 continue
             by_store = None
             try:
-                # The store has skipped the non-matching records before `end.next_offset`.
+                # The store has already skipped the records before `end.next_offset`, which do not match the filter.
+                # Read from this offset on.
                 result, size_bytes = read(replace(request, queue_offset=end.next_offset), end, max_bytes)
             except DataLossError:
                 # Retention deleted a log file after the store's answer. Only the store can now return the remaining
@@ -293,12 +294,12 @@ class StorageClient:
         return self._lanes.call("fetch", over_lane, wait_s + timeout_s)
 
     def open_watch(self, *, anywhere: bool = False) -> EndsWatch | None:
-        """Open a watch of this actor's queues, for a consumer on the actor's node that reads the files directly.
+        """Open a watch: a lane (direct socket connection) that reports new messages in this actor's queues. It is for a
+        consumer on the actor's node that reads the files directly.
 
-        Returns None if this client is on another node, or if no lane (direct socket connection) can be opened; a fetch
-        reports the reason. If `anywhere` is true, the watch may also be on another node, but not over TLS: `poll` does
-        not report the bytes that a TLS socket has already decrypted. Raises ServiceNotAvailableError if the actor does
-        not run.
+        Returns None if this client is on another node, or if no lane can be opened; a fetch reports the reason. If
+        `anywhere` is true, the watch may also be on another node, but not over TLS: `poll` does not report the bytes
+        that a TLS socket has already decrypted. Raises ServiceNotAvailableError if the actor does not run.
         """
         if not anywhere and self._local_reader() is None:
             return None

@@ -39,8 +39,8 @@ FAREWELL_TIMEOUT_S: Final = 0.1
 """Timeout in seconds for sending the last count of direct reads when a watch of queues is closed. The count is only for
 statistics."""
 WATCH_TIMEOUT_S: Final = 5.0
-"""Timeout in seconds for sending the request of a watch of queues. Also the timeout for receiving the rest of an answer
-whose first bytes have arrived."""
+"""Timeout in seconds for sending the request of a watch, which reports new messages of queues. Also the timeout for
+receiving the rest of an answer whose first bytes have arrived."""
 
 
 class StorageLane:
@@ -83,7 +83,8 @@ class StorageLane:
         return decode_results(answer.payload, answer.count)
 
     def append_one(self, record: LoneRecord, timeout_s: float) -> AppendResult | None:
-        """Store one small message. Returns None, and sends nothing, if the message's queue has no handle yet."""
+        """Store one small message. Returns None, and sends nothing, if this lane does not have a handle (a number that
+        stands for a queue) for the message's queue yet."""
         handle = self._handles.known(record.topic, record.queue_id)
         if handle is None:
             return None
@@ -145,7 +146,8 @@ class EndsWatch:
         """The queues whose ends the last call of `ask` requested."""
         self._encoded = encode_queues(())
         self._reads = NO_READS
-        """Counts of direct reads from mapped files after the last call of `ask`."""
+        """Counts of the direct reads from mapped files that were made after the last call of `ask`, which reported the
+        earlier reads."""
 
     def fileno(self) -> int:
         """Return the file descriptor of the lane's socket, which is readable after an answer has arrived."""
@@ -153,7 +155,7 @@ class EndsWatch:
 
     @property
     def closed(self) -> bool:
-        """True if the watch is closed: after `close`, and after the connection broke."""
+        """True if this watch of queues is closed: after `close`, and after the connection broke."""
         return self._lane.closed
 
     def ask(self, requests: Sequence[FetchRequest], wait_s: float) -> None:
@@ -199,7 +201,8 @@ class EndsWatch:
         self._reads = ReadsInPlace(self._reads.found + 1, self._reads.messages + messages)
 
     def close(self) -> None:
-        """Report the last direct reads to the storage actor and close the watch. Idempotent."""
+        """Report the direct reads that are not yet reported to the storage actor, and close this watch of queues.
+        Idempotent."""
         if self._reads.found and not self._lane.closed:
             last = encode_wait(encode_queues(()), (), 0.0, self._reads)
             with suppress(OSError):

@@ -58,7 +58,7 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
         self._handlers: dict[str, Handler] = {}
         self._concurrency = CONCURRENCY
         self._lock = threading.Lock()
-        """Guards the connection to raymq and the worker of this adapter."""
+        """Lock that guards this adapter's connection to raymq and its worker."""
         self._connection: TaskConnection | None = None
         self._worker: TaskWorker | None = None
 
@@ -271,7 +271,7 @@ def _apart(call: Callable[[], T]) -> T:
     def run() -> None:
         try:
             ended.append(call())
-        except BaseException as error:  # the calling thread raises the error of `call` again
+        except BaseException as error:  # pass the error to the calling thread, which raises it again
             failed.append(error)
 
     thread = threading.Thread(target=run, name="raymq-serve", daemon=True)

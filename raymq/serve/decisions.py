@@ -31,7 +31,8 @@ ERROR_CHARACTERS_MAX: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class TaskRun:
-    """A decision to run a task: send the state `state`, then call the task's handler."""
+    """A decision to run a task: send the task's state `state` to the result topic, then call the task's
+    handler."""
 
     task: Task
     state: StateRecord
@@ -39,8 +40,9 @@ class TaskRun:
 
 @dataclass(frozen=True, slots=True)
 class TaskEnd:
-    """A decision to end the handling of a task's message, in these steps: copy the message, send the state, send the
-    message back, acknowledge the message. All steps except the last are optional.
+    """A decision to end the handling of a task's message, in these steps: copy the message to another topic, send the
+    task's state to the result topic, send the message back to the broker, acknowledge the message. All steps except the
+    last are optional.
 
     `body` is the encoded state. `copy_to` is the topic that gets a copy of the message, with `error` as the reason.
     `delay_level`: the delay level of the next delivery; DEAD moves the message to the dead letters; None if the message

@@ -37,8 +37,9 @@ from raymq.serve.task import Task
 TASK_POLL_S: Final = 0.5
 """Time in s for which a poll waits for tasks. After `stop`, the polling thread may need this time to end."""
 RETRIES_WITHOUT_END: Final = 2**31 - 1
-"""Maximum number of retries that the worker sends to the broker. The number is practically unlimited, because
-TaskRules, not the broker, decide when a task is moved to the dead letters."""
+"""Value of `max_reconsume_times` (the maximum number of retries) with which the worker sends messages back to the
+broker. It is practically unlimited, because TaskRules, not the broker, decide when a task is moved to the dead letters.
+"""
 LEAVE_MAX_S: Final = 5.0
 """Maximum time in s that a stopping worker waits until it has left its consumer group."""
 CANCEL_S: Final = 1.0
@@ -87,7 +88,8 @@ class TaskWorker:
         self._source, self._store, self._rules, self._handlers = source, store, rules, handlers
         self._concurrency, self._poll_max, self._clock = concurrency, min(poll_max or concurrency, concurrency), clock
         self._changed = threading.Condition()
-        """Guards the number of tasks that the worker holds, the counts of sent states, and the stop flag."""
+        """Condition that guards the number of tasks that the worker holds, the counts of sent states, and the stop
+        flag."""
         self._in_hand = 0
         self._counts: Counter[str] = Counter()
         self._stopping = False
@@ -157,7 +159,8 @@ class TaskWorker:
                 raise
             self._leave()
         else:
-            # If no broker answers, leaving the consumer group takes longer, and the thread continues in the background.
+            # If no broker answers, leaving the consumer group takes longer than LEAVE_MAX_S. The thread `closing` then
+            # continues in the background.
             closing.join(LEAVE_MAX_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -165,7 +168,7 @@ class TaskWorker:
         """Commit the acknowledged tasks, and leave the consumer group."""
         try:
             self._source.close()
-        # Leaving the group also fails at the interpreter's exit, when thread pools no longer work.
+        # Catch every error: leaving the group also fails at the interpreter's exit, when thread pools no longer work.
         except Exception as error:
             logger.warning(
                 "worker %s could not leave its group; its last tasks are delivered again: %s", self._rules.worker, error

@@ -53,8 +53,8 @@ class AppendService:
         self._gate, self._appender, self._flags, self._stats = gate, appender, flags, stats
         self._clock_ms = clock_ms
         self.write: WriteBatches = self._write_checked
-        """Function that writes batches. FittedWrite wraps it if records need a property CRC or an IPv6 store host.
-        HookedWrite wraps it if the store has put hooks."""
+        """Function that writes batches. FittedWrite wraps this function if records need a property CRC or an IPv6 store
+        host. HookedWrite wraps it if put hooks are configured for the store."""
         property_crc, ipv6_store_host = parts.settings.enabled_append_prop_crc, len(host) == IPV6_HOST_BYTES
         if property_crc or ipv6_store_host:
             self.write = FittedWrite(
@@ -100,12 +100,13 @@ class AppendService:
             timeout_s = gate.timeout_s
         waits = (gate.is_sync or acks is not None) and waits_for(batches, acks)
         written = self.write(batches, timeout_s)
-        # Count the messages now: the next append of the same direct socket connection (lane) overwrites the records.
+        # Compute the message and byte counts now: the next append of the same direct socket connection (lane)
+        # overwrites the records.
         puts = [(batch.topic, message_count(batch), len(batch.records)) for batch in batches]
         for batch in batches:
             if is_waiting_topic(batch.topic):
-                # The tag codes of a batch of delayed messages are their delivery times. Count how far these times lie
-                # in the future.
+                # The tag codes of a batch of delayed messages are their delivery times. Add each message's remaining
+                # delay in seconds to the statistics.
                 self._stats.delays.add_many(np.maximum(batch.tag_codes - self._clock_ms(), 0) / 1000)
         if waits and gate.is_sync:
             count = partial(self._count_puts, puts, start_s)

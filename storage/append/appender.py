@@ -1,9 +1,9 @@
 """The append path of a store: writes batches to the log, and queue units to the consume queues, under the append lock.
 
 Before anything is written, every batch of the call has passed its checks. The append then knows which messages are new,
-and that the disk has space. Some steps are needed only with some settings. Each of them is an object that the store
-chooses when it opens (`space_checks`, MultiDispatchAppender, FittedWrite). So an append does not test the settings. An
-inner batch is one record of many messages. It has its own queues and its own write path: inner_batches.py.
+and that the disk has space. Steps that only some settings need are objects, which the store chooses when it opens
+(`space_checks`, MultiDispatchAppender, FittedWrite). So an append does not test the settings. An inner batch is one
+record of many messages. It has its own queues and its own write path: inner_batches.py.
 """
 
 from __future__ import annotations
@@ -262,10 +262,9 @@ class Appender:
         return self.append([CheckedBatch(batch, memoryview(record), record_ends(batch.sizes))])
 
     def deliver(self, source: Source | None, deliveries: Sequence[Delivery]) -> list[Delivered]:
-        """Store the due delayed messages `deliveries` in their destination queues, in the given order. `source`: the
-        delay queue in which they waited. Nothing is flushed.
-
-        Without a `source` the messages are records of transactions. Returns the offsets of the stored records.
+        """Store due messages in their destination queues, in the order of `deliveries`. `source`: the delay queue in
+        which the messages waited; None if the messages are records of transactions. Nothing is flushed. Returns the
+        offsets of the stored records.
 
         Raises MessageIllegalError, StoreNotWritableError or SystemBusyError before anything is written. Raises OSError
         if the disk failed in the middle of the write.
@@ -281,8 +280,8 @@ class Appender:
         return [self._stored_prefix(checked) for checked in batches]
 
     def _plan(self, rests: Sequence[CheckedBatch]) -> AppendPlan[AnyQueue]:
-        """Plan the log ranges (spans) and the queues of new messages, and run the checks that depend on this
-        plan."""
+        """Plan the log ranges (spans) and the queues of new messages. Also check that the disk has space for the
+        planned bytes, and that not too many recalls are in force."""
         queues = [self._queue_of(rest) for rest in rests]
         for queue in queues:
             if queue.topic == TIMER_TOPIC and queue.queue_id == TIMER_RECALL_QUEUE:
@@ -317,8 +316,8 @@ class Appender:
         stored: Sequence[Sequence[int]],
         plan: AppendPlan[AnyQueue],
     ) -> list[AppendResult]:
-        """Write `rests`, the new messages of `batches`, to the files reserved by `plan`. `stored` is the result of
-        `_stored_before`."""
+        """Write `rests`, the new messages of `batches`, to the files reserved by `plan`. `stored`: for each batch, the
+        queue offsets of its messages that an earlier send stored."""
         self.read_clock()
         self.last_store_timestamp_ms = self._earliest_ms
         return [
@@ -358,7 +357,8 @@ class Appender:
         return result
 
     def _plan_deliveries(self, deliveries: Sequence[Delivery]) -> tuple[AppendPlan[ConsumeQueue], Ints]:
-        """Plan the log spans and queues of due delayed messages, and run the checks that depend on this plan.
+        """Plan the log ranges (spans) and the queues of due delayed messages. Also check that the disk has space for
+        the planned bytes.
 
         Also returns the end of each record, counted from the start of the first record.
         """
@@ -576,7 +576,8 @@ class Appender:
         pieces = [units for offset in queue_offsets if len(units := queue.units(offset, 1))]
         physical_offsets = [int(units[0]["physical_offset"]) for units in pieces]
         if len(physical_offsets) < len(queue_offsets):
-            # Return no physical offset (-1), because retention has deleted some of the stored messages.
+            # Return -1 as the physical offset, because retention has deleted some of the messages that the earlier send
+            # stored.
             return AppendResult(SendStatus.SEND_OK, queue_offsets[0], -1, self.last_store_timestamp_ms, duplicate)
         self.commit()
         back_to_back = np.array_equal(np.diff(physical_offsets), batch.sizes[:-1])

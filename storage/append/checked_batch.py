@@ -18,8 +18,8 @@ from raymq.records.format.encode import EncodedBatch
 class CheckedBatch(NamedTuple):
     """A batch that has passed all checks and may be stored."""
 
-    # The batch. If this object is a part of a batch, only the sizes, tag codes, ids and producer describe the part. The
-    # other fields describe the whole batch.
+    # The producer's batch. If this CheckedBatch is only a part of the producer's batch, then only the sizes, tag codes,
+    # ids and producer describe the part. The other fields describe the whole batch.
     batch: EncodedBatch
     # The bytes of the records, back to back. These bytes no longer change.
     records: memoryview

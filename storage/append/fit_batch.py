@@ -86,7 +86,7 @@ def with_ipv6_store_host(batch: EncodedBatch) -> EncodedBatch:
     sys_flags = validate_batch(batch).sys_flags
     if sys_flags & SYS_FLAG_STORE_HOST_IPV6:
         return batch
-    # The store host's offset in a record; all records of a batch have the same flags.
+    # The store host has this offset in every record of the batch, because all records have the same flags.
     host_offset = STORE_HOST_OFFSET + (IPV6_EXTRA if sys_flags & SYS_FLAG_BORN_HOST_IPV6 else 0)
     starts = np.cumsum(batch.sizes, dtype=np.int64) - batch.sizes
     # Insert 12 zeros before each 4-byte store host, which makes it 16 bytes long.

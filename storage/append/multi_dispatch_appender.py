@@ -210,8 +210,9 @@ class MultiAppend:
         return queue
 
     def _with_offsets(self, batch: EncodedBatch, data: bytes, rows: dict[QueueKey, list[int]]) -> EncodedBatch:
-        """Return a copy of `batch` with the offsets that its messages have in further queues. `data`: the batch's
-        records. For each further queue, adds the rows of its messages to `rows`."""
+        """Return a copy of `batch` whose records contain the offsets of their messages in additional queues. `data`:
+        the batch's records. `rows` collects, for each additional queue, the row indices of the messages that the queue
+        gets."""
         ends = record_ends(batch.sizes)
         fields = find_fields(np.frombuffer(data, np.uint8), ends - batch.sizes)
         records: list[bytes] = []

@@ -57,8 +57,8 @@ from storage.log.commit_log import CommitLog
 RECORD_OVERHEAD_MAX_BYTES: Final = 64 * 1024
 """Maximum number of bytes that a record may have in addition to its body."""
 BUSY_MAX_MS: Final = 10_000_000
-"""RocketMQ's upper bound in ms. An append that has held the append lock for longer than this time is no longer taken as
-a sign of a busy disk."""
+"""RocketMQ's upper bound in ms for its check of a busy disk. RocketMQ refuses puts while an append holds the append
+lock for long, but no longer refuses them beyond this bound."""
 _INNER: Final = b"INNER_"
 """The common prefix of the property names INNER_NUM, INNER_BASE and INNER_MULTI_DISPATCH."""
 _INNER_NUM: Final = f"{PROPERTY_INNER_NUM}\x01".encode()
@@ -162,9 +162,9 @@ def refuse_store(state: StoreState) -> Refusal | None:
 def refuse_batch(facts: BatchFacts, *, max_message_size_bytes: int, record_max_bytes: int) -> Refusal | None:
     """Return the refusal of a batch with these facts; None if the batch may be stored.
 
-    `max_message_size_bytes` limits a body. `record_max_bytes` limits a record, which must fit into one file. An inner
-    batch of one message may be longer, by the message's properties and lengths. So a topic of inner batches accepts the
-    same bodies as other topics.
+    `max_message_size_bytes` limits a body. `record_max_bytes` limits a record, which must fit into one file. The body
+    of an inner batch also contains the message's properties and field lengths. So an inner batch of one message may
+    exceed the body limit by their size, and its topic accepts the same messages as other topics.
     """
     messages, longest_record, longest_body, longest_properties, sys_flags, first_properties, _ = facts
     if may_be_special(sys_flags, first_properties):

@@ -69,14 +69,15 @@ class WriteGate:
             parts.log,
             settings,
             on_flushed=self._on_flushed,
-            # With SYNC_FLUSH the flush thread itself notifies waiting appends.
+            # With SYNC_FLUSH the flush thread notifies waiting appends by `on_progress`, so `on_failed` need not notify
+            # them.
             on_failed=self._fail_quietly if self.is_sync else self.fail,
             on_progress=self.progress.notify if self.is_sync else lambda: None,
         )
         self._commit: CommitService | None = None
         if parts.log.has_pool:
-            # With `on_stored`, appends wait for other replicas. Replicas get only committed data, so a late commit
-            # would delay the appends.
+            # Commit at once if `on_stored` is set: appends then wait for other replicas. Replicas get only committed
+            # data, so a late commit would delay the appends.
             self._commit = CommitService(
                 parts.log,
                 settings,

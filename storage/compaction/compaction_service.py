@@ -24,8 +24,8 @@ from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.topic_attributes import StoredAttributes
 
 BUSY_SHARE: Final = 0.2
-"""Maximum fraction of a compaction's duration in which the compaction thread works. In the remaining time the thread
-sleeps."""
+"""Maximum fraction of the time in which the compaction thread works while it compacts queues. In the remaining time the
+thread sleeps."""
 PAUSE_MAX_S: Final = 1.0
 COMPACTION_STOP_TIMEOUT_S: Final = 30.0
 
@@ -46,8 +46,8 @@ class CompactionService:
         # Lock that is held during a whole compaction of all queues, so that only one compaction runs at a time.
         self._run_lock = threading.Lock()
         self._stop = threading.Event()
-        # Physical offset up to which messages have become visible to consumers since the store was opened. Without
-        # replicas, all messages count as visible.
+        # Physical offset up to which consumers have been allowed to see messages since the store was opened. In a store
+        # without replicas, consumers may see all messages.
         self._shown_offset = 0 if replicated else sys.maxsize
         self._worked_from_s = time.monotonic()
         self._compactor = Compactor(parts, self.settled_offset, self._pause)
@@ -68,8 +68,8 @@ class CompactionService:
         return passes
 
     def blank_again(self) -> None:
-        """Blank again the consume-queue units of messages that compaction removed, after recovery has rebuilt these
-        units from the log. Raises OSError if the disk fails."""
+        """Blank (clear) the consume-queue units of messages that compaction removed. Recovery rebuilds these units from
+        the log, so they must be blanked after each recovery. Raises OSError if the disk fails."""
         with self._run_lock:
             for queue in self._parts.queues.plain:
                 if queue.compacted is not None:

@@ -78,8 +78,8 @@ PASS_MESSAGES: Final = 200_000
 CHUNK_UNITS: Final = 512
 CHUNK_BYTES: Final = 1 << 20
 BLANKED_AT_ONCE: Final = 1000
-"""Maximum number of consume-queue units that are blanked in one hold of the append lock, so that appends do not wait
-long."""
+"""Maximum number of consume-queue units that are blanked while the append lock is held once. The bound keeps appends
+from waiting long for the lock."""
 PROPERTY_TOMBSTONE: Final = "TOMBSTONE"
 """Name of a user property. The value "true" means that the message's key is deleted. RocketMQ marks a deleted key by an
 empty body instead."""
@@ -108,14 +108,16 @@ class Compactor:
         if found is None:
             return
         if len(found.units) and self._queues.was_deleted_after(queue.key, int(found.units[-1]["physical_offset"])):
-            disk.remove_tree(directory)  # Remove the directory of a deleted topic of the same name.
+            # The compacted log belongs to a deleted topic that had the same name as this topic.
+            disk.remove_tree(directory)
             return
         if found.end_offset > queue.next_offset:
             found = self._cut(found, queue.next_offset)
         queue.compacted = found
 
     def compact(self, queue: ConsumeQueue, now_ms: int) -> bool:
-        """Compact the next messages of a queue. They must be old enough, and lie before the settled offset.
+        """Compact the next messages of a queue. The messages must be older than SETTLED_MS, and lie in the part of the
+        log that no change of the master can cut.
 
         Returns False if no such messages exist, or if the work was aborted. Raises OSError if the disk fails.
         """
@@ -288,8 +290,8 @@ class Compactor:
         return self._queues.get(queue.topic, queue.queue_id) is queue and queue.next_offset >= end
 
     def blank(self, queue: ConsumeQueue, log: CompactedLog) -> bool:
-        """Blank the consume-queue units of messages that the compacted log does not contain. Returns False if the work
-        was aborted."""
+        """Blank the consume-queue units of messages that the compacted log does not contain: the units keep their
+        offsets but point to no record. Returns False if the work was aborted."""
         kept = log.units["queue_offset"]
         offset = queue.min_offset
         while offset < log.end_offset:

@@ -56,8 +56,8 @@ class BlockProducers:
         return {sent.topic for sent in self.ranges}
 
     def fits_into(self, dedup: DedupTable) -> bool:
-        """True if the dedup table can add all these producers without evicting a producer. With an eviction, the result
-        would depend on the producers' order."""
+        """True if the dedup table can add all these producers without evicting a producer. If it had to evict one, the
+        order in which the producers are added would decide which one."""
         return dedup.can_take(len({(sent.producer.producer_id, sent.topic, sent.queue_id) for sent in self.ranges}))
 
     def remember_in(self, dedup: DedupTable, deliveries: DeliveryProgress) -> None:
@@ -72,14 +72,14 @@ class BlockProducers:
 
 
 def producers_of(block: Block, counted: NDArray[np.bool_]) -> BlockProducers:
-    """Find the producers of the records for which `counted` is true."""
+    """Find the producers of some records of a block. `counted`: a mask that selects these records."""
     rows, codes, sequences, instances = block.producers
-    # For each producer instance: the delay queue from which the scheduler delivers under this id, or None if the
+    # For each producer instance: the delay queue from which the scheduler delivers with this producer id. None if the
     # instance is not the scheduler.
     sources = [delivery_source(producer_id) for producer_id, _ in instances]
     of_scheduler = np.array([source is not None for source in sources], bool)
     delivered = []
-    # For each counted record that the scheduler stored: its index in `rows`.
+    # Visit each selected record that the scheduler stored, by its index in `rows`.
     for index in np.flatnonzero(of_scheduler[codes] & counted[rows]).tolist():
         code = int(codes[index])
         source = sources[code]
@@ -101,10 +101,10 @@ def remember_producer(view: DispatchView, dedup: DedupTable | None, deliveries: 
 
 
 def _ranges(block: Block, counted: NDArray[np.bool_], of_producer: NDArray[np.bool_]) -> Iterator[ProducerRange]:
-    """Yield the producers' messages for which `counted` is true, as ranges. `of_producer` is true for producer
-    instances that are not the scheduler."""
+    """Yield the messages that producers sent, as ranges. `counted`: a mask that selects records of the block.
+    `of_producer` is true for producer instances that are not the scheduler."""
     rows, codes, sequences, instances = block.producers
-    # Keep only the counted records that producers sent, without the scheduler's records.
+    # Of the records that `counted` selects, keep those sent by producers, not by the scheduler.
     chosen = np.flatnonzero(of_producer[codes] & counted[rows])
     rows, codes, sequences = rows[chosen], codes[chosen], sequences[chosen]
     if not len(rows):

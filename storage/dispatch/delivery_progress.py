@@ -174,7 +174,7 @@ def _damaged(name: str) -> StoreCorruptError:
 def waiting_codes(
     source: Source, deliver_at_ms: NDArray[np.int64], store_timestamp_ms: int, levels_ms: tuple[int, ...]
 ) -> NDArray[np.int64]:
-    """Return the unit codes of records that are stored now in the delay queue `source`.
+    """Return the codes for the consume-queue units of records that are being appended to the delay queue `source`.
 
     `deliver_at_ms` is used only for timer queues. raymq.common.delay.waiting_code computes the code of a single record.
     """

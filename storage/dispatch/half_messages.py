@@ -206,7 +206,7 @@ class HalfMessages:
             self._forget_offsets(half)
             self.unwritten_ops |= dict.fromkeys(half.queue_offsets)
         elif key in self._ended:
-            return  # The transaction's outcome is recorded already: recovery may scan records twice.
+            return  # Recovery may scan records twice, so this transaction's outcome may be recorded already.
         self.counts[outcome] += 1
         place = view.topic, view.queue_id, view.queue_offset, view.physical_offset, view.store_timestamp_ms
         self._ended[key] = EndedTransaction(outcome, *place)

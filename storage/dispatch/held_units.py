@@ -51,7 +51,8 @@ class HeldUnits(WriteHandles):
                 super().write(path, position, data)
 
     def map_of(self, path: Path) -> mmap.mmap | None:
-        """Return None, so that callers use `write`, which holds the bytes back until the log is committed."""
+        """Return None instead of a mapped file, so that callers use `write`, which holds the bytes back until the log
+        is committed."""
         return None
 
     def complete_writes(self) -> None:
@@ -66,7 +67,7 @@ class HeldUnits(WriteHandles):
     def _write_committed(self, end_offset: int) -> None:
         with self._lock:
             while self._held and self._held[0].end_offset <= end_offset:
-                # Remove the entry only after its bytes are written. Until then, another thread still finds the entry
-                # and waits for the lock.
+                # Remove the held bytes from `_held` only after they are written. Until then, another thread still finds
+                # them there and waits for the lock.
                 super().write(*self._held[0][1:])
                 self._held.popleft()

@@ -37,8 +37,8 @@ class PlaceCheck:
         self._deleted: set[str] = set()
 
     def believe_deleted(self, topics: Iterable[str]) -> None:
-        """Treat these topics as deleted by RocketMQ, which keeps no trace of a deletion. Their records are then no
-        misfits although their queues are missing."""
+        """Treat `topics` as deleted by RocketMQ, which keeps no trace of a deletion. Records of these topics are then
+        no misfits (damaged records), although their queues are missing."""
         self._deleted.update(topics)
 
     def is_believed_deleted(self, key: QueueKey, physical_offset: int) -> bool:

@@ -128,11 +128,11 @@ class RecoveredEnds:
         return not (self._after_crash or self.queues_were_lost) and physical_offset < self.dispatched_end
 
     def units_behind(self, last: Mapping[QueueKey, int], start: int, end_offset: int) -> list[int]:
-        """Return the physical offsets of records whose queue units lay beyond a queue's end after the crash.
+        """Return the physical offsets of records whose queue units recovery removed from the end of a queue after a
+        crash, and has not added again.
 
-        Only records in [`start`, `end_offset`) count, and only if the log scan has added no queue unit for them. Only
-        the first such record of each queue is returned. `last`: for each queue, the last queue offset whose unit counts
-        as added.
+        Only records in [`start`, `end_offset`) are included, and only the first such record of each queue. `last`: for
+        some queues, a queue offset; the units up to this offset count as added again.
         """
         found = []
         for queue in self._queues.plain:

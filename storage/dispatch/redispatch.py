@@ -169,8 +169,8 @@ class Redispatch:
         return sorted(found, key=lambda unit: unit.physical_offset)
 
     def _may_be_stale(self, unit: QueueUnit, view: DispatchView) -> bool:
-        """True if the unit's queue offset lies before its queue's first offset and may belong to another message
-        (storage.dispatch.multi_dispatch)."""
+        """True if the record's offset in an additional queue may be stale, copied from another message
+        (storage.dispatch.multi_dispatch). This is possible if the offset lies before the queue's first offset."""
         queue = self._queues.get_plain(*unit.key)
         return not is_dispatched(view.topic) and queue is not None and unit.queue_offset < queue.first_offset
 
@@ -222,7 +222,8 @@ class Redispatch:
     def put_block(
         self, block: Block, physical_offset: int, *, may_fill_gaps: bool, believes_places: bool = True
     ) -> bool:
-        """Do `put_record` for all records of a block, whose first record is at `physical_offset`.
+        """Put all records of a block into their queues, as `put_record` does for one record. The block's first record
+        is at `physical_offset`.
 
         Returns False if nothing was done: the caller must then put the records one at a time. With
         `believes_places=False`, nothing is done if a record of the block is a misfit (`PlaceCheck`).
@@ -253,14 +254,15 @@ class Redispatch:
         return True
 
     def remember_block(self, block: Block, physical_offset: int) -> bool:
-        """Do `remember_record` for the records of a block. Returns False if nothing was done."""
+        """Record the producers of all records of a block, as `remember_record` does for one record. Returns False if
+        nothing was done."""
         if (block.sys_flags & SYS_FLAG_INNER_BATCH).any():
             return False
         return self._remember_rows(block, np.ones(len(block.starts), bool), physical_offset)
 
     def _were_deleted(self, block: Block, rows: Ints, physical_offset: int) -> bool:
-        """True if all of these `rows` of a block were stored before their queue was deleted. The rows belong to one
-        queue."""
+        """True if the block's records at `rows`, which belong to one queue, were all stored before this queue was
+        deleted."""
         key = block.queue_of(rows)
         last = physical_offset + int(block.starts[rows[-1]])
         return self.ends.find(key) is None and self.ends.was_deleted(key, last)
@@ -281,24 +283,26 @@ class Redispatch:
         known = missing.next_offset - int(offsets[0])
         # True if each row's queue offset is one more than the queue offset of the previous row.
         in_order = offsets[-1] - offsets[0] == len(offsets) - 1 and bool((offsets[1:] > offsets[:-1]).all())
-        # True if the queue has lost units at its beginning, so that it begins after the first of these rows.
+        # True if the queue has lost units at its beginning, so that it begins after the offset of one of the records.
         lost = not may_fill_gaps and offsets.min() < missing.queue.first_offset
-        # Rows that are out of order can be skipped, but only if the queue has the units of all of them.
+        # Rows that are out of order can be skipped, but only if the queue already has the units of all the rows.
         if lost or known < 0 or not (in_order or offsets.max() < missing.next_offset):
             return None
         known = min(known, len(rows))
         return _Addition(missing, rows[known:], rows[:known]) if in_order else _Addition(missing, rows[:0], rows[:0])
 
     def _all_fit(self, block: Block, rows: Ints, addition: _Addition, physical_offset: int) -> bool:
-        """True if none of these rows of one queue is a misfit. A misfit is a record whose queue, or whose offset in the
-        queue, may have been changed by the disk."""
+        """True if none of the block's records at `rows`, which belong to one queue, is a misfit. A misfit is a record
+        whose queue, or whose offset in the queue, may have been changed by the disk."""
         missing, new, known = addition
-        if len(known) + len(new) < len(rows):  # Some rows are in neither list: they are out of order in their queue.
+        # Some rows are neither known nor new, because their queue offsets are out of order.
+        if len(known) + len(new) < len(rows):
             return False
         return self.places.all_fit(block, known, new, missing.queue, physical_offset)
 
     def _mend_known(self, block: Block, queue: ConsumeQueue, rows: Ints, physical_offset: int) -> None:
-        """Do `_mend_units` for rows of a block whose units the queue already has. The rows are in order."""
+        """Compare the units that the queue already has with their records in the block, and rewrite wrong units
+        (`_mend_units`). `rows`: the rows of these records, in queue order."""
         if len(rows):
             columns = block.starts[rows] + physical_offset, block.sizes[rows].astype(np.int64), block.tags_codes[rows]
             self._mend_units(queue, int(block.queue_offsets[rows[0]]), *columns)

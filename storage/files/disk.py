@@ -48,8 +48,8 @@ _NEVER_MAPPED: Final = {
     0xFF534D42: "CIFS",
     0xFE534D42: "SMB2",
 }
-"""File systems whose files are never written through a map, by magic number (statfs). On these file systems a write
-into allocated bytes may need new blocks, or the file system is on a network."""
+"""File systems whose files are never written through a map, as a dict from their magic number (statfs) to their name.
+On these file systems a write into allocated bytes may need new blocks, or the file system is on a network."""
 
 logger = logging.getLogger(__name__)
 
@@ -207,7 +207,7 @@ def _take_from_others(path: str, mode: int) -> None:
         if os.lstat(path).st_mode & 0o077:
             os.chmod(path, mode)
     except FileNotFoundError:
-        pass  # The file was removed after the directory was listed.
+        pass  # Ignore a file that was removed after the directory was listed.
 
 
 def remove_tree(path: Path) -> None:

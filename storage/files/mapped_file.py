@@ -24,8 +24,8 @@ HEAD_BYTES: Final = 8
 
 _ZEROS: Final = bytes(ZEROING_CHUNK_BYTES)
 _FLUSH_FIRST_BYTES: Final = 16 << 20
-"""Number of bytes. If more bytes than this follow the given position in a file, `used_end` first flushes the file. The
-file system can then report which blocks were written."""
+"""Size in bytes from which `used_end` flushes a file before it searches the file's part after the given position. After
+the flush the file system can report which blocks were written."""
 
 Bytes = disk.Bytes | NDArray[np.uint8]
 

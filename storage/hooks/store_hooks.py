@@ -38,8 +38,8 @@ class StoreHooks(NamedTuple):
 
 
 def open_hooks(settings: StoreSettings, resources: ExitStack) -> StoreHooks:
-    """Open the hooks that `settings` name; `resources` closes them. Raises ConfigError if a hook cannot be
-    found."""
+    """Open the hooks that `settings` name, and register them with `resources`, which closes them. Raises ConfigError if
+    a hook cannot be found."""
 
     def open_all(paths: Sequence[str], setting: str) -> Iterator[Hook]:
         for path in paths:
@@ -71,8 +71,9 @@ class HookedWrite:
     def __call__(self, batches: Sequence[EncodedBatch], timeout_s: float) -> Written:
         """Pass the batches to the hooks, then write them.
 
-        Errors raised before anything is written: MessageRefusedError if a hook refuses a message, SystemBusyError if a
-        hook fails and hooks must succeed, and MessageIllegalError for a batch that no producer creates.
+        Errors raised before anything is written: MessageRefusedError if a hook refuses a message, and SystemBusyError
+        if a hook fails and hooks must succeed. Raises MessageIllegalError, also before anything is written, if the
+        record of a delayed or half message cannot be read.
         """
         try:
             shown = [one for batch in batches for one in self._shown(batch)]

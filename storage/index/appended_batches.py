@@ -52,8 +52,8 @@ class AppendedBatch(NamedTuple):
         return self.physical_offset + int(self.ends[-1])
 
     def is_like(self, other: AppendedBatch) -> bool:
-        """True if the ids of both batches can be verified together: the batches have the same topic, and id stems of
-        equal length."""
+        """True if the ids of both batches can be verified together: the batches have the same topic, and the common
+        first part (`stem`) of their ids has the same length."""
         return self.topic == other.topic and len(self.ids.stem) == len(other.ids.stem)
 
 

@@ -87,7 +87,7 @@ class IndexEntries:
         return len(self.key_hashes)
 
     def from_entry(self, first: int) -> IndexEntries:
-        """Return the part of these index entries from position `first` on."""
+        """Return the index entries from position `first` on."""
         return IndexEntries(self.key_hashes[first:], self.physical_offsets[first:], self.store_timestamps[first:])
 
 
@@ -167,8 +167,8 @@ class IndexFile:
         begin = IndexHeader(header.begin_timestamp, 0, header.begin_physical_offset)
         seconds = _seconds(times, header.begin_timestamp)
         if header.next_entry <= 1:
-            # The seconds of the file's first entry still count from the begin time that the file got when it was
-            # created. That time is the end of the previous file.
+            # Only the file's first entry keeps the seconds computed above, which count from the end time of the
+            # previous file. All later entries count from the first entry's time.
             begin = IndexHeader(int(times[0]), 0, int(entries.physical_offsets[0]))
             seconds[1:] = _seconds(times[1:], begin.begin_timestamp)
         # Sort the entries by slot of the hash table; entries of one slot stay in log order.
@@ -179,8 +179,8 @@ class IndexFile:
         # in the slot's chain.
         follows = np.zeros(count, bool)
         follows[1:] = ordered[1:] == ordered[:-1]
-        # newest[i]: the number of the entry that precedes entry i in its slot. It is read from the file (if plausible),
-        # or is another of the new entries.
+        # newest[i]: the number of the entry that precedes entry i in its slot's chain. This is an entry in the file (if
+        # the number in the file is plausible), or one of the new entries.
         newest = self._slots[ordered].astype(np.int32)
         newest[(newest < 0) | (newest > numbers[order])] = 0
         newest[1:][follows[1:]] = numbers[order[:-1]][follows[1:]]
@@ -230,8 +230,8 @@ def _seconds(times: NDArray[np.int64], begin_timestamp: int) -> NDArray[np.int32
 
 
 class FoundEntry(NamedTuple):
-    """An index entry that was found: the physical offset of its record, and the entry's time in whole seconds since the
-    begin of the file."""
+    """Result of an index search: the physical offset of an entry's record, and the entry's time in whole seconds since
+    the begin time of the index file."""
 
     physical_offset: int
     timestamp_ms: int

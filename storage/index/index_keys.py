@@ -86,7 +86,8 @@ def _with_inner(
 def _hashes_in_shapes(
     data: Bytes, fields: FieldOffsets, shapes: list[PropertyShape]
 ) -> tuple[Ints, NDArray[np.int32]] | None:
-    """Compute the result of `_hashes` for records that are grouped by property layout (`PropertyShape`).
+    """Compute the key hashes of records that are grouped by property layout (`PropertyShape`). The result is the same
+    as that of `_hashes`.
 
     Returns None if a topic or a key is not ASCII, or if the words of KEYS differ in length within one layout.
     """
@@ -96,7 +97,7 @@ def _hashes_in_shapes(
     before = topics * np.uint32(31) + np.uint32(_HASH_OF_MARK)
     rows: list[Ints] = []
     hashes: list[NDArray[np.uint32]] = []
-    # numbers[i]: the position, among the keys of its record, of the keys in column i (0 = the record's first key).
+    # numbers[i]: the number of the key in column i among the keys of its record (0 = the record's first key).
     numbers: list[int] = []
     for shape in shapes:
         keys = _keys_of(shape)
@@ -209,8 +210,8 @@ def _properties(data: Bytes, fields: FieldOffsets) -> tuple[Bytes, Ints]:
 
 
 def _values(text: Bytes, starts: Ints, ends: Ints, name: bytes) -> tuple[Ints, Ints]:
-    """Return the ranges of the values of the properties whose text begins with `name`. Empty values are left
-    out."""
+    """Find the properties whose text begins with `name`, and return the ranges of their values in `text`. Empty values
+    are left out."""
     # Compare the first four bytes of all properties as one number. Compare further bytes only for properties that
     # match.
     named = windows(text, 4)[starts].view(np.uint32) == np.frombuffer(name, np.uint32, 1)[0]
@@ -224,7 +225,8 @@ def _values(text: Bytes, starts: Ints, ends: Ints, name: bytes) -> tuple[Ints, I
 
 
 def _words(text: Bytes, at: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Split values into words at spaces. Return the ranges of the words of the values in [`at`, `end`)."""
+    """Split each value into words at the spaces, and return the words' ranges. The values are the ranges `at` to `end`
+    of the text."""
     spaces = np.flatnonzero(text == _SPACE)
     if not len(at) or not len(spaces):
         return at, end

@@ -117,7 +117,8 @@ class IndexService:
         self.entries_put = 0
         """Number of index entries added since the store was opened."""
         self._changed = threading.Condition()
-        """Condition that is notified if `position`, `_wanted` or one of the following flags changes."""
+        """Condition that is notified when `position`, `_wanted`, `_stuck`, or one of the flags `_stopping`, `_ended`
+        and `_failed` changes."""
         self._wanted = 0
         """The highest physical offset up to which a caller of `wait_for` needs the index."""
         self._stopping = self._ended = self._failed = False
@@ -515,8 +516,8 @@ def _entries(chunk: WalkedRecords) -> IndexEntries:
     try:
         return index_entries(chunk.data, chunk.starts, chunk.physical_offset)
     except RecordError:
-        # Copy the data, because the records lie in a live map. No record may change between its check and the computing
-        # of its entries.
+        # Copy the chunk's bytes, which are a memory map of the log. In the map, a record could still change between its
+        # check and the computing of its entries.
         data = chunk.data.copy()
         good = [start for start in chunk.starts.tolist() if check_record(data.data, start, check_crc=False).ok]
         logger.error(

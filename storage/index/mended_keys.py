@@ -75,8 +75,8 @@ class MendedKeys:
         self._keys = tuple(merged)
 
     def find(self, key_hash: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Return the physical offsets of repaired records that may have the key with this hash and were stored in
-        [`begin_ms`, `end_ms`]. The newest come first."""
+        """Return the physical offsets of repaired records that may have a key with the hash `key_hash` and were stored
+        in [`begin_ms`, `end_ms`]. The newest records come first."""
         return [
             key.physical_offset
             for key in self._keys

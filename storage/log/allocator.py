@@ -81,8 +81,8 @@ class Allocator:
             try:
                 disk.unlink(ready.path)
             except OSError as error:
-                # The file that cannot be deleted contains only zeros, as after a crash. The next open of the log uses
-                # or deletes it.
+                # Only log the error: the file contains only zeros, as after a crash. The next open of the log uses or
+                # deletes it.
                 logger.warning("cannot delete the prepared log file %s: %s", ready.path, error)
 
     def _run(self) -> None:

@@ -31,9 +31,9 @@ def plan_append(
     """Plan the log ranges (spans) of consecutive batches in a log that ends at `end_offset`. Also returns the new end
     of the log.
 
-    `batches`: for each batch, the bytes from its start to the end of each record, ascending. A batch gets one span. If
-    the current file is too full, the span is in the next file (spec §1, classic batch). A batch longer than a file is
-    split between records. Raises MessageIllegalError if a single record is longer than a file.
+    `batches`: for each batch, the end of each record in bytes from the batch's start, ascending. A batch gets one span.
+    If the current file is too full, the span is in the next file (spec §1, classic batch). A batch longer than a file
+    is split between records. Raises MessageIllegalError if a single record is longer than a file.
     """
     cursor = end_offset
     plan = []
@@ -57,8 +57,8 @@ def _space_at(cursor: int, file_size: int) -> int:
 
 
 def _spans_in_next_files(ends: NDArray[np.int64], total: int, cursor: int, file_size: int) -> list[AppendSpan]:
-    """Plan the log ranges (spans) of a batch of `total` bytes. The batch does not fit into the rest of the current
-    file, which begins at offset `cursor`."""
+    """Plan the log ranges (spans) of a batch of `total` bytes that does not fit into the rest of the current file. The
+    log ends at offset `cursor`."""
     spans = []
     first, count = 0, len(ends)
     whole = total + BLANK_LENGTH <= file_size

@@ -40,8 +40,8 @@ from storage.log.log_paths import LogPaths
 from storage.log.log_writer import LogWriter, Stamp
 
 PREPARE_BYTES: Final = 64 << 20
-"""Number of bytes. The next log file is created in the background when the current file has at most this many bytes
-left, or is half written."""
+"""Remaining size in bytes of the current log file at which the next log file is created in the background. The next
+file is also created once the current file is half written."""
 STATE_ROOM_MAX_BYTES: Final = 32 << 20
 """Maximum number of bytes at the end of a log file that are reserved for the broker's state. They are needed if the
 next file cannot be created."""
@@ -87,8 +87,8 @@ class CommitLog:
         """The end of the staged bytes. Staged bytes are written after the log's end, and are not yet part of the log.
         At most `end_offset` if nothing is staged."""
         self._easy_end = 0
-        """A physical offset. An append need not call `reserve` if its record, and a BLANK (end-of-file marker) after
-        the record, end before this offset."""
+        """Physical offset up to which records can be appended without a call of `reserve`. The record, and a BLANK
+        (end-of-file marker) after it, must end before this offset."""
         self._begin(self.starts[-1] + file_size if self.starts else 0)
 
     @classmethod
@@ -195,8 +195,8 @@ class CommitLog:
         """Plan the log ranges (spans) of batches that are appended to the log's end. Also returns the log's new end.
         Writes nothing.
 
-        `batches`: for each batch, the bytes from its start to the end of each record. Raises MessageIllegalError if a
-        record is longer than a file.
+        `batches`: for each batch, the end of each record in bytes from the batch's start. Raises MessageIllegalError if
+        a record is longer than a file.
         """
         return plan_append(batches, self.end_offset, self.file_size)
 
@@ -271,7 +271,7 @@ class CommitLog:
         """Write records at an offset from `plan_append`, into files that `reserve` created, then advance the log's end.
 
         `stamp` sets the fields that only the store can set, in a copy of the records; None: the records have these
-        fields already. Unless `whole`, `stamp` neither reads nor writes the first 8 bytes. On return the records
+        fields already. `whole` is False if `stamp` neither reads nor writes the first 8 bytes. On return the records
         survive the end of this process, but not a power cut. With a transient store pool they survive the end of this
         process only after a commit. After an OSError the log's end is unchanged.
         """
@@ -343,7 +343,8 @@ class CommitLog:
     def flush(self) -> int:
         """Wait until everything appended so far is on disk, and return the flushed offset. Only one thread at a time
         may call this method."""
-        # Read the store time before the log's end: the time must not be newer than the flushed records.
+        # Read the newest record's store time first, and the log's end afterwards. In the other order, the store time
+        # could belong to a record that this flush does not cover.
         store_timestamp_ms = self._store_timestamp_ms
         target = self.commit()
         start = self.flushed_offset - self.flushed_offset % self.file_size

@@ -76,8 +76,8 @@ class CommitService:
             self._wake.clear()
             if self._stopping:
                 return
-            # Check again: an append during the last commit may have woken this thread, although that commit already
-            # wrote the append's bytes.
+            # Check again if a commit is worthwhile: the last commit may already have written the bytes of the append
+            # that woke this thread.
             worth_it = woken and self._is_worth_it()
             thorough_s = self._settings.commit_commit_log_thorough_interval_ms / 1000
             if worth_it or time.monotonic() - last_commit_s >= thorough_s:

@@ -27,8 +27,8 @@ from storage.files.damage import DamageNotes
 
 HOLES_FILE: Final = "holes"
 PLACE_REASON: Final = "the place of a record in its queue is damaged"
-"""Beginning of a hole's reason if the record's bytes pass all checks, but the record does not match its place in the
-queue (storage/recovery/misfits.py)."""
+"""First words of the stored reason for a hole (damaged range) whose record passes all checks, but does not match its
+place in its queue (storage/recovery/misfits.py)."""
 
 
 class HoleTable:

@@ -31,7 +31,7 @@ _SEARCH_BYTES: Final = 1 << 20
 """Number of bytes that are searched for a record's magic in one step."""
 _MAGIC_BYTES: Final = 4
 _MAGIC_PREFIX: Final = MAGIC_V1.to_bytes(_MAGIC_BYTES, signed=True)[:3]
-"""The first bytes of a record's magic, which both versions of the magic have in common."""
+"""The first bytes of a record's magic. Both versions of the magic begin with them."""
 _BLANK_BYTES: Final = BLANK_MAGIC.to_bytes(_MAGIC_BYTES, signed=True)
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def _magics_from(data: memoryview, position: int, limit: int) -> Iterator[tuple[
     the magic of a BLANK (end-of-file marker)."""
     while position < limit:
         end = min(position + _SEARCH_BYTES, limit)
-        # Also find a magic that begins in this search range and ends after it.
+        # Read some bytes after `end` too, to find a magic that begins before `end` and ends after it.
         piece = bytes(data[position : end + BLANK_LENGTH])
         found = [(at, False) for at in _all_in(piece, _MAGIC_PREFIX)] + [
             (at, True) for at in _all_in(piece, _BLANK_BYTES)

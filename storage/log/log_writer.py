@@ -118,8 +118,8 @@ class LogWriter:
         (end-of-file marker) there.
 
         `stamp` fills in the fields that only the store can set, in a copy of the records or in the file; None: the
-        records have these fields already. Unless `whole`, `stamp` neither reads nor writes the first 8 bytes. After an
-        OSError some bytes may be written, but not the first 8.
+        records have these fields already. `whole` is False if `stamp` neither reads nor writes the first 8 bytes. After
+        an OSError some bytes may be written, but not the first 8.
         """
         if physical_offset != end_offset:
             self._end_file(end_offset, physical_offset)

@@ -62,10 +62,10 @@ class WarmUp:
         return file_size % SEGMENT_BYTES == 0
 
     def note_writer_at(self, physical_offset: int) -> tuple[int, int]:
-        """Record the writer's current offset. Called by the thread that appends.
+        """Record the offset at which the writer writes now. Called by the thread that appends.
 
-        Returns two offsets: the end of the prefaulted (warm) pages at this offset, or 0 if its segment is not warm; and
-        the end of the segment.
+        Returns two offsets. The first is the end of the offset's segment if the segment is prefaulted (warm), else 0.
+        The second is the end of the segment in any case.
         """
         segment = physical_offset // SEGMENT_BYTES
         if segment != self._segment:
@@ -105,8 +105,8 @@ class WarmUp:
                 return
 
     def _warm(self, number: int) -> bool:
-        """Prefault the log segment with this number. Returns False if its log file does not exist yet, or has
-        no map."""
+        """Prefault the log segment with the number `number`. Returns False if the segment's log file does not exist
+        yet, or has no map."""
         position = number * SEGMENT_BYTES % self._file_size
         file = self._files.get(number * SEGMENT_BYTES - position)
         mapped = None if file is None else file.mapped
@@ -131,8 +131,8 @@ class WarmWriter(LogWriter):
 
     def make_pages(self, end_offset: int, new_end: int) -> int:
         assert self.warm_up is not None
-        # Report the writer's position. The prefaulted range never ends after this segment, unless the append does. So
-        # the writer reports again in the next segment.
+        # Report the writer's position. Unless the append is longer, return a prefaulted range that ends at the latest
+        # with this segment. So the writer calls this method again, and reports its position, in the next segment.
         warm_end, segment_end = self.warm_up.note_writer_at(new_end - 1)
         if new_end <= warm_end:
             return warm_end

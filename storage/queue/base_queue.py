@@ -50,8 +50,8 @@ class BaseConsumeQueue(ABC):
         self._reader = reader
         self._handles = handles
         """The write handles that all queues of the store share."""
-        # Use sparse files for light queues, to save disk space: a store may have thousands of light queues, with few
-        # units each.
+        # Use sparse files for light queues (RocketMQ's LMQ), to save disk space: a store may have thousands of light
+        # queues, with few units each.
         sparse = is_light_queue(topic)
         self._files = QueueFiles(root, self.directory, file_size, handles, repair=repair, sparse=sparse)
         self.min_offset = 0
@@ -90,9 +90,9 @@ class BaseConsumeQueue(ABC):
     def recover_until(self, physical_limit: int) -> None:
         """Keep the queue's units of records before `physical_limit`, which are on disk, and remove all other units.
 
-        After a crash these other units may be wrong. A sector that was not written is all zeros. A unit in this sector,
-        or a unit's beginning or end, is then zero, even between correct units. Recovery must read the positions and
-        tags of these units from the log again.
+        After a crash the other units may be wrong. A sector that was not written is all zeros, even between correct
+        sectors. So a unit in this sector is zero, as a whole or in part. Recovery must read the positions and tags of
+        the removed units from the log again.
         """
         starts = self._files.from_last(lambda start: self._starts_before(start, physical_limit))
         self._keep_good_units(starts, physical_limit)

@@ -113,7 +113,8 @@ class CompactedLog:
             return first + np.flatnonzero(self._has_record[first:end]), end
         end = min(len(self.units), first + _SCAN_ROWS)
         if request.sql is not None and first < end:
-            # Limit the search by the number of record bytes, too, but search at least one record.
+            # A filter expression is applied to whole records. So also limit the number of record bytes that one fetch
+            # searches, but search at least one record.
             limit = int(self.units[first]["position"]) + _SCAN_BYTES
             end = max(first + 1, first + int(np.searchsorted(self.units["position"][first:end], limit)))
         wanted = self._has_record[first:end].copy()
@@ -195,8 +196,8 @@ class NewGeneration:
         self._size += len(data)
 
     def finish(self, units: NDArray[np.void], end_offset: int) -> None:
-        """Set the positions in `units`, and flush the records and the units to disk. Raises OSError if the disk fails
-        or is full."""
+        """Set each unit's position of its record in the new file, and flush the records and the units to disk. Raises
+        OSError if the disk fails or is full."""
         disk.flush(self._file)
         ends = np.cumsum(units["size"], dtype=np.int64)
         units["position"] = ends - units["size"]

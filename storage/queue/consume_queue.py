@@ -193,7 +193,8 @@ class ConsumeQueue(BaseConsumeQueue):
         return self._next_pointing(from_offset, end_offset)[1]
 
     def _next_pointing(self, from_offset: int, end_offset: int) -> tuple[int, NDArray[np.void]]:
-        """Return the result of `next_unit`, and that unit's queue offset.
+        """Return the first unit in [`from_offset`, `end_offset`) that points to a record, as `next_unit` does, together
+        with the unit's queue offset. The offset comes first.
 
         If no unit is found, the offset is `end_offset`, or the offset of the first unit that does not exist.
         """
@@ -318,7 +319,7 @@ class ConsumeQueue(BaseConsumeQueue):
         return self.min_offset if self.compacted is None else 0
 
     def blank(self, queue_offsets: NDArray[np.int64]) -> None:
-        """Blank the units at these queue offsets: they then point to no record. Consumers may be able to read these
+        """Blank the units at `queue_offsets`: they then point to no record. Consumers may be able to read these
         offsets. Called under the append lock.
 
         Only the size of each unit is written, so a reader sees either the old unit or a blank unit. Raises OSError if

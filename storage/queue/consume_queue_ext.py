@@ -215,8 +215,8 @@ class ConsumeQueueExt:
         """Remove the extension units after `address`, the last extension address in the queue's units. If `address` is
         None, remove all extension units.
 
-        If the extension unit at `address` is missing, its file is missing. The remaining extension units are then
-        removed too, and new ones get addresses that no queue unit contains yet.
+        The extension unit at `address` may be missing, because its file is missing. In this case all extension units
+        are removed, and new ones get addresses that no queue unit contains yet.
         """
         if not self.writes:
             return

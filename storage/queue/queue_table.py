@@ -102,17 +102,18 @@ class QueueTable:
         return self._queues.get((topic, queue_id))
 
     def get_plain(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Return the queue if it exists and holds single messages; otherwise None."""
+        """Return the consume queue of a topic and queue id. Return None if the queue does not exist, or if it holds
+        inner batches."""
         queue = self._queues.get((topic, queue_id))
         return queue if isinstance(queue, ConsumeQueue) else None
 
     def holds_batches(self, topic: str, queue_id: int) -> bool:
-        """True if the queue exists and holds inner batches."""
+        """True if the queue with this topic and queue id exists and holds inner batches."""
         return isinstance(self._queues.get((topic, queue_id)), BatchConsumeQueue)
 
     def get_or_create_batch(self, topic: str, queue_id: int) -> BatchConsumeQueue | None:
-        """Return the queue of inner batches. Create it if it does not exist. Returns None if the queue contains single
-        messages."""
+        """Return the batch queue of a topic and queue id, and create it if it does not exist. Returns None if the
+        existing queue contains single messages."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             queue = BatchConsumeQueue(self._root, topic, queue_id, self._batch_file_size, **self._parts)
@@ -120,8 +121,8 @@ class QueueTable:
         return queue if isinstance(queue, BatchConsumeQueue) else None
 
     def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """Return the queue of single messages. Create it if it does not exist. A new queue is empty, and has no files
-        before its first `reserve`.
+        """Return the consume queue of a topic and queue id, for single messages. Create it if it does not exist. A new
+        queue is empty, and has no files before its first `reserve`.
 
         Raises MessageIllegalError if the queue contains inner batches.
         """
@@ -246,8 +247,8 @@ class QueueTable:
             self._remove(topic, queues)
 
     def _remove(self, topic: str, queues: Sequence[AnyQueue]) -> None:
-        """Delete these queues of a topic. If the topic has no queue left, delete everything else in its directories
-        too."""
+        """Delete `queues`, which belong to one topic. If the topic has no queue left, delete everything else in its
+        directories too."""
         for queue in queues:
             self._queues.pop((topic, queue.queue_id))
             queue.delete()

@@ -40,8 +40,8 @@ class FetchService:
         self._queues, self._reader, self._polls, self._stats = queues, reader, polls, stats
         self._check, self._mend = check, mend
         self._mended: set[tuple[tuple[str, int], int]] = set()
-        """Queues and queue offsets at which the fetch service has searched for wrong units. If a read at such a
-        position still fails, the record is damaged."""
+        """Queue positions (queue and offset) at which the fetch service has already searched for wrong units. If a read
+        at one of these positions still fails, the record itself is damaged."""
         reader.mend_units = self._mend_units
 
     def fetch(
@@ -167,8 +167,8 @@ class FetchService:
 
 
 def following(requests: Sequence[FetchRequest], results: Sequence[FetchResult]) -> list[FetchRequest]:
-    """Return the fetch requests that continue after these results. Messages that the tag filter excluded are not read
-    again."""
+    """Return the fetch requests by which a fetch continues after its last read returned `results`. Each request starts
+    at the next offset of its result, so messages that the tag filter excluded are not read again."""
     return [
         replace(request, queue_offset=result.next_offset) for request, result in zip(requests, results, strict=True)
     ]

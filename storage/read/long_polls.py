@@ -81,7 +81,8 @@ class LongPolls:
 
     def wake_queue(self, queue: QueueKey) -> None:
         """Wake the fetches that wait for a change of `queue`."""
-        if queue in self._by_queue:  # This check needs no lock, because a waiter registers before it checks its queues.
+        # Look up the waiters without the lock first: a waiter registers before it checks its queues, so none is missed.
+        if queue in self._by_queue:
             with self._lock:
                 for waiter in self._by_queue.get(queue, ()):
                     waiter.wake()

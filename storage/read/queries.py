@@ -2,8 +2,8 @@
 
 Queries change nothing in the store. A record to which the index points is read from the log and compared with the key.
 Damaged records are not hidden: a record whose body fails its CRC is returned unchanged, and the reader reports the
-damage. For some records only the physical offset is returned. This is so if the record cannot be parsed, or if it does
-not have the key under which the index lists it. It is also so if the record's queue has another record at its queue
+damage. For some records only the physical offset is returned: the record cannot be parsed, or does not have the key
+under which the index lists it. The third case is that the record's queue has another record at the record's queue
 offset.
 """
 
@@ -241,7 +241,8 @@ class StoreQueries:
         return bytes(self._reader.log_bytes(view.physical_offset, view.physical_offset + view.size))
 
     def _record_at(self, physical_offset: int, end: int) -> DispatchView | None:
-        """Return the record that `_held_record` returns, or None if the record was deleted from the log."""
+        """Return the record at `physical_offset`. Return None if the record was deleted from the log, does not contain
+        this offset, or has inconsistent fields (see `_held_record`)."""
         try:
             return self._held_record(physical_offset, end)
         except DataLossError:

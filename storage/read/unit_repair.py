@@ -93,8 +93,8 @@ def _find_record(parts: StoreParts, queue: ConsumeQueue, queue_offset: int) -> D
     if before is not None:
         start = before[0] + before[1]
     elif after is not None:
-        # For the queue's first message, search in two log files: the file with the record of the next correct unit, and
-        # the file before it.
+        # No earlier correct unit was found, for example because this is the queue's first message. Search for the
+        # record in two log files: the file with the record of the next correct unit, and the file before it.
         start = max(after[0] - after[0] % parts.log.file_size - parts.log.file_size, start)
     if after is not None:
         end = after[0]

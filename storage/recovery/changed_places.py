@@ -26,7 +26,8 @@ from storage.recovery.log_files import LogFiles
 from storage.recovery.misfits import Change, Misfits
 
 DELETED_RECORDS_MIN: Final = 3
-"""If this number of records of a missing queue have consecutive offsets, recovery treats the topic as deleted."""
+"""Minimum number of records of a topic without queues that each directly follow the previous record of their queue, by
+queue offset. From this number on, recovery treats the topic as deleted."""
 FRUITLESS_MAX: Final = 16
 """Maximum number of consecutive searches for changed records that find nothing. After that, all records are trusted,
 because each search takes about a second."""
@@ -52,8 +53,8 @@ class ChangedPlaces:
         self.changes: dict[int, Change] = {}
         """The records whose place (queue and queue offset) was changed by the disk, by physical offset."""
         self._surveyed: list[tuple[int, int]] = []
-        """The parts of the log in which all changed records have been found. The disk has changed the queue or the
-        queue offset of a changed record."""
+        """The parts of the log that have been searched for changed records: records whose queue or queue offset the
+        disk has changed."""
         self.bases: dict[QueueKey, int] = {}
         """The next offset of each queue when the log scan began."""
         self._walked_from = 0
@@ -82,11 +83,11 @@ class ChangedPlaces:
         return any(start <= physical_offset < end and (end_offset or 0) <= end for start, end in self._surveyed)
 
     def survey_around(self, marks: Iterable[int], physical_offset: int, walked_to: int) -> None:
-        """Find the records with changed places near a record that does not match its queue, in SURVEY_BYTES of the log
-        on both sides.
+        """Search the log for records with changed places near a record that does not match its queue. The search covers
+        SURVEY_BYTES on both sides of this record, which is at `physical_offset`.
 
-        `marks`: physical offsets at which records are known to start. Raises WalkAgainError if a changed record lies
-        before `walked_to`.
+        `marks`: physical offsets at which records are known to start. `walked_to`: the physical offset up to which the
+        scan has trusted records. Raises WalkAgainError if a changed record lies before `walked_to`.
         """
         if self.is_surveyed(physical_offset):
             return
@@ -94,7 +95,8 @@ class ChangedPlaces:
         starts = [mark for mark in marks if physical_offset - SURVEY_BYTES <= mark <= physical_offset]
         start = min([*starts, physical_offset]) if starts else max(file_start, self._walked_from)
         if physical_offset - start > SURVEY_BYTES:
-            start = physical_offset  # Use this record: the SURVEY_BYTES before it contain no known start of a record.
+            # Start at this record itself, because no record is known to start in the SURVEY_BYTES before it.
+            start = physical_offset
         survey = self._claims.read(start, physical_offset + SURVEY_BYTES)
         is_first = start == self._walked_from
         bases = {}
@@ -139,8 +141,8 @@ class ChangedPlaces:
         )
 
     def _lost_ends(self, survey: Survey) -> list[int]:
-        """Return the physical offsets of records to which removed units pointed, beyond the last surveyed offset of
-        their queue. Only the first such record of each queue is returned."""
+        """Return the physical offsets of surveyed records whose queue units recovery removed. Only units after the last
+        surveyed offset of their queue count, and only the first such record of each queue is returned."""
         last = {claim.place.key: claim.place.queue_offset for claim in survey.claims}
         return self._ends.units_behind(last, survey.start, survey.end)
 

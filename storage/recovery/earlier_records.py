@@ -113,8 +113,8 @@ class EarlierRecords:
     def _records(
         self, start: int, take: Callable[[Block, int], bool]
     ) -> Iterator[tuple[DispatchView, memoryview, int]]:
-        """Yield the intact records of a log file that `take` did not accept as a block: view, bytes and physical
-        offset.
+        """Yield the intact records of a log file, each as its view, its bytes and its physical offset. Records of a
+        block that `take` accepted are omitted.
 
         `take` receives a block and its physical offset. It returns False if the records must be yielded one at a time.
         """
@@ -144,8 +144,8 @@ class EarlierRecords:
     def _by_its_unit(self, view: DispatchView, record: memoryview, physical_offset: int) -> DispatchView:
         """Return the view of a record before the log scan, with its true place (queue and queue offset).
 
-        The true place may differ in one bit from the place that the record names. This is so if the queue unit at that
-        other place points to the record. Otherwise the true place is the named place.
+        The true place is normally the place that the record names. It is another place if the queue unit there points
+        to the record, and the two places differ in one bit.
         """
         own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
         for place in one_bit_away(own, raw_topic_of(record)):

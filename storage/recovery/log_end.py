@@ -222,8 +222,9 @@ class LogEnd:
         file_start = resume_offset - resume_offset % self._log.file_size
         stored_ms = store_timestamp_at(self._data(file_start), resume_offset - file_start)
         if end == len(data):
-            # The BLANK (end-of-file marker) is lost too. Limit the search for unwritten sectors, because most of the
-            # rest of the file may never have been used.
+            # The end of the damaged bytes is unknown, because the file's BLANK (end-of-file marker) is lost too. Search
+            # for unwritten sectors only in bytes that certainly belong to the record: most of the rest of the file may
+            # never have been used.
             end = position + _least_size(data, position)
         return stored_ms >= self._flushed_ms and _has_unwritten_sector(data, position, end)
 

@@ -83,9 +83,9 @@ class _Move(NamedTuple):
     # Change in the number of breaks by this explanation; negative if it removes breaks. A break is a pair of adjacent
     # records whose queue offsets are not consecutive.
     gain: int
-    # False if, at `place`, the record's queue offset is consecutive with the offsets of both adjacent records.
+    # False if the record's queue offset at `place` is consecutive with the offsets of both adjacent records there.
     is_open: bool
-    # False if the sequence of the record's producer continues at `place`, and not at the place that the record names.
+    # False if the record continues its producer's sequence at `place`, but not at the place that the record names.
     is_unsupported: bool
     row: int
     place: QueueUnit
@@ -148,8 +148,8 @@ class Misfits:
                 claimed = {self._places[row] for row in rows}
                 places: list[QueueUnit | None] = [None] * len(rows)
                 if len(rows) == 2 and len(claimed) == 1 and {move.place for move in rivals} == {best.place}:
-                    # Reserve both places. Whichever of the two records is the changed one, no queue offset is then
-                    # missing.
+                    # Both records name the same place, and one of them was changed, but it is unknown which. Reserve
+                    # the named place and the other possible place, so that no queue offset is missing in either case.
                     places = [*claimed, best.place]
                 for row, place in zip(rows, places, strict=True):
                     self._give_up(row, place)
@@ -240,8 +240,8 @@ class Misfits:
         return is_whole and self._is_break(before, self._point(index)) and self._is_break(self._point(index), after)
 
     def _moves(self, index: int) -> Iterable[_Move]:
-        """Yield the possible explanations of breaks by which the record of the claim at `index` is the changed
-        one."""
+        """Yield each possible explanation of breaks in which the disk changed the place of the record of the claim at
+        `index`."""
         claim = self._claims[index]
         if index in self._trusted or index in self._found:
             return
@@ -372,8 +372,8 @@ class Misfits:
         claim = self._claims[index]
         self._remove(index)
         self._unknown.insert(bisect_left(self._unknown, claim.physical_offset), claim.physical_offset)
-        # The bytes of this record may now be the missing record of any queue, so the breaks of all queues must be
-        # computed again.
+        # The bytes of this damaged record may have been a record of any queue. So compute the breaks of all queues
+        # again.
         self._stale.update(self._breaks_of)
         named = f"offset {claim.place.queue_offset} of {claim.place.key[0]}:{claim.place.key[1]}"
         reason = f"{PLACE_REASON}: the record names {named}, which contradicts the neighbouring records"

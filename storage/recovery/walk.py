@@ -2,7 +2,8 @@
 
 A damaged record is a hole, and the scan continues after it. A record that does not match its queue may name a changed
 place (queue and queue offset). The part of the log around it is then searched (changed_places.py) before the scan
-trusts the record. If a scan has trusted a changed record, the scan is undone and starts again.
+trusts the record. The scan may have trusted a record that turns out to be changed. Then the scan's effects on queues
+and tables are undone, and the scan is repeated.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ class LogWalk:
         self.holes: list[Hole] = []
         """The damaged ranges (holes) in the part of the log that was scanned last."""
         self.walked = 0
-        """Number of log records that the recovery has scanned. If a scan is undone and repeated, the count starts again
-        at 0."""
+        """Number of log records that the recovery has scanned. If recovery discards the effects of a scan and repeats
+        it, the count starts again at 0."""
         self.blanks = 0
         """The number of damaged BLANKs (end-of-file markers) that recovery rewrote."""
         self.last_store_timestamp_ms = 0
-        """The newest store time in ms of all scanned records (`note`)."""
+        """The newest store time in ms of all log records that recovery has scanned."""
         self.last_record_offset = -1
         """Physical offset of the log's last record; -1 for an empty log."""
 
@@ -64,9 +65,9 @@ class LogWalk:
         """Scan the log from `physical_offset` on, the start of a record. Returns the physical offset at which the last
         good record ends.
 
-        `learn_again` is called after a scan was undone, and loads the facts about the records before the scan again.
-        `knows_ends`: True if no queue lacks units of these earlier records. `is_whole`: True if the log has no earlier
-        records. Raises QueueGapError if a queue lacks units before the scan.
+        If a scan must be repeated, its effects are undone, and `learn_again` is called. `learn_again` loads the facts
+        about the records before the scan again. `knows_ends`: True if no queue lacks units of these earlier records.
+        `is_whole`: True if the log has no earlier records. Raises QueueGapError if a queue lacks units before the scan.
         """
         self._changed.begin(physical_offset)
         may_fill_gaps = physical_offset == self._log.min_offset
@@ -91,8 +92,8 @@ class LogWalk:
         return self._walk_once(physical_offset, may_fill_gaps=may_fill_gaps)
 
     def _undo_walk(self) -> None:
-        """Undo a log scan: restore the queues to their state before the scan, and discard all producers and
-        transactions."""
+        """Undo the effects of a log scan: restore the queues to their state before the scan, and discard all producers
+        and transactions."""
         self._redispatch.start_again()
         self._halves.clear()
         self._dedup.clear()
@@ -105,7 +106,8 @@ class LogWalk:
                 queue.truncate_to(base)
 
     def _walk_once(self, physical_offset: int, *, may_fill_gaps: bool) -> int:
-        """Do one log scan for `walk_from`. Raises WalkAgainError if the scan must be undone."""
+        """Scan the log once from `physical_offset` on. Returns the physical offset at which the last good record ends.
+        Raises WalkAgainError if the scan's effects must be undone and the scan repeated."""
         self.began_at = physical_offset
         self.holes.clear()
         self._marks.clear()

@@ -157,8 +157,8 @@ class ChunkAppender:
         producers = producers_of(block, counted)
         if not producers.fits_into(self._dedup):
             return False
-        # The units of each queue. A queue whose offsets have gaps is left out, so that the following comparison of unit
-        # counts fails.
+        # Build the units of each queue, except for queues whose offsets have gaps. If such a queue exists, the
+        # comparison of unit counts below fails, so that the chunk is not appended as a block.
         units = [
             QueueUnits(
                 block.queue_of(rows),
@@ -185,8 +185,8 @@ class ChunkAppender:
         return at_file_end and check_record(data, position) == (0, True)
 
     def _continues(self, units: QueueUnits) -> bool:
-        """True if these units directly follow the last unit of their queue, or begin a new queue. Always False for a
-        queue of inner batches."""
+        """True if `units` directly follow the last unit of their queue, or begin a new queue. Always False for a queue
+        of inner batches."""
         queue = self._queues.get(*units.key)
         if queue is None:
             return True
@@ -283,8 +283,8 @@ class ChunkAppender:
         self._visibility.add(self._log.end_offset, queue, queue.next_offset)
 
     def _units_of(self, views: Sequence[DispatchView]) -> list[QueueUnits]:
-        """Return the queue units of these records, by queue. If a queue lacks offsets before the offset of a record,
-        units for the missing offsets are added first (QueueGaps)."""
+        """Return the queue units of the given records, by queue. If a queue lacks offsets before the offset of a
+        record, units for the missing offsets are added first (QueueGaps)."""
         by_queue: dict[tuple[str, int], list[PlacedUnit]] = {}
         for view in views:
             unit = PlacedUnit(view.queue_offset, view.physical_offset, view.size, view.tags_code)
@@ -320,8 +320,8 @@ class ChunkAppender:
             raise StoreNotWritableError(no_space_text(self._root, self._log.file_size, error)) from error
 
     def queues_with_room(self, units: Sequence[QueueUnits]) -> list[ConsumeQueue]:
-        """Create the files that these units need, and return their queues. Raises OSError if the disk fails or
-        is full."""
+        """Create the queue files that `units` need, and return the queues of `units`. Raises OSError if the disk fails
+        or is full."""
         queues = []
         for one in units:
             queue = self._queues.get_or_create(*one.key)

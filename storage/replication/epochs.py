@@ -82,7 +82,8 @@ class LogChunk:
     """Bytes of a master's log from `physical_offset` on: whole records of one log file and of one epoch, `entry`.
 
     Empty if no new record was stored while the follower waited. If `hole` is set, the bytes are damaged and belong to
-    that hole. `confirm_offset` is the master's; `end_offset` is the end of what the master sends.
+    that hole. `confirm_offset` is the master's confirm offset. `end_offset` is the log offset up to which the master
+    sends to its followers.
     """
 
     # The physical offset of the first byte of `data`.
@@ -119,11 +120,12 @@ def with_ends(entries: Sequence[EpochEntry], end_offset: int) -> list[tuple[Epoc
 
 
 def first_lost_offset(floor: ConfirmFloor, theirs: Sequence[EpochEntry], their_end: int) -> int | None:
-    """Return the offset from which another log lacks confirmed messages. Messages before `floor.offset` are confirmed.
-    Return None if the other log has all of them.
+    """Return the physical offset from which another replica's log lacks confirmed messages; None if it has all of them.
 
-    A replica that has every confirmed message begins its epoch at `floor.offset` or later. So if an epoch newer than
-    the floor's began before `floor.offset`, the log lacks some confirmed messages.
+    `floor`: a confirm offset and the epoch in which it was confirmed. All messages before it are confirmed. `theirs`
+    and `their_end`: the epochs and the end of the other log. A replica that has every confirmed message begins a newer
+    epoch at `floor.offset` or later. So if an epoch newer than `floor.epoch` began before `floor.offset`, the log lacks
+    some confirmed messages.
     """
     starts = [entry.start_offset for entry in theirs if entry.epoch > floor.epoch]
     lost_from = min([*starts, their_end])

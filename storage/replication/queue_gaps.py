@@ -64,8 +64,8 @@ class QueueGaps:
     def units_of(
         self, by_queue: Mapping[tuple[str, int], Sequence[PlacedUnit]], anew: frozenset[tuple[str, int]] = frozenset()
     ) -> list[QueueUnits]:
-        """Return the units to append to each queue, so that the given units are at their queue offsets. Changes
-        nothing.
+        """Return the units to append to each queue: the given units, and units that fill the offsets before them which
+        the queue lacks. Changes nothing.
 
         `anew`: queues that the caller deletes first. Raises InvalidArgumentError if a queue holds inner batches.
         """

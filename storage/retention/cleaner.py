@@ -142,8 +142,8 @@ class Cleaner:
             return min([pin for pin in pins if pin is not None], default=self._log.end_offset)
 
     def run_once(self, now: datetime) -> int:
-        """Measure the disk once, and delete the files that the rules select. Advance the first offsets of queues past
-        messages older than their topic's reserved time.
+        """Measure the disk usage once, and delete the files that the rules select. Advance the first offsets of queues
+        past messages older than their topic's reserved time.
 
         Returns the number of deleted log files. Raises OSError if the disk fails.
         """
@@ -244,8 +244,8 @@ class Cleaner:
         return files
 
     def _held_from(self) -> int:
-        """Return the physical offset of the first record that config/retentionHolds.json keeps; the log's end if it
-        keeps no record."""
+        """Return the physical offset of the first record that must be kept because of an entry in
+        config/retentionHolds.json. Return the log's end if no entry requires a record."""
         end_offset = self._log.end_offset
         text = self._parts.config.read(HOLDS_FILE)
         for topic, queues in parse_fastjson(text).items() if text else ():
@@ -280,8 +280,8 @@ class Cleaner:
         passed.
         """
         # Flush the queue units before the log files are deleted. Once a queue's records are deleted, only its units
-        # record its next offset.
-        # The units are flushed even if NoRoomError is raised, and deleting files frees space.
+        # record its next offset. Ignore NoRoomError: the units are flushed even if it is raised, and deleting files
+        # frees space.
         with suppress(NoRoomError):
             self._flush_queues()
         with self._parts.append_lock:

@@ -94,7 +94,7 @@ class DelayQueueReader:
             return otherwise
 
     def read_records(self, source: Source, queue_offsets: Sequence[int]) -> list[memoryview | None]:
-        """Return the records at these offsets of a delay queue; None for a missing record.
+        """Return the records at `queue_offsets` of a delay queue; None for a missing record.
 
         In a damaged record, the size, queue offset and physical offset are replaced by the values in the record's queue
         unit.
@@ -166,8 +166,8 @@ class DelayQueueReader:
 
 
 def _units_at(queue: ConsumeQueue, queue_offsets: Sequence[int]) -> NDArray[np.void]:
-    """Return the units at these offsets of a queue. If the queue lacks an offset, the result contains a unit without a
-    record for it."""
+    """Return the units at `queue_offsets` of a queue. If the queue lacks an offset, the result contains a unit without
+    a record for it."""
     wanted = np.array(queue_offsets, np.int64)
     found = np.zeros(len(wanted), UNIT_DTYPE)
     found["size"] = PRE_BLANK_SIZE

@@ -41,8 +41,8 @@ class Due(NamedTuple):
     """A message of a delay queue that is due."""
 
     queue_offset: int
-    # The first sort key of a delay queue's messages; the second is the offset. It is the delivery time in a timer
-    # queue, and 0 in a level queue.
+    # The first sort key of a delay queue's messages: the delivery time in a timer queue, 0 in a level queue. The second
+    # sort key is the offset.
     epoch: int
     # The time in ms at which the message is due.
     due_ms: int
@@ -117,13 +117,14 @@ class TimerQueue:
         # of the first held message that is neither delivered nor given up.
         self._held_codes = self._held_offsets = _NO_INTS
         self._at = 0
-        # Due times and queue offsets of newly appended messages that are due before the horizon, by ascending offset.
-        # Each offset is higher than all offsets of held messages.
+        # Due times and queue offsets of newly appended messages, by ascending offset. Contains only messages that are
+        # due by the horizon (`_horizon_ms`, the latest due time of messages in memory). Each offset is higher than all
+        # offsets of held messages.
         self._fresh_codes = self._fresh_offsets = _NO_INTS
         # The horizon: messages that are due up to this time, in ms, are held in memory; -1 before the first read.
         self._horizon_ms = -1
-        # Earliest due time, lowest offset, and number of the waiting messages that are not held in memory, because they
-        # are due after the horizon. In the order of (time, offset) they follow all held messages.
+        # Earliest due time, lowest offset, and number of the waiting messages that are due too late to be held in
+        # memory (after `_horizon_ms`). In the order of (time, offset) they follow all held messages.
         self._beyond_ms: int | None = 0
         self._beyond_low: int | None = progress.low
         self._beyond = 0
@@ -179,8 +180,8 @@ class TimerQueue:
         return int(np.searchsorted(self._held_codes[self._at : self._at + limit], now_ms, "right"))
 
     def _look_at_new(self, end: int) -> None:
-        """Read the queue entries (units) from offset `_seen` up to `end`. Messages that are due before the horizon are
-        added to the fresh messages. Later messages are only counted as due after the horizon."""
+        """Read the queue entries (units) from offset `_seen` up to `end`. Messages that are due by `_horizon_ms` are
+        added to the fresh (newly appended) messages in memory. Messages that are due later are only counted."""
         while self._seen < end:
             codes = self._codes(self._seen, min(end - self._seen, SCAN_UNITS))
             if not len(codes):
@@ -195,7 +196,8 @@ class TimerQueue:
                 self._merge_fresh(None)
 
     def _leave_beyond(self, codes: Ints, offsets: Ints) -> None:
-        """Count these messages as due after the horizon; they are not held in memory."""
+        """Count messages that are due too late to be held in memory (after `_horizon_ms`). `codes`: their due times.
+        `offsets`: their queue offsets."""
         if len(codes):
             first_ms, low = int(codes.min()), int(offsets.min())
             self._beyond_ms = first_ms if self._beyond_ms is None else min(self._beyond_ms, first_ms)
@@ -224,21 +226,23 @@ class TimerQueue:
         self._trim()
 
     def _trim(self) -> None:
-        """Hold only the first `held_max` messages in memory; all further messages count as beyond the horizon."""
+        """Hold only the first `held_max` messages in memory, and lower `_horizon_ms` so that it lies before the due
+        times of all further messages. These are only counted."""
         last = self._at + self._held_max
         if last < len(self._held_codes):
             self._leave_beyond(self._held_codes[last:], self._held_offsets[last:])
-            # Messages with the same due time as the last held message may have been left out. So later messages with
-            # that due time must count as due after the horizon, too.
+            # Messages with the same due time as the last held message may have been left out. So messages that are
+            # appended later with this due time must not be held in memory either.
             self._horizon_ms = int(self._held_codes[last - 1]) - 1
             self._held_codes = self._held_codes[self._at : last].copy()
             self._held_offsets = self._held_offsets[self._at : last].copy()
             self._at = 0
 
     def _reload(self, bounds: DelayQueueBounds, now_ms: int) -> None:
-        """Read all queue entries (units) whose messages may still wait, and hold the messages that are due within the
-        time window."""
-        # Compute the lowest offset at which a message may wait, before the state that `low` uses is reset.
+        """Read all queue entries (units) whose messages may still wait. Hold the messages in memory that are due within
+        `_window_ms` from now."""
+        # Call `low` first, because the lines below reset the state that it uses. It returns the lowest offset at which
+        # a message may still wait.
         offset = max(self.low(), bounds.min_offset)
         self._held_codes = self._held_offsets = self._fresh_codes = self._fresh_offsets = _NO_INTS
         self._at = 0

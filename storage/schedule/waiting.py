@@ -24,8 +24,8 @@ WAITING_UNITS_MAX: Final = 2_000_000
 """Maximum number of consume-queue entries (units) of one queue that a query reads, from the first entry that
 may wait."""
 WAITING_RECORD_BYTES: Final = 2 << 20
-"""Size limit of a result, in bytes of records. The record that reaches the limit is the last record in the
-result."""
+"""Maximum size, in bytes, of the records that one query for waiting messages returns. The record that reaches the limit
+is the last record in the result."""
 WAITING_LIMIT_MAX: Final = 1000
 
 Ints = NDArray[np.int64]
@@ -102,8 +102,9 @@ def _undelivered(queues: DelayQueues, source: Source, held: DelayQueueBounds) ->
 
 
 def _read(queues: DelayQueues, listed: list[tuple[int, Source, int]]) -> tuple[tuple[int, ...], list[bytes], bool]:
-    """Return the due times and records of the listed messages. The flag is False if records were left out because of
-    the size limit."""
+    """Read the records of delayed messages. `listed`: each message's due time, delay queue and queue offset. Returns
+    the due times, the records and a flag. The flag is False if records were left out because of the size limit
+    (WAITING_RECORD_BYTES)."""
     by_source: dict[Source, list[int]] = {}
     for _, source, at in listed:
         by_source.setdefault(source, []).append(at)
@@ -118,7 +119,7 @@ def _read(queues: DelayQueues, listed: list[tuple[int, Source, int]]) -> tuple[t
     for time, source, at in listed:
         record = found[source, at]
         if record is None:
-            continue  # the message has no record: it was lost (already logged), or a recall replaced it
+            continue  # skip this message: its record was lost (already logged), or a recall replaced it
         if size >= WAITING_RECORD_BYTES:
             return tuple(due), records, False
         due.append(time)

@@ -65,7 +65,8 @@ class HalfRecord:
         return self._moved(HALF_TOPIC, HALF_QUEUE_ID, counted, 0)
 
     def given_up(self) -> Delivery:
-        """Build the message for the topic of given-up transactions. A damaged body is marked as unreadable."""
+        """Build the copy of the half message for the system topic of transactions that were given up. A damaged body is
+        marked as unreadable."""
         return self._moved(CHECK_MAX_TIME_TOPIC, 0, {PROPERTY_WAIT: "false"}, 0)
 
     def _moved(self, topic: str, queue_id: int, exchanged: Mapping[str, str], bits: int) -> Delivery:

@@ -92,8 +92,9 @@ def check_end(end: EndTransactionRequest, named: NamedHalf | None, now_ms: int, 
 
 
 def check_repeat(transaction_id: str, wanted: Outcome, ended: EndedTransaction | None) -> EndedTransaction:
-    """Return `ended`, the outcome of a transaction that has already ended, if it equals `wanted`. Raises
-    TransactionError if the outcome differs, or is no longer stored."""
+    """Check a repeated request to end a transaction. Returns `ended`, the outcome with which the transaction has
+    already ended, if it equals the requested outcome `wanted`. Raises TransactionError if the two outcomes differ, or
+    if the first outcome is no longer stored."""
     if ended is None:
         raise TransactionError(f"transaction {transaction_id} ended so long ago that its outcome is no longer stored")
     if ended.outcome is not wanted:
@@ -114,7 +115,7 @@ def decide_check(half: HalfMessage, now_ms: int, rules: TransactionRules) -> Che
     """Decide what a check round at `now_ms` does with a half message, in RocketMQ's order (spec §1.5).
 
     A message with an age below 0 (the clock was set back) is checked at once. Unlike in RocketMQ, a message that waits
-    for its immunity time is not appended again, so that waiting does not use up its checks.
+    for its immunity time is not appended again. So its number of checks does not grow while it waits.
     """
     age_ms = now_ms - half.born_ms
     if half.check_times >= rules.check_max or age_ms > rules.reserved_ms:

@@ -279,7 +279,7 @@ class TransactionService:
         given_up: list[Delivery] = []
         for half in list(self._halves.open.values()):
             if half.stored_ms >= start_ms:
-                break  # stop: this half message and all later ones were stored after the check round began
+                break  # end the round: this half message and all later ones are newer than the round's start
             if len(asked) + len(given_up) == CHECKS_AT_ONCE_MAX:
                 return _Actions(asked, given_up, more=True)
             decision = decide_check(half, now_ms, self._rules)
@@ -326,8 +326,8 @@ class TransactionService:
             raise _unreadable(half, error.reason) from None
 
     def _op(self, first: list[int]) -> Delivery:
-        """Build an op record for the half messages at the queue offsets `first`, and for as many other finished half
-        messages as fit into the record."""
+        """Build an op record that marks half messages as finished. The record names the half messages at the queue
+        offsets `first`. It also names other finished half messages without an op record, as many as fit."""
         offsets, size = list(first), 0
         for offset in self._halves.unwritten_ops:
             size += len(str(offset)) + 1
@@ -338,8 +338,8 @@ class TransactionService:
         return op_record(offsets, now_ms, self._store_host, ipv6=self._ipv6, property_crc=self._property_crc)
 
     def _fitting(self, delivery: Delivery) -> Delivery:
-        """Check the record size of a delivery, and return the delivery. Raises MessageIllegalError if the record is
-        longer than this store allows."""
+        """Return `delivery` unchanged. Raises MessageIllegalError if its record is longer than this store
+        allows."""
         size = len(delivery.record)
         if size > self._appender.record_max_bytes:
             raise MessageIllegalError(

@@ -2,9 +2,9 @@
 trace.
 
 Both clients use one cluster. In a round, each client repeats a call for a fixed time. Before the client without tracing
-begins, the tracing client has sent all its trace records. CPU time is of all processes, per message, so it includes the
-stores' work for the trace records. The traced share is of all messages: tracing may use only a limited share of a
-processor, and drops further trace records.
+begins, the tracing client has sent all its trace records. CPU times are per message and include all processes, and so
+also the stores' work for the trace records. The traced share is the percentage of the messages whose trace records are
+sent. The trace records of the other messages are dropped, because tracing may use only a limited share of a processor.
 """
 
 from __future__ import annotations

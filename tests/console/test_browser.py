@@ -1,5 +1,5 @@
-"""Tests of the browser fixture: it fails a test if a page has a problem, such as a script error. Other tests rely on
-this."""
+"""Tests of the browser fixture: it fails a test if a page has a problem, such as a script error. The other console
+tests depend on this check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests of the console on a phone: the navigation shows every page, charts can be read, tables show that they go on.
+"""Tests of the console on a phone: the navigation shows every page, the texts of charts can be read, and a table that
+is wider than the screen shows that it continues.
 
 Other tests check that the overview claims nothing about a cluster that does not answer.
 """
@@ -64,7 +65,8 @@ def seed() -> int:
 
 @pytest.fixture
 def quiet() -> Iterator[ServedConsole]:
-    """A served console that takes no samples of its own."""
+    """Yield a running console that takes no samples of the cluster's counters, because the test adds its own
+    samples."""
     cluster = FakeCluster()
     cluster.errors["figures"] = RaymqError("the test adds its own samples")
     with serving(cluster) as served:

@@ -47,7 +47,8 @@ def is_ipv6_stored(batch: EncodedBatch) -> bool:
 def test_records_of_all_kinds_are_stamped_together_as_one_by_one(
     drawn: list[tuple[EncodedBatch, int]], physical_offset: int, ipv6_store: bool
 ) -> None:
-    # Use the first record of each batch if its host field has the size of this store's address (IPv4 or IPv6).
+    # The test compares one record of each batch, the first. It skips batches whose records have a host field of another
+    # size than this store's address (IPv4 or IPv6).
     records = [
         (bytes(batch.records[: batch.sizes[0]]), offset)
         for batch, offset in drawn

@@ -145,8 +145,8 @@ class Group:
             member.releasing[queue] = self.now_s + self.chance.choice([0.0, 0.0, 1.0, 6.0])
 
     def check_short(self, member: Member, heartbeat: GroupHeartbeat) -> None:
-        """If a member's heartbeat equals its previous heartbeat, send a short heartbeat to a copy of the RebalanceGroup
-        and check the answer."""
+        """If a member's heartbeat equals its previous heartbeat, check that the group answers a short heartbeat in the
+        same way. The check uses a copy of the RebalanceGroup, so that the group itself does not change."""
         said, heard = member.said, member.heard
         if said is None or heard is None or heard.queues != heartbeat.holding:
             return
@@ -202,7 +202,7 @@ class Group:
         elif event < 0.2:
             self.leave(member)
         elif event < 0.25:
-            del self.members[member.name]  # a killed member does not send the heartbeat that leaves the group
+            del self.members[member.name]  # Unlike a member that leaves, a killed member sends no last heartbeat.
         elif event < 0.35:
             member.frozen_until_s = self.now_s + self.chance.uniform(1.0, 30.0)
         elif event < 0.4:
@@ -238,8 +238,8 @@ def run(seed: int, events: int = 25) -> int:
         group.trouble()
     for member in group.members.values():
         member.frozen_until_s = 0.0
-    # Wait until no effect of a fault is left: the sessions of dead members expire, also a session that a departed
-    # member's late heartbeat has started. The grace period ends, and the slowest member releases its queues.
+    # Wait until no effect of a fault is left. The sessions of dead members expire, and also any session that a late
+    # heartbeat of a departed member started. The grace period ends, and the slowest member releases its queues.
     group.late.clear()
     group.pass_time(2 * SESSION_TIMEOUT_S + 12.0)
     group.check_settled()

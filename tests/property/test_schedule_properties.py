@@ -266,8 +266,8 @@ def test_each_message_is_delivered_once_and_not_before_its_time(work, held_max, 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_timer_queue_sorts_by_time_and_keeps_within_its_memory_limit(monkeypatch, seed):
-    """A timer queue returns entries in the order of a sort of all entries, within its memory limit. The test adds
-    entries while the queue runs."""
+    """A timer queue returns its due entries sorted by time, also if entries are added while the queue runs. It never
+    holds more entries in memory than its limit."""
     monkeypatch.setattr(schedule, "SCAN_UNITS", 50)
     monkeypatch.setattr(schedule, "_FRESH_MAX", 20)
     dice = random.Random(seed)

@@ -185,8 +185,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         assert self.store.log.starts == starts[deleted:]
         for queue, (_, offset) in list(self.last_batch.items()):
             if self.model[queue][offset].physical_offset < self.log_start:
-                # The store recognizes a repeat of this batch only while a snapshot contains the batch, so the test must
-                # not send the batch again.
+                # The batch's log file was deleted. The store now recognizes a repeat of the batch only while a snapshot
+                # contains the batch, so the test must not repeat it.
                 del self.last_batch[queue]
 
     @rule(queue=queues, back=st.integers(1, 100))
@@ -349,11 +349,11 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.forget_repeats()
 
     def forget_repeats(self, damaged: int = -1) -> None:
-        """Remove some batches from the list of batches to send again: without a usable snapshot, the store may not
-        recognize a repeat of these batches.
+        """Remove batches from `last_batch`, the batches that the test may send again. Without a usable snapshot, the
+        store may not recognize their repeats.
 
-        docs/design.md, "Repeats after damage", names these batches: the batches outside of the last two files of the
-        log. The producer id of a damaged record may be unreadable.
+        The removed batches lie outside of the last two files of the log (docs/design.md, "Repeats after damage"). A
+        batch with a damaged record is removed, too, because the record's producer id may be unreadable.
         """
         known_from = min(self.store.log.starts[-2:], default=0)
         for queue, (batch, offset) in list(self.last_batch.items()):
@@ -364,7 +364,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @invariant()
     def every_queue_is_as_in_the_model(self) -> None:
         if hasattr(self, "store"):
-            # After a power cut, old log files that retention deleted may exist again, but no further files are missing.
+            # The log's first byte never moves forward by itself. It may move back after a power cut, because old log
+            # files that retention deleted may exist again.
             log_start = self.store.status().min_physical_offset
             assert log_start <= self.log_start
             self.log_start = log_start
@@ -381,8 +382,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
 
 TestStoreAgainstModel = StoreAgainstModel.TestCase
-# On a busy machine the Hypothesis examples take several minutes. With the usual timeout, the last example would seem to
-# fail.
+# On a busy machine the Hypothesis examples take several minutes. The usual timeout would end the test, and the report
+# would wrongly blame the last example.
 TestStoreAgainstModel.pytestmark = [pytest.mark.timeout(1800)]
 TestStoreAgainstModel.settings = settings(
     max_examples=examples(60), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)

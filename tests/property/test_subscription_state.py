@@ -59,7 +59,7 @@ class Model:
         self.place: dict[MessageQueue, int] = {}
         # for each queue: the offset up to which the program has finished messages
         self.finished: dict[MessageQueue, int] = {}
-        self.out: dict[MessageQueue, int] = {}  # for each queue: the end of the messages that the last poll returned
+        self.out: dict[MessageQueue, int] = {}  # for each queue: the offset after the last message that a poll returned
         self.unacknowledged: dict[MessageQueue, set[int]] = {queue: set() for queue in NAMES}
         # For each queue: the version of the last offset reset that the program has received.
         self.version: dict[MessageQueue, int] = {}
@@ -108,7 +108,8 @@ class Model:
         for queue in self.core.release(self.now_s):
             assert queue not in self.granted, f"{queue} is let go while it is granted"
             if queue not in held:
-                # the queue was released before the consumer received its start offset, so nothing was read from it
+                # The start offset of the queue had not arrived when the queue was released, so the program has read
+                # nothing from the queue.
                 continue
             assert queue not in self.out, f"{queue} is let go while the program is at it"
             if self.auto:
@@ -132,8 +133,8 @@ class Model:
     def ask(self) -> None:
         wanted = self.core.wanted()
         assert not set(wanted) & set(self.core.paused)
-        # A seek, a pause or a revocation may happen after the consumer chose the queues and before it makes the
-        # requests.
+        # A seek, a pause or a revocation may happen after the consumer chose the queues to fetch from and before it
+        # sends the fetch requests.
         if self.trouble and self.chance.random() < 0.1:
             self.chance.choice([self.seek, self.pause, self.revoke])()
         requests = {queue: self.core.request(queue, offset) for queue, offset in wanted.items()}
@@ -154,8 +155,8 @@ class Model:
         self.chance.choice([self.core.read_in_place, self.core.read_by_fetches])(queue)
 
     def look(self) -> None:
-        """Answer a watch of queue ends: report the end offset of each queue whose files the consumer maps. A queue's
-        position may have moved since the request."""
+        """Answer the consumer's watch of queue ends: report the end offset of each queue whose files the consumer maps.
+        The consumer's position in a queue may have changed after the watch request."""
         waits = self.core.waits()
         if self.trouble and self.chance.random() < 0.1:
             self.chance.choice([self.seek, self.pause, self.revoke, self.change_way])()

@@ -136,8 +136,8 @@ def test_hashes_of_many_texts_equal_the_hash_of_each(texts: list[str]) -> None:
 
 
 def test_numbers_of_64_bits_hash_as_in_java() -> None:
-    # In Java, Long.hashCode of 1L << 32 is 1, and Long.hashCode of -2147483649 is -2147483648. The hash code of an
-    # Integer is its value.
+    # The expected values are the results of Java's Long.hashCode. Long.hashCode(1L << 32) is 1,
+    # Long.hashCode(-2147483649L) is -2147483648, and the hash code of an Integer is its value.
     numbers = np.array([5, -(2**31), 2**31 - 1, 1 << 32, -(2**31) - 1, -(2**63)], np.int64)
     assert long_hashes(numbers).tolist() == [5, -(2**31), 2**31 - 1, 1, -(2**31), -(2**31)]
 

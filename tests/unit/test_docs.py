@@ -45,7 +45,7 @@ def each_page(check: Callable[[Path], None]) -> Callable[[], None]:
     def of_all_pages() -> None:
         check_all(PAGES, check)
 
-    del of_all_pages.__wrapped__  # otherwise pytest would take the parameter `page` for a fixture
+    del of_all_pages.__wrapped__  # else pytest takes `page` of `check` for a fixture
     return of_all_pages
 
 

@@ -17,8 +17,8 @@ from tests.support.clusters.wheels import REPOSITORY, build_raymq
 TOP = ("raymq", "raydp_jobs")
 FLOORS = ("storage", "actors", "placement")
 
-# The program's first part imports packages as a user's process does. After put_floors_first, it imports them as a
-# server process in the same directory does.
+# The program first imports packages as a user's process does. Then `put_floors_first` puts the server packages first on
+# the import path. After that, imports behave as in a server process in the same directory.
 PROBE = """
 import sys
 import storage

@@ -27,8 +27,8 @@ from raymq.common.protocol.settings import BrokerConfig
 from raymq.remoting.storage_clients import StorageClients
 
 TELL_TIMEOUT_S: Final = 3.0
-"""Timeout, in seconds, of a call that sends changes to a storage actor. An unreachable actor gets the changes
-later."""
+"""Timeout, in seconds, of a call that sends changed settings to a storage actor. An unreachable actor gets the changed
+settings later."""
 TELL_AGAIN_ROUNDS: Final = 6
 """After this number of housekeeping rounds the broker sends the changed settings again to all storage actors, even if
 they have received them before."""

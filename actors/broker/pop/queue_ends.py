@@ -90,8 +90,8 @@ class QueueEndsWatch:
         return True
 
     def take_answer(self, *, readable: bool) -> bool:
-        """Read the store's answer to the long poll if the descriptor is readable. Returns True if the answer was
-        received. If the answer is too late, or the read fails, end the long poll."""
+        """Read the store's answer to the long poll if the poll's file descriptor is readable. Returns True if the
+        answer was received. If the answer is too late, or the read fails, end the long poll."""
         if not self._asked or self._watch is None:
             return bool(self._asked)
         if not readable:

@@ -1,5 +1,5 @@
-"""Receives of simple consumers at one broker: decided at once if enough messages are available, otherwise by a long
-poll.
+"""Receives of simple consumers at one broker. A receive leases messages at once if enough messages are available;
+otherwise it waits for messages in a long poll.
 
 This module implements the waiting; actors.core.pop decides which messages a receive leases.
 
@@ -7,7 +7,8 @@ This module implements the waiting; actors.core.pop decides which messages a rec
        └── else: ask the store for the queues' ends, wait ──────↑   (this module's one thread)
                  for a message, or for the end of a lease
 
-Receives with the same key (WaitKey) are decided one after another, so a new message wakes only one waiting receive.
+Receives with the same key (WaitKey) lease their messages one after another, so a new message wakes only one waiting
+receive.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class _Decision:
 
 
 class Receives:
-    """Manages the receives of one broker that wait for messages or are being decided. Thread-safe."""
+    """Manages the receives of one broker: receives that wait for messages, and receives whose messages are being
+    leased. Thread-safe."""
 
     def __init__(self, log: StateLog, ends: QueueEndsWatch) -> None:
         self._log, self._ends = log, ends
@@ -76,7 +78,7 @@ class Receives:
         # Only the receive thread uses the attributes `_waiting`, `_busy` and `_covered`.
         self._waiting = WaitingReceives()
         self._busy: set[WaitKey] = set()
-        """The keys of the receives that are being decided now."""
+        """The keys (WaitKey) of the receives whose messages are being leased now."""
         self._covered: list[WaitingReceive] = []
         """The receives that arrived before the current long poll began. The long poll asks the store for the end
         offsets of their queues."""
@@ -119,7 +121,7 @@ class Receives:
             os.eventfd_write(self._wake, 1)
             thread.join(LOOK_TIMEOUT_S)
 
-    # Methods that decide receives. Any thread may call them.
+    # Methods that select and lease the messages of a receive. Any thread may call them.
 
     def _available(self, request: ReceiveRequest, check: Callable[[BrokerState, ReceiveRequest], None]) -> int | None:
         """Estimate how many messages are available for a receive. Returns None if the broker's state is not
@@ -160,7 +162,7 @@ class Receives:
 
     def _decided_at_once(self, receive: WaitingReceive, decision: _Decision, error: Exception | None) -> None:
         if not _answer(receive, decision, error):
-            # other receives took the messages in between, so this receive must wait
+            # other receives leased the available messages first, so this receive must wait
             self._post(lambda: self._add(receive))
 
     def _decided(self, receive: WaitingReceive, decision: _Decision, error: Exception | None) -> None:
@@ -214,8 +216,8 @@ class Receives:
             receive.fail(error)
 
     def _serve(self) -> float:
-        """For each key (WaitKey), decide the first waiting receive if messages are available for it. Returns the
-        seconds until the next lease ends."""
+        """For each key (WaitKey), lease messages to the first waiting receive if messages are available for it. Returns
+        the seconds until the next lease ends."""
         wait_s = ASK_WAIT_S
         for receive in self._waiting.firsts():
             if receive.key in self._busy:
@@ -264,7 +266,7 @@ class Receives:
         looks = any(not receive.looked for receive in waiting)
         if queues and self._ends.ask(queues, 0.0 if looks else ASK_WAIT_S):
             self._covered = waiting
-            if not self._ends.is_asking:  # the end offsets were fetched at once, without a long poll
+            if not self._ends.is_asking:  # the end offsets were fetched without a long poll, so they are known already
                 self._looked()
                 self._post(lambda: None)
 
@@ -298,8 +300,8 @@ class Receives:
 
 
 def _answer(receive: WaitingReceive, decision: _Decision, error: Exception | None) -> bool:
-    """Send the answer of a receive after its decision. Returns False, and sends nothing, if the receive got no
-    messages."""
+    """Answer a receive with the messages that were leased for it, or fail it with `error`. Returns False, and sends
+    nothing, if the receive got no messages."""
     handout = decision.handout
     if error is not None or handout is None:
         receive.fail(error or ServiceNotAvailableError("the broker could not serve a receive; try again later"))

@@ -130,7 +130,7 @@ class Authorizer:
 
     def _user(self, state: AuthState, name: str, method: str) -> User:
         user = state.users.get(name)
-        if user is None:  # the user was deleted after its lane (direct socket connection) was opened
+        if user is None:  # the user was deleted after the user's lane was opened
             raise AccessDeniedError(name, str(self._all_of(method)), "the user no longer exists")
         return user
 

@@ -26,7 +26,7 @@ class ReadLimit(NamedTuple):
     messages: int
 
     def bytes_of(self, wanted: int) -> int:
-        """Return the number of bytes `wanted`, reduced to this limit if it is larger."""
+        """Return the smaller number of bytes: `wanted`, or this limit. A limit of 0 means no limit."""
         return min(wanted, self.size_bytes) if self.size_bytes else wanted
 
     def requests_of(self, wanted: list[FetchRequest]) -> list[FetchRequest]:
@@ -37,7 +37,8 @@ class ReadLimit(NamedTuple):
 
 
 class Consumption(Protocol):
-    """The methods of a server's meter that the server's lanes (direct socket connections) call."""
+    """The methods that lanes (direct socket connections) call to limit and to count the messages that a server's users
+    read."""
 
     def portion(self, user: str) -> ReadLimit | None:
         """Return the limit of how much one request of a user may read; None for a user without a limit."""
@@ -89,8 +90,8 @@ def weigh_results(results: Sequence[FetchResult]) -> tuple[int, int]:
 
 
 HANDED_OUT: Final[Mapping[str, Callable[[Any], tuple[int, int]]]] = {"fetch": weigh_results}
-"""Functions, by actor method, for the methods that return messages to consume: each returns the bytes and the number of
-messages in an answer."""
+"""For each actor method that returns messages to consume: the function that counts the bytes and the messages in the
+method's answer."""
 
 CONSUMING: Final = frozenset({*HANDED_OUT, "next_tasks"})
 """The names of the calls that return messages to consume, as actor methods or over lanes (direct socket

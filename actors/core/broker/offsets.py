@@ -34,7 +34,7 @@ class OffsetTable:
     first_versions: dict[str, int] = field(default_factory=dict)
 
     def copy(self) -> OffsetTable:
-        """Return an independent copy of the table."""
+        """Return an independent copy of the committed offsets."""
         return OffsetTable({key: dict(table) for key, table in self.tables.items()}, dict(self.first_versions))
 
     def get(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
@@ -47,8 +47,8 @@ class OffsetTable:
         return self.tables.get((topic, group), {})
 
     def version(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the reset version of a group's offset in a queue. If the group has committed no offset in the queue,
-        return the topic's first reset version."""
+        """Return the reset version of a group's offset in a queue: a number that grows with each reset of the offset.
+        If the group has committed no offset in the queue, return the topic's first reset version."""
         known = self.get(group, topic, queue_id)
         return self.first_versions.get(topic, 0) if known is None else known.reset_version
 
@@ -63,7 +63,8 @@ class OffsetTable:
         return sorted(topic for topic, name in list(self.tables) if name == group)
 
     def next_version(self, topic: str) -> int:
-        """Return a reset version above the versions of all queues of the topic."""
+        """Return a reset version (a number that grows with each reset of an offset) above the reset versions of all
+        queues of the topic."""
         used = [
             known.reset_version for key, table in self.tables.items() if key[0] == topic for known in table.values()
         ]
@@ -98,8 +99,8 @@ class OffsetTable:
 
 
 class Owners:
-    """For each queue of a group: the newest generation of an owner. Generation 0 stands for a consumer outside the
-    group."""
+    """The newest known assignment generation of the owner of each queue, by group. Generation 0 stands for a consumer
+    outside the group."""
 
     def __init__(self) -> None:
         self._generations: dict[tuple[str, str, int], int] = {}
@@ -144,8 +145,8 @@ def is_dead(committed: Mapping[int, int], first: Mapping[int, int]) -> bool:
 def judge_commits(
     table: OffsetTable, owners: Owners, group: str, topic: str, commits: Mapping[int, OffsetCommit]
 ) -> TopicCommits:
-    """Decide a group's commits in a topic, and record the owners of the queues. Raises InvalidArgumentError if an
-    offset is negative.
+    """Check a group's offset commits in a topic against the committed offsets and the queues' owners, and record the
+    owners. Returns the accepted offsets and the rejected queues. Raises InvalidArgumentError if an offset is negative.
 
     A queue that was reset without a new offset (because its topic was deleted and created again) begins at 0.
     """

@@ -110,7 +110,7 @@ class BrokerState:
     """
 
     def copy(self) -> BrokerState:
-        """Return an independent copy of the state."""
+        """Return an independent copy of the broker group's state."""
         return BrokerState(
             dict(self.topics),
             dict(self.groups),
@@ -130,8 +130,8 @@ class BrokerState:
         layout: str = "",
         attributes: Mapping[str, str] = NO_ATTRIBUTES,
     ) -> Change | None:
-        """Decide the creation of a topic. `layout`: the topic's queues in all broker groups
-        (raymq.common.protocol.route.TopicConfig).
+        """Check a request to create a topic, and return the record that creates it. `layout`: the topic's queues in all
+        broker groups (raymq.common.protocol.route.TopicConfig).
 
         Raises IllegalNameError if the name is invalid, InvalidArgumentError if another argument is invalid, and
         TopicExistsError if the topic exists with other values.
@@ -162,7 +162,8 @@ class BrokerState:
         layout: str = "",
         attributes: Mapping[str, str] = NO_ATTRIBUTES,
     ) -> list[Change]:
-        """Decide a change of a topic; arguments that are None stay unchanged.
+        """Check a request to change a topic, and return the records of the change. Arguments that are None stay
+        unchanged.
 
         The number of queues may grow, but never shrink, because each queue may have messages. An empty `order_config`
         makes the topic an ordinary topic. The entries of `layout` are added to the topic's existing layout. Each
@@ -193,7 +194,8 @@ class BrokerState:
         return [] if config == known else [_topic_change(config)]
 
     def decide_auto_topic(self, topic: str, queue_nums: int, queue_nums_max: int, layout: str = "") -> list[Change]:
-        """Decide the creation of a topic because a message is sent to it (spec/messaging.md §2.5, golden fact 12).
+        """Return the records that create a topic because a message is sent to it (spec/messaging.md §2.5, golden fact
+        12).
 
         If the topic already exists, only the queues in `layout` are added. `queue_nums` is the number of queues that
         the client requests. Raises IllegalNameError if the name is invalid. Raises TopicNotExistError for a retry or
@@ -209,14 +211,15 @@ class BrokerState:
         return [_creation(TopicConfig(topic, queues, queues, layout=merge_layouts(layout)))]
 
     def decide_topic_delete(self, topic: str) -> Change:
-        """Decide the removal of a topic and of the offsets committed in it. Raises IllegalNameError for a system topic,
-        and TopicNotExistError if the topic does not exist."""
+        """Return the record that removes a topic and the offsets committed in it. Raises IllegalNameError for a system
+        topic, and TopicNotExistError if the topic does not exist."""
         check_user_topic(topic)
         self.require_topic(topic)
         return {"kind": "topic_delete", "topic": topic, "next_reset_version": self.offsets.next_version(topic)}
 
     def decide_setting(self, start: LiveOptions, name: str, value: SettingValue) -> Change | None:
-        """Decide a change of a live setting in a group that was started with the settings `start`.
+        """Check a change of a live setting in a group that was started with the settings `start`, and return the record
+        of the change.
 
         Raises the errors of raymq.common.config.live.check_change.
         """
@@ -226,13 +229,14 @@ class BrokerState:
         return {"kind": "setting", "name": full, "value": value}
 
     def decide_setting_unset(self, name: str) -> Change | None:
-        """Decide to reset a live setting to its value in raymq.yaml. Raises InvalidArgumentError if no live setting has
-        this name."""
+        """Return the record that resets a live setting to its value in raymq.yaml. Raises InvalidArgumentError if no
+        live setting has this name."""
         full = live_name(name)
         return {"kind": "setting_unset", "name": full} if full in self.settings else None
 
     def decide_access(self, start: AuthState, change: AccessChange, now_ms: int) -> Change | None:
-        """Decide a change of the users and policies. `start` has the users and policies from before the first change.
+        """Check a change of the users and policies, and return the record of the change. `start` has the users and
+        policies from before the first change.
 
         Raises InvalidArgumentError, UserNotExistError and PolicyNotExistError as
         raymq.remoting.access.changes.carry_out does.
@@ -242,8 +246,8 @@ class BrokerState:
         return None if after is before else {"kind": "access", "state": after.kept_at(now_ms).dump()}
 
     def decide_group(self, group: str, *, auto_create: bool = True) -> list[Change]:
-        """Decide the creation of a group and its retry topic (spec/messaging.md §2.7, §2.8), if the group does not
-        exist.
+        """Return the records that create a group and its retry topic (spec/messaging.md §2.7, §2.8), if the group does
+        not exist.
 
         Raises IllegalNameError if the name is invalid. Raises GroupNotExistError for a new group, unless `auto_create`
         is set or the group is a system group.
@@ -255,7 +259,7 @@ class BrokerState:
         return self.decide_group_config(config or GroupConfig(group))
 
     def decide_group_config(self, config: GroupConfig) -> list[Change]:
-        """Decide the configuration of a group, and the number of queues of its retry topic.
+        """Return the records that set the configuration of a group, and the number of queues of its retry topic.
 
         The retry topic never loses queues, because a message may wait in each queue. Raises IllegalNameError if the
         group's name is invalid, and InvalidArgumentError if a value is invalid.
@@ -267,7 +271,8 @@ class BrokerState:
         return changes + self.decide_group_topic(retry_topic(config.group), config.retry_queue_nums)
 
     def decide_group_topic(self, topic: str, queue_nums: int) -> list[Change]:
-        """Decide to give a server-created topic (for retries or dead letters) at least `queue_nums` queues."""
+        """Return the records that give a server-created topic (for retries or dead letters) at least `queue_nums`
+        queues."""
         known = self.topics.get(topic)
         if known is None:
             return [_creation(TopicConfig(topic, queue_nums, queue_nums))]
@@ -278,13 +283,14 @@ class BrokerState:
         return [_topic_change(replace(known, read_queue_nums=read_queue_nums, write_queue_nums=write_queue_nums))]
 
     def decide_group_delete(self, group: str) -> Change:
-        """Decide the removal of a group and its offsets. Raises GroupNotExistError if the group does not exist."""
+        """Return the record that removes a group and its offsets. Raises GroupNotExistError if the group does not
+        exist."""
         self.require_group(group)
         return {"kind": "group_delete", "group": group}
 
     def decide_forbid(self, group: str, topic: str, *, forbidden: bool) -> list[Change]:
-        """Decide to forbid a group to read a topic, or to allow it again. Creates the group if this broker group does
-        not have it.
+        """Return the records that forbid a group to read a topic, or that allow it again. They also create the group if
+        this broker group does not have it.
 
         Raises IllegalNameError if the group's name is invalid. The topic need not exist in this broker group: it may be
         deleted, or have queues only in other broker groups.
@@ -301,7 +307,7 @@ class BrokerState:
     def decide_commits(
         self, owners: Owners, group: str, commits: Mapping[str, Mapping[int, OffsetCommit]]
     ) -> tuple[list[Change], dict[str, TopicCommits], dict[str, list[int]]]:
-        """Decide commits of offsets, by topic and queue id (actors.core.broker.offsets).
+        """Check a group's commits of offsets, given by topic and queue id (actors.core.broker.offsets).
 
         Returns the records to store, the decision about each topic's commits, and the queues that do not exist. A queue
         does not exist if its topic was deleted, or was created again with fewer queues. Raises GroupNotExistError if
@@ -325,16 +331,16 @@ class BrokerState:
         return changes, verdicts, gone
 
     def decide_starts(self, group: str, topic: str, offsets: Mapping[int, int]) -> Change | None:
-        """Decide to commit a group's start offsets in queues of a topic. Queues in which the group has already
-        committed an offset are left out."""
+        """Return the record that commits a group's start offsets in queues of a topic. Queues in which the group has
+        already committed an offset are left out."""
         self.require_group(group)
         self.check_queues(topic, offsets)
         new = {str(q): offset for q, offset in offsets.items() if self.offsets.get(group, topic, q) is None}
         return {"kind": "offsets", "group": group, "topic": topic, "offsets": new} if new else None
 
     def decide_topics(self, topics: Iterable[NewTopic]) -> list[Change]:
-        """Decide the creation of several topics: all of them, or none if an error is raised. Raises the errors of
-        `decide_topic`."""
+        """Check a request to create several topics, and return the records that create all of them. Raises the errors
+        of `decide_topic`; after an error no topic is created."""
         changes: dict[str, Change] = {}
         for topic, nums, layout, attributes in topics:
             change = self.decide_topic(topic, nums, nums, layout, attributes)
@@ -343,7 +349,7 @@ class BrokerState:
         return list(changes.values())
 
     def decide_reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> Change | None:
-        """Decide a reset of a group's offsets, even if members own the queues.
+        """Return the record that resets a group's committed offsets, even if members own the queues.
 
         Raises GroupNotExistError or TopicNotExistError if the group or the topic does not exist, and
         InvalidArgumentError if a queue or an offset is invalid.
@@ -365,8 +371,8 @@ class BrokerState:
         }
 
     def decide_offsets_delete(self, group: str, topics: Iterable[str]) -> Change | None:
-        """Decide to drop a group's committed offsets in topics. The topics need not exist in this broker group. Raises
-        GroupNotExistError if the group does not exist."""
+        """Return the record that drops a group's committed offsets in topics. The topics need not exist in this broker
+        group. Raises GroupNotExistError if the group does not exist."""
         self.require_group(group)
         known = [topic for topic in sorted(set(topics)) if self.offsets.of(group, topic)]
         return {"kind": "offsets_delete", "group": group, "topics": known} if known else None
@@ -401,8 +407,8 @@ class BrokerState:
         return 0 if known is None else known.queue_offset
 
     def require_topic(self, topic: str) -> TopicConfig:
-        """Return the topic's configuration, or raise TopicNotExistError. For the topic of a light queue, always return
-        a configuration with one queue, because a light queue is never created explicitly."""
+        """Return the topic's configuration, or raise TopicNotExistError. The topic of a light queue (RocketMQ's LMQ)
+        always has a configuration with one queue, because a light queue is never created explicitly."""
         if is_light_queue(topic):
             return TopicConfig(topic, 1, 1, PERM_READ)
         config = self.topics.get(topic)
@@ -464,8 +470,8 @@ class BrokerState:
                 self.check_readable(group, topic)
 
     def apply(self, change: Change, now_ms: int) -> None:
-        """Apply a stored record to the state. Raises InvalidArgumentError if this version of raymq does not support the
-        record's kind."""
+        """Apply a stored record to the broker group's state. Raises InvalidArgumentError if this version of raymq does
+        not support the record's kind."""
         handler = _APPLY.get(str(change.get("kind")))
         if handler is None:
             raise InvalidArgumentError(
@@ -539,8 +545,8 @@ class BrokerState:
             self.topics_version = self.topics_version.next(now_ms)
 
     def _apply_mark(self, change: Change, now_ms: int) -> None:
-        """Apply a marker record. A no-op: a marker does not change the state, but whoever reads it has read every
-        earlier record."""
+        """Apply a marker record, which does not change the state. The broker writes it to find out when it has read
+        every earlier record."""
 
 
 def _creation(config: TopicConfig) -> Change:
@@ -596,6 +602,7 @@ def decode_change(body: bytes) -> Change:
 
 
 def replay(state: BrokerState, records: Iterable[tuple[bytes, int]]) -> None:
-    """Apply stored records to the state, in order. Each record is given as (body, store time in ms)."""
+    """Apply stored records to the broker group's state, in order. Each record is given as (body, store time in
+    ms)."""
     for body, stored_ms in records:
         state.apply(decode_change(body), stored_ms)

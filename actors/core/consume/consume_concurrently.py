@@ -30,8 +30,8 @@ from raymq.client.consumer.push.settings import PushSettings
 from raymq.common.protocol.consume_result import ConsumeReport
 
 TASKS_AHEAD: Final = 4
-"""Number of full tasks that are in flight at the same time, so that the listener has work while more tasks are being
-transferred."""
+"""Number of full-size tasks that are in flight to a listener at the same time. The listener then has work while further
+tasks are being transferred."""
 SUSPECT_DEATHS: Final = 2
 """Number of deaths of the listener's process after which a task's messages are suspected of causing the crash."""
 WAYS_MAX: Final = 16

@@ -78,7 +78,8 @@ class ProcessQueue(AssignedQueue):
     finished_count: int = 0
     """The number of messages finished since the last commit that the broker accepted."""
     asked_count: int = 0
-    """The number of finished messages (`finished_count`) at the time of the last commit request (`ask`)."""
+    """The value of `finished_count`, the number of finished messages, at the time of the last commit request
+    (`ask`)."""
     trouble: str = ""
     """The reason of the queue's last failure; empty after a success."""
     skipped: int = 0

@@ -88,7 +88,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         """Return the process queues of this instance, for reports."""
         return list(self._queues.values())
 
-    # Methods for suspending and pausing, and for the state of the listener's process
+    # Methods that suspend the instance, pause its queues, and track the state of the listener's process
 
     @property
     def suspended(self) -> bool:
@@ -249,12 +249,13 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         if process_queue is None:
             return
         if to_offset > from_offset or not process_queue.count:
-            # Messages that were fetched before the jump are delivered first.
+            # Messages that were fetched before the jump to `to_offset` are delivered first.
             process_queue.fetch_offset = to_offset
             process_queue.backwards = to_offset < (process_queue.committed or 0)
 
     def unreadable(self, queue: MessageQueue, offset: int, error: Exception) -> None:
-        """Record, as the queue's last failure, that the store has lost the queue's next message, at `offset`."""
+        """Record that the store has lost the queue's next message, which has the offset `offset`. The loss becomes the
+        queue's last failure."""
         process_queue = self._queues.get(queue)
         if process_queue is not None:
             process_queue.trouble = f"the message at offset {offset} cannot be read: {error}"

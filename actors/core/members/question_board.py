@@ -33,7 +33,7 @@ class QuestionBoard:
         # The polling clients, by id, in the order of their last polls: clients that stopped polling come first.
         self._clients: dict[str, _Client] = {}
         self._open: dict[str, str] = {}
-        """The client id of each unanswered query, by ticket."""
+        """The client that must answer each open query: query ticket → client id."""
 
     def take(self, client_id: str, now_s: float) -> list[Question]:
         """Return the queries (Question) that wait for a client, and record the time of the client's poll."""

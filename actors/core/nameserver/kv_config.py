@@ -31,8 +31,8 @@ class KvConfig:
         return dict(self._table.get(namespace, {}))
 
     def changed(self, namespace: str, key: str, value: str | None) -> KvConfig:
-        """Return a copy of the table with one value set, or deleted if `value` is None. Raises InvalidArgumentError if
-        the namespace, key or value cannot be stored in the table."""
+        """Return a copy of the key-value table with one value set, or deleted if `value` is None. Raises
+        InvalidArgumentError if the namespace, key or value cannot be stored in the table."""
         for what, text in (("namespace", namespace), ("key", key), ("value", "-" if value is None else value)):
             if not isinstance(text, str) or not text.strip() or len(text) > VALUE_MAX_CHARACTERS:
                 raise InvalidArgumentError(

@@ -103,8 +103,8 @@ class RouteTable:
         return True
 
     def heartbeat(self, broker_name: str, data_version: DataVersion, now_s: float) -> bool:
-        """Record that a broker is alive. Returns False if the broker must register: the table does not have the broker,
-        or has another version of its data."""
+        """Record that a broker is alive. Returns False if the broker must register: the route table does not have the
+        broker, or has another version of its data."""
         broker = self._brokers.get(broker_name)
         if broker is None or broker.registration.data_version != data_version:
             return False

@@ -47,7 +47,8 @@ class LeaseClock:
             return self._latest_ms
 
     def not_before(self, time_ms: int) -> None:
-        """Advance the clock to `time_ms`, unless it is already later, because a record was stored at `time_ms`."""
+        """Advance the clock of leases to `time_ms`, the store time of a record, unless the clock is already
+        later."""
         with self._lock:
             at_ms = self._monotonic_ms()
             self._latest_ms = max(time_ms, self._latest_ms + at_ms - self._latest_at_ms)
@@ -91,17 +92,19 @@ class Lease(NamedTuple):
 
     @property
     def all(self) -> int:
-        """A bit mask of the lease in which the bit of each of its offsets is set."""
+        """The bit mask with one set bit for each offset of the lease."""
         return (1 << self.size) - 1
 
     @property
     def unsettled(self) -> int:
-        """The number of unsettled offsets of the lease."""
+        """The number of the lease's unsettled offsets: their messages are neither acknowledged nor part of another
+        lease."""
         return self.size - self.settled.bit_count()
 
     @property
     def first_unsettled(self) -> int:
-        """The first unsettled offset of the lease; the end of the lease if all its offsets are settled."""
+        """The first unsettled offset of the lease: its message is neither acknowledged nor part of another lease. If
+        all offsets are settled, the end of the lease."""
         return self.start + (~self.settled & (self.settled + 1)).bit_length() - 1
 
     def next_pop_ms(self, now_ms: int) -> int:
@@ -135,22 +138,25 @@ class PopQueue:
         return sum([lease.unsettled for lease in self.leases.values() if lease.visible_ms > now_ms])
 
     def due(self, now_ms: int) -> int:
-        """Return the number of unsettled messages of the queue whose lease time has passed."""
+        """Return the number of messages of the queue whose lease time has passed, and which were not
+        acknowledged."""
         return sum([lease.unsettled for lease in self.leases.values() if lease.visible_ms <= now_ms])
 
     def first_unsettled(self) -> int:
-        """Return the first unsettled offset of the queue."""
+        """Return the first offset of the queue that is unsettled: its message is not acknowledged, so the committed
+        offset cannot pass it."""
         return min([self.next_offset, *[lease.first_unsettled for lease in self.leases.values()]])
 
 
 class QueueEdit:
-    """Collects the changes of one queue's leases while a decision is made."""
+    """Collects the lease changes that one request makes in one queue, for the request's "pop" record."""
 
     def __init__(self, topic: str, queue_id: int, known: PopQueue | None, committed: int) -> None:
         self.topic, self.queue_id = topic, queue_id
         self.queue = PopQueue(committed)
         if known is not None:
-            # A consumer that does not use leases may have committed an offset beyond all leases.
+            # Continue after all leases, or after the committed offset if it is larger. A consumer that does not use
+            # leases may have committed a larger offset.
             self.queue = PopQueue(max(known.next_offset, committed), dict(known.leases))
         self._before, self._committed = self.queue.next_offset, committed
         self._set: dict[LeaseKey, Lease] = {}
@@ -181,7 +187,7 @@ class QueueEdit:
 
 
 def pop_change(group: str, edits: Iterable[QueueEdit]) -> PopChange | None:
-    """Build the "pop" record with the edited leases of several queues; None if no lease has changed."""
+    """Build the "pop" record with the changed leases of several queues; None if no lease has changed."""
     queues = [record for edit in edits if (record := edit.record()) is not None]
     return {"kind": POP, "group": group, "queues": queues} if queues else None
 
@@ -193,7 +199,7 @@ class PopTable:
     tables: dict[tuple[str, str], dict[int, PopQueue]] = field(default_factory=dict)
 
     def copy(self) -> PopTable:
-        """Return an independent copy of the table."""
+        """Return an independent copy of the table of leases."""
         return PopTable(
             {
                 key: {queue_id: PopQueue(queue.next_offset, dict(queue.leases)) for queue_id, queue in table.items()}
@@ -212,7 +218,8 @@ class PopTable:
         return {q: queue.in_flight(now_ms) for q, queue in self.tables.get((group, topic), {}).items()}
 
     def edit(self, group: str, topic: str, queue_id: int, committed: int) -> QueueEdit:
-        """Start an edit of a queue's leases. `committed`: the offset that the group has committed in the queue."""
+        """Return an object that collects the changes of a queue's leases (QueueEdit). `committed`: the offset that the
+        group has committed in the queue."""
         return QueueEdit(topic, queue_id, self.get(group, topic, queue_id), committed)
 
     def apply(self, change: PopChange) -> dict[str, dict[int, int]]:

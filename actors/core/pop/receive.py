@@ -1,5 +1,4 @@
-"""Decides a receive of a simple consumer: which messages of some queues are leased, for how long, and with which
-attempt number.
+"""Selects the messages that a receive of a simple consumer leases, how long they are leased, and their attempt number.
 
 This module decides which consumer gets which message, and when. Messages whose lease has passed without an
 acknowledgement come first. They are read from their own queue by their offsets; no message is copied to another topic.
@@ -28,7 +27,8 @@ LEASES_MAX: Final = 1024
 """If a group has this many leases in a queue, no new messages of the queue are leased. Unsettled messages of ended
 leases are still leased again."""
 UNSETTLED_MAX: Final = 65_536
-"""If a group has this many unsettled messages in a queue, no new messages of the queue are leased."""
+"""If a group has this many unsettled (leased but unacknowledged) messages in a queue, no new messages of the queue are
+leased."""
 
 TopicQueue = tuple[str, int]
 """A topic and a queue id."""
@@ -38,7 +38,7 @@ Committed = Callable[[str, int], int]
 
 @dataclass(frozen=True, slots=True)
 class LeaseGrant:
-    """The decision about a receive.
+    """The result of leasing messages for a receive.
 
     `change`: the record to store; None if nothing changes. `ranges`: the leased offset ranges. `gone`: the number of
     unsettled messages that retention had deleted.
@@ -50,7 +50,7 @@ class LeaseGrant:
 
 
 def check_receive(request: ReceiveRequest) -> None:
-    """Raise InvalidArgumentError if a number in the request is out of its bounds."""
+    """Raise InvalidArgumentError if a number in a receive request is out of its bounds."""
     if not 1 <= request.max_messages <= RECEIVE_MAX_MESSAGES:
         raise InvalidArgumentError(
             f"max_messages of a receive must be 1 to {RECEIVE_MAX_MESSAGES}, not {request.max_messages!r}"
@@ -170,7 +170,8 @@ def _may_hand_out(queue: PopQueue) -> bool:
 
 
 def _drop_deleted(edit: QueueEdit, min_offset: int) -> int:
-    """Settle the leased messages that retention has deleted from the queue. Returns their number."""
+    """Mark the leased messages that retention has deleted from the queue as settled, as if they were acknowledged.
+    Returns the number of messages that were not settled before."""
     queue, gone = edit.queue, 0
     queue.next_offset = max(queue.next_offset, min_offset)
     for lease in [lease for lease in queue.leases.values() if lease.first_unsettled < min_offset]:
@@ -222,7 +223,8 @@ def _new(start: int, count: int, request: ReceiveRequest, pop_ms: int) -> Lease:
 
 
 def _end_of_first(leases: Sequence[Lease], number: int) -> int:
-    """Return the offset after the first `number` unsettled messages of some leases, whose offsets may interleave.
+    """Return the offset up to which several leases contain `number` unsettled messages. The offsets of the leases may
+    interleave.
 
     If the leases have at most `number` unsettled messages, return the end of the last lease.
     """

@@ -24,7 +24,7 @@ changed."""
 
 @dataclass(slots=True)
 class SettleDecision:
-    """The decision about acknowledgements, or about changes of invisible times.
+    """The result of acknowledging leased messages, or of changing their invisible time.
 
     It has the record to store (None: nothing changes). After a change of invisible times it also has one entry for each
     given part of a lease: the new lease, or None if the old lease has ended.
@@ -32,17 +32,18 @@ class SettleDecision:
 
     change: PopChange | None = None
     counts: Counter[str] = field(default_factory=Counter)
-    """The number of messages that this decision settles, by topic."""
+    """By topic: the number of messages that the request acknowledges, or whose invisible time it changes."""
     leases: list[Lease | None] = field(default_factory=list)
 
     @property
     def count(self) -> int:
-        """The number of messages that this decision settles."""
+        """The number of messages, in all topics, that the request acknowledges, or whose invisible time it
+        changes."""
         return self.counts.total()
 
 
 def decide_ack(table: PopTable, committed: Committed, group: str, parts: Sequence[LeasePart]) -> SettleDecision:
-    """Decide the acknowledgement of leased messages: mark their offsets as settled, and count them. Raises
+    """Acknowledge leased messages: mark their offsets as settled, and count them. Returns the record to store. Raises
     InvalidArgumentError if an offset is not in its lease."""
     edits = _Edits(table, committed, group)
     settled = SettleDecision()
@@ -65,8 +66,8 @@ def decide_invisible(
     *,
     counted: bool = True,
 ) -> SettleDecision:
-    """Decide to make leased messages visible again `invisible_ms` from now. Each part of a lease in `parts` becomes a
-    new lease, and its old receipt becomes invalid.
+    """Make leased messages visible again `invisible_ms` from now, and return the record to store. Each part of a lease
+    in `parts` becomes a new lease, and its old receipt becomes invalid.
 
     The number of delivery attempts stays the same, or is reduced by one if `counted` is False. Raises
     InvalidArgumentError if `invisible_ms` is out of bounds or an offset is not in its lease. Raises SystemBusyError if
@@ -107,15 +108,15 @@ def _moved(old: Lease, offsets: int, invisible_ms: int, now_ms: int, attempts: i
 
 
 class _Edits:
-    """The edits of leases, for all queues to which the given parts of leases belong."""
+    """The lease changes (QueueEdit) of one request, by queue."""
 
     def __init__(self, table: PopTable, committed: Committed, group: str) -> None:
         self._table, self._committed, self._group = table, committed, group
         self._edits: dict[tuple[str, int], QueueEdit] = {}
 
     def find(self, part: LeasePart) -> tuple[QueueEdit, Lease | None, int]:
-        """Find the lease to which `part` belongs. Returns the edit of the queue, the lease (None if it has ended), and
-        the bit set of the part's unsettled offsets.
+        """Find the lease to which `part` belongs. Returns the request's lease changes in the queue (QueueEdit), the
+        lease (None if it has ended), and the bit set of the part's unsettled offsets.
 
         Raises InvalidArgumentError if an offset is not in the lease.
         """

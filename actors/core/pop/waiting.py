@@ -55,7 +55,7 @@ class WaitingReceives:
         return self._count
 
     def add(self, receive: WaitingReceive) -> None:
-        """Add a receive after all other receives. Raises SystemBusyError if too many receives wait."""
+        """Add a receive after all other waiting receives. Raises SystemBusyError if too many receives wait."""
         waiting = self._by_key.setdefault(receive.key, deque())
         if self._count >= WAITING_MAX or len(waiting) >= WAITING_OF_KEY_MAX:
             raise SystemBusyError(
@@ -67,7 +67,7 @@ class WaitingReceives:
         self._count += 1
 
     def put_back(self, receive: WaitingReceive) -> None:
-        """Put back a receive that `take` removed, in front of all other receives."""
+        """Put a receive that `take` removed back in front of all other waiting receives."""
         self._by_key.setdefault(receive.key, deque()).appendleft(receive)
         self._count += 1
 

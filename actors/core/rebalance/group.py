@@ -30,8 +30,8 @@ RETARGET_INTERVAL_S: Final = 20.0
 
 
 class HeartbeatSender(Enum):
-    """Result of comparing the sender of a heartbeat with the known member. Several processes may use one member's name,
-    one after another."""
+    """Result of comparing a heartbeat's session with the session of the member of the same name. Several processes may
+    use one member's name, one after another."""
 
     STRANGER = "it has no session, or one that is over"
     INVITED = "it was given a session and uses it for the first time"
@@ -39,7 +39,8 @@ class HeartbeatSender(Enum):
 
 
 class HeartbeatKind(Enum):
-    """The kind of a heartbeat, compared with the newest heartbeat of its session."""
+    """The order of a heartbeat relative to the newest heartbeat of its session: newer, repeated, or late; or the member
+    leaves."""
 
     NEXT = "newer than all, or the first of its session"
     REPEATED = "the newest once more"
@@ -73,8 +74,8 @@ HEARTBEAT_STEPS: Final[Mapping[HeartbeatSender, Mapping[HeartbeatKind, Heartbeat
         HeartbeatKind.LEAVING: HeartbeatStep.REMOVE,
     },
 }
-"""The step for each sender and kind of heartbeat. A heartbeat can be repeated or late only if its sender is a member,
-because only a member has an earlier heartbeat."""
+"""How the group handles a heartbeat, by its sender and its kind. A heartbeat can be repeated or late only if its sender
+is a member, because only a member has an earlier heartbeat."""
 
 
 @dataclass(slots=True)
@@ -115,17 +116,17 @@ class RebalanceGroup:
         # Until this time, members may consume queues that an earlier instance granted and that they have not reported
         # to this instance yet.
         self._old_leases_end_s = started_s + session_timeout_s if old_leases_end_s is None else old_leases_end_s
-        # The time before which the group grants no queue.
+        # The earliest time at which the group grants queues to members.
         self._grants_from_s = self._old_leases_end_s if grace else started_s
         self._members: dict[str, _Member] = {}  # the members of the group by name, in the order of joining
         # member name → (the newest session offered to a process that uses this name, time of the offer)
         self._invited: dict[str, tuple[int, float]] = {}
         self._last_session = first_version
-        self._queues: dict[str, tuple[MessageQueue, ...]] = {}  # the queues by topic, sorted
+        self._queues: dict[str, tuple[MessageQueue, ...]] = {}  # the queues of each topic, sorted
         self._broker_rooms: dict[str, str] = {}
         self._target: Target = {}
-        self._targeted_s = started_s  # time of the last periodic computation of the target
-        self._failures: dict[str, str] = {}  # topic → the reason why the strategy failed and left the target unchanged
+        self._targeted_s = started_s  # time when the planned member of each queue was last computed at an interval
+        self._failures: dict[str, str] = {}  # topic → the reason why the strategy failed, so that the last plan is kept
         self._holder: dict[MessageQueue, str] = {}
         self._first_generation = first_version
         self.generation = first_version
@@ -309,15 +310,16 @@ class RebalanceGroup:
         return self._last_session
 
     def _note_generation(self, generation: int) -> None:
-        """If a heartbeat has a generation of an earlier instance, wait with new grants, because grants of that instance
-        may still be in use."""
+        """If a heartbeat has a generation from an earlier instance of this object, delay new grants. Members may still
+        use queues that the earlier instance granted."""
         if generation and not self._first_generation <= generation <= self.generation:
             self._grants_from_s = max(self._grants_from_s, self._old_leases_end_s)
         if generation > self.generation:  # an earlier instance had a later clock: use a higher generation
             self.generation = generation + 1
 
     def _note_member(self, heartbeat: GroupHeartbeat, now_s: float) -> bool:
-        """Store a member's request. Returns True if the member is new, or its request has changed."""
+        """Store the request in a member's heartbeat: topics, filters, strategy and node. Returns True if the member is
+        new, or its request has changed."""
         request = MemberRequest(heartbeat.topics, heartbeat.allocation, heartbeat.node, heartbeat.expressions)
         before = self._members.get(heartbeat.member)
         # If a process replaces another process with the same member name, it keeps that member's position in the order
@@ -332,16 +334,16 @@ class RebalanceGroup:
             for queue in [queue for queue, holder in self._holder.items() if holder == name and queue not in holding]:
                 del self._holder[queue]
         for queue in holding:
-            # A queue that another member already holds stays with that member: it was granted the queue after the
-            # reporting member was considered dead.
+            # If another member already holds a reported queue, the queue stays with that member. The reporting member
+            # was considered dead when the queue was granted to the other member.
             self._holder.setdefault(queue, name)
 
     def _grant(self, name: str, now_s: float) -> frozenset[MessageQueue]:
         topics = self._members[name].request.topics
         granted = set()
         for queue, target in self._target.items():
-            # Skip a queue of a topic to which the member no longer subscribes: if the strategy failed, the target may
-            # still contain the queue.
+            # Skip a queue if the member no longer subscribes to the queue's topic. If the strategy failed, the last
+            # plan may still assign the queue to this member.
             if target != name or queue.topic not in topics:
                 continue
             holder = self._holder.get(queue)

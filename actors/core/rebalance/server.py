@@ -80,8 +80,8 @@ class RebalanceServer:
             )
             for slot in slots
         }
-        self._epochs = dict.fromkeys(self.leases, 0)  # slot → the epoch in which the slot's groups were created
-        self._versions = dict.fromkeys(self.leases, 0)  # slot → newest version of any group dropped from the slot
+        self._epochs = dict.fromkeys(self.leases, 0)  # by slot (a share of all groups): the epoch of its groups
+        self._versions = dict.fromkeys(self.leases, 0)  # by slot: the newest version of a group that was dropped
         self._lock = threading.Lock()  # lock that guards every attribute, except the contents of the groups' entries
         self._entries: dict[str, _Entry] = {}
         # topic → its queues; None if no NameServer has answered the request for the topic's queues
@@ -222,8 +222,8 @@ class RebalanceServer:
     # Methods that drop expired members and groups, and methods for slots
 
     def sweep(self, now_s: float) -> None:
-        """Drop members that have sent no heartbeat for too long, groups without members, and the groups of lost slots
-        (shares of all groups)."""
+        """Drop members that have sent no heartbeat for too long, and groups without members. Also drop the groups of
+        slots (shares of all groups) that this server has lost."""
         with self._lock:
             for slot in self.leases:
                 self._drop_old_epochs(slot)

@@ -39,24 +39,25 @@ TAKE_OVER_AFTER_S: Final = 6.0
 """If the sign of life of a slot (a share of all groups) has not changed for this many seconds, another process claims
 the slot. Longer than Ray takes to restart a killed process."""
 VERSION_STEP: Final = 1 << 40
-"""Difference between the first versions of two consecutive epochs. Within one epoch, a group's generation grows by less
-than this."""
+"""Difference between the first generations of a slot's groups in two consecutive epochs. (A slot is a share of all
+groups.) Within one epoch, a group's generation grows by less than this."""
 CLAIMS_KEPT: Final = 1000
-"""Number of epochs for which a claim stays in the register before it is deleted. No hung process resumes so late that
-it still needs an older claim."""
+"""Number of epochs for which a claim of a slot (a share of all groups) stays in the register before it is deleted. No
+hung process resumes so late that it still needs an older claim."""
 
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Request to read a key of the register. The answer is the key's value, or None."""
+    """Request to read a key of the register (a key-value store at Ray's GCS). The answer is the key's value, or
+    None."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Request to write a key of the register. Without `overwrite`, the key is written only if it has no value. The
-    answer is True if the key was written."""
+    """Request to write a key of the register (a key-value store at Ray's GCS). Without `overwrite`, the key is written
+    only if it has no value. The answer is True if the key was written."""
 
     key: str
     value: str
@@ -65,7 +66,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Request to remove a key of the register."""
+    """Request to remove a key of the register (a key-value store at Ray's GCS)."""
 
     key: str
 
@@ -75,8 +76,8 @@ Look = Generator[Get | Put | Drop, Any, None]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim of a slot by a Rebalance actor. `server`: the actor's name. `life`: the id of the process. `fresh`: True
-    if no lease of an earlier holder is in use."""
+    """A record by which a Rebalance actor takes a slot (a share of all groups). `server`: the actor's name. `life`: the
+    id of the process. `fresh`: True if no lease of an earlier holder is in use."""
 
     server: str
     life: str
@@ -95,7 +96,8 @@ NOBODY: Final = Claim("", "", 0, fresh=True)
 
 
 class SlotLease:
-    """One process's view of one slot. Not thread-safe.
+    """A slot (a share of all groups) as one process of a Rebalance actor sees it: the slot's holder, and whether this
+    process is the holder. Not thread-safe.
 
     `server` and `life` name this process. `home`: True if this process should hold the slot first. `lease_s`: the
     longest time, in s, for which the answer to a heartbeat lets a member use its queues.
@@ -106,24 +108,25 @@ class SlotLease:
         self._server, self._life, self._home = server, life, home
         self._lease_s, self._valid_s = lease_s, valid_s
         self.epoch = 0
-        """The latest known epoch of the slot; 0 before the first claim."""
+        """The latest known epoch of the slot (a share of all groups); 0 before the first claim."""
         self.claim = NOBODY
-        """The claim of the slot for the latest known epoch."""
+        """The claim by which a Rebalance actor holds the slot (a share of all groups) in the latest known
+        epoch."""
         self.held = False
-        """True if this process holds the slot: `claim` is its own claim."""
+        """True if this process holds the slot (a share of all groups): `claim` is its own claim."""
         self.grants_from_s = 0.0
-        """The time from which no lease of an earlier holder is in use, so that queues can be granted. Valid while this
-        process holds the slot."""
+        """The time from which queues of the slot (a share of all groups) can be granted: no lease of an earlier holder
+        is in use then. Valid while this process holds the slot."""
         self._valid_until_s = float("-inf")
         self._beats = 0
         self._released = False
-        self._had_it = False  # True if this process has held the slot and lost it
+        self._had_it = False  # True if this process held the slot earlier and has lost it
         self._closed = False
         self._seen: tuple[int, int] | None = None
         self._seen_since_s = 0.0
 
     def valid(self, now_s: float) -> bool:
-        """Return True if this process may answer members of the slot's groups now."""
+        """Return True if this process may now answer members of the groups in its slot (a share of all groups)."""
         return self.held and now_s < self._valid_until_s
 
     def waits_for_old_leases(self, now_s: float) -> bool:
@@ -149,8 +152,8 @@ class SlotLease:
         began_s = clock()
         if not self.held:
             beats = yield from self._read_sign()
-            # True if the newest claim is already this process's own: the register accepted the claim, but its answer
-            # was lost.
+            # True if the newest claim of the slot is already this process's own. In this case the register stored the
+            # claim in an earlier check, but the answer was lost.
             mine = self.claim.life == self._life
             if not mine and self._may_claim(beats, clock()) and not (yield from self._find_newer()):
                 yield from self._make_claim(wall_ns)

@@ -26,7 +26,8 @@ from actors.core.rebalance.allocation import Shares, check_shareable
 from raymq.common.message import MessageQueue
 
 _ALL: Final = ("all",)
-"""The node of the exchange graph to which every member's total is connected."""
+"""The node of the exchange graph that stands for the sum over all topics. Its arcs change a member's total number of
+queues."""
 
 _Node = tuple[str, ...]
 
@@ -113,8 +114,8 @@ class _Extras:
         self._totals: Counter[str] = Counter()
         for topic in topics.values():
             self._totals.update(dict.fromkeys(topic.members, topic.size))
-        # The weight is so large that a difference of one in a member's total outweighs all queues that members could
-        # keep.
+        # The cost of a member's total has this large weight, so that even totals matter more than all queues that
+        # members could keep.
         self._total_weight = 1 + sum(len(topic.members) for topic in topics.values())
         self.chosen = {name: self._start(topic) for name, topic in topics.items()}
 
@@ -130,8 +131,8 @@ class _Extras:
         return chosen
 
     def improve(self) -> None:
-        """Exchange extra queues until no exchange lowers the cost. Each exchange lowers the cost, which is an integer,
-        so the loop ends."""
+        """Let members exchange extra queues until no exchange lowers the cost of the plan. The cost is an integer and
+        falls with each exchange, so the loop ends."""
         while cycle := _negative_cycle(self._arcs()):
             for tail, head in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
                 if tail[0] == "member" and head[0] == "topic":
@@ -142,9 +143,10 @@ class _Extras:
                     self._totals[head[1]] += 1
 
     def _arcs(self) -> list[tuple[_Node, _Node, int]]:
-        """Return the steps from which an exchange of extra queues can be composed, each with its cost.
+        """Return the arcs of the exchange graph, each with its cost. A cycle of arcs is a possible exchange of extra
+        queues between members.
 
-        There are three kinds of steps. A member gives up an extra queue of a topic, a topic gives an extra queue to a
+        There are three kinds of arcs. A member gives up an extra queue of a topic, a topic gives an extra queue to a
         member, or a member's total changes by one.
         """
         arcs: list[tuple[_Node, _Node, int]] = []

@@ -72,7 +72,7 @@ class Electorate:
             return Choice(None, _waiting(absent, members))
         able = [state for state in able if state.replica in self.fresh]
         members = [state for state in members if state.replica in self.fresh]
-        # Messages before a confirm offset were acknowledged. If only one member remembers this confirm offset, it
+        # Messages before a confirm offset were acknowledged. So the highest confirm offset that any member has stored
         # applies to all members.
         floor = max((state.confirm_floor for state in members), default=0)
         members = [_with_floor(state, floor) for state in members]

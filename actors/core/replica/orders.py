@@ -98,8 +98,8 @@ class ReplicaState:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """The epoch and the end of the replica's log. A replica with a larger rank has every message of a replica with
-        a smaller rank."""
+        """The sort key by which replicas are compared: the epoch of the log's last record, and the end of the log. A
+        replica with a larger rank has every message of a replica with a smaller rank."""
         return self.log_epoch, self.end_offset
 
 

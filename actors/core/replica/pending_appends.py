@@ -64,6 +64,6 @@ class PendingAppends(Generic[TokenT]):
 
     @property
     def next_deadline_s(self) -> float | None:
-        """Return the time by which the caller must call `settle` next, on the clock of `settle`'s argument; None if no
-        append waits."""
+        """Return the time by which the caller must call `settle` next; None if no append waits. The time is on the
+        clock whose time the caller passes to `settle`."""
         return min((started.deadline_s for started, _ in self._waiting), default=None)

@@ -120,7 +120,7 @@ class ReplicaRoleState:
         self.draining = True
 
     def _role_after(self, order: RoleOrder, epoch: int) -> ReplicaRole:
-        """Return the role after an order. Raises NotMasterError if the order is rejected."""
+        """Return the role that the replica has after an order. Raises NotMasterError if the order is rejected."""
         age = EpochAge((epoch > self.epoch) - (epoch < self.epoch))
         after = TRANSITIONS[self.role].get((order, age))
         if after is None:

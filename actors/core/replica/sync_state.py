@@ -11,9 +11,9 @@ included; it never goes back. The master proposes a change of the set to the Con
              or whose disk has lost its log
 
 While messages arrive all the time, a follower that is close to the master's end never has exactly the confirmed log. So
-a follower that reached the log's end at its last request counts as a member at once. It counts for JOIN_MAX_S at most,
-because only the master counts it. The confirm offset then waits until the follower has everything up to it, and the
-master proposes the follower.
+the confirm offset waits for the copy of such a follower before the follower is a member. The wait begins when the
+follower has reached the end that the log had at its last request. It lasts at most JOIN_MAX_S, because only the master
+counts the follower. When the follower has everything up to the confirm offset, the master proposes it as a member.
 
 From the proposal to the answer, the members of both the old and the new set count (spec/storage.md §11.2). So every
 replica that the Controller may elect in that time has every acknowledged message. No state survives the process.
@@ -21,10 +21,10 @@ replica that the Controller may elect in that time has every acknowledged messag
 This module also records the times at which the bytes of a log were stored, approximately and in little memory, to
 compute the lag in seconds.
 
-A mark has an end offset and a time: the bytes from the end of the previous mark to the mark's own end were stored at
-that time or later. Bytes stored within MARK_S of a mark's time are added to the mark. If there are more than MARKS_MAX
-marks, two marks are joined. So an age may be too large, by a few percent and MARK_S. It is never too small, except for
-bytes stored before the first mark. No mark survives the process.
+The times are stored as marks. A mark has an end offset and a time: the bytes from the end of the previous mark to the
+mark's own end were stored at that time or later. Bytes stored within MARK_S of a mark's time are added to the mark. If
+there are more than MARKS_MAX marks, two marks are joined. So an age may be too large, by a few percent and MARK_S. It
+is never too small, except for bytes stored before the first mark. No mark survives the process.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ class StoreTimes:
         return max(now_s - self._times_s[index], 0.0) if index < len(self._ends) else 0.0
 
     def _join_two(self, now_s: float) -> None:
-        """Join the two neighbouring marks whose join changes the ages least, in proportion. The joined mark has the
-        earlier time and the later end."""
+        """Join two neighbouring marks (entries of the list of store times), so that the list stays short. Chooses the
+        pair whose join changes the ages of bytes least, relative to the ages. The joined mark has the earlier time and
+        the later end."""
         times_s = self._times_s
         first = min(
             range(1, len(times_s) - 2), key=lambda i: (times_s[i + 2] - times_s[i]) / max(now_s - times_s[i], MARK_S)
@@ -116,8 +117,9 @@ class MasterSyncState:
         proposed no change."""
         self._followers: dict[int, _Follower] = {}
         self._joining: dict[int, tuple[str, float]] = {}
-        """The followers whose copies count although the master has not proposed them yet. For each follower: the id of
-        its directory, and the time, in s, from which it counts."""
+        """The followers for whose copies the confirm offset already waits, although the master has not proposed them as
+        members yet. For each follower: the id of its directory, and the time, in s, from which the confirm offset
+        waits."""
         self._own_end = self.confirm_offset = end_offset
         self._stored_times = StoreTimes(end_offset, now_s)
 
@@ -127,12 +129,13 @@ class MasterSyncState:
 
     @property
     def counted(self) -> frozenset[int]:
-        """The replicas whose copies count: members of the sync-state set, proposed members, and followers that will be
-        proposed soon."""
+        """The replicas for whose copies the confirm offset waits: members of the sync-state set, proposed members, and
+        followers that will be proposed soon."""
         return frozenset(self._counted_stores())
 
     def _counted_stores(self) -> dict[int, str]:
-        """Return the replicas whose copies count, each with the id of the directory that holds its copy."""
+        """Return the replicas for whose copies the confirm offset waits, each with the id of the directory that holds
+        its copy."""
         joining = {name: store_id for name, (store_id, _) in self._joining.items()}
         return {**joining, **self.sync_state_set.stores, **(self._proposed or {})}
 
@@ -162,8 +165,8 @@ class MasterSyncState:
         self._confirm()
 
     def silent(self, names: frozenset[int]) -> None:
-        """Record the replicas that do not answer the Controller. They are removed from the set without waiting for
-        `not_catchup_s`."""
+        """Record the replicas that do not answer the Controller. They are removed from the sync-state set without
+        waiting for `not_catchup_s`."""
         for name in names & self._followers.keys():
             self._followers[name].caught_up_s = -math.inf
             self._joining.pop(name, None)
@@ -197,8 +200,8 @@ class MasterSyncState:
     def decided(self, answer: SyncStateSet) -> None:
         """Record the sync-state set in force, as answered by the Controller.
 
-        Only a newer set ends a current proposal. Until then the Controller may still accept the proposal, so each
-        replica in the proposal must count all the time.
+        Only a newer set ends a current proposal. Until then the Controller may still accept the proposal. So the
+        confirm offset waits for the copy of each replica in the proposal.
         """
         if answer.epoch == self.epoch and answer.version > self.sync_state_set.version:
             self.sync_state_set = answer

@@ -168,8 +168,9 @@ class Admin(
         rates and lags from these counts.
 
         Each broker is called once, all at the same time. The value is None for a broker that does not answer within
-        `timeout_s`. Without `with_pairs`, `BrokerReadings.groups` is empty and only the totals of each group are
-        returned, which is cheaper if there are many groups.
+        `timeout_s`. `with_pairs`: True to get the metrics of each pair of group and topic. Without them,
+        `BrokerReadings.groups` is empty and only the totals of each group are returned, which is cheaper if there are
+        many groups.
 
         Internal topics are left out. A count restarts at 0 when its server restarts.
         """

@@ -37,7 +37,8 @@ from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import call_master
 
 BROWSE_TIMEOUT_S: Final = 20.0
-"""Timeout in seconds of each remote call for a page, in addition to the page's own limit `max_ms`."""
+"""Timeout in seconds of each remote call for a page of messages. The page's own time limit `max_ms` is
+separate."""
 BROWSE_CALL_TIMEOUT_S: Final = 5.0
 BROWSE_FETCH_BYTES: Final = 4 * 1024 * 1024
 BROWSE_PAGE_BYTES: Final = 64 * 1024 * 1024
@@ -98,8 +99,9 @@ class _Stream:
         """Buffered messages. The last message of the list is returned next."""
         self._part: list[_HeldMessage] = []
         self._window = self._read_from = -1
-        """Used if a queue is read newest first, in windows of several offsets: the first offset of the current window,
-        and the offset of the next fetch in the window. Both are -1 between two windows."""
+        """Two offsets, used while a queue is read newest first, in windows of several offsets. They are the first
+        offset of the current window, and the offset of the next fetch in this window. Both are -1 between two windows.
+        """
 
     @property
     def wants(self) -> bool:
@@ -115,7 +117,7 @@ class _Stream:
         return self.queue, self._read_from, self._end - self._read_from
 
     def take_in(self, result: FetchResult) -> None:
-        """Buffer the messages of a fetch that `request` described."""
+        """Buffer the messages that this queue's last fetch (see `request`) has returned."""
         start = self._begin if not self._newest_first else self._read_from
         found = [] if result.status is PullStatus.OFFSET_ILLEGAL or not result.count else self._decode(result, start)
         moved = result.next_offset > start
@@ -124,7 +126,7 @@ class _Stream:
             self._held = found[::-1]
             self._begin = following if moved else self._begin
             if not moved and result.max_offset <= start:
-                self._begin = self._end  # the queue ends before the span: nothing is left to read
+                self._begin = self._end  # the queue now ends before this offset range, so nothing is left to read
             return
         self._part += found
         self._begin = min(max(self._begin, result.min_offset), self._end)
@@ -171,11 +173,12 @@ def read_page(
     in_time: Callable[[], bool],
     whole_bodies: bool = True,
 ) -> Page:
-    """Read the first `limit` wanted messages of several spans, merged by the times at which the messages were stored.
+    """Read the first `limit` wanted messages of several offset ranges (`spans`), one range per queue. The messages are
+    merged by the times at which they were stored.
 
-    The search stops early after `max_scanned` records, after BROWSE_PAGE_BYTES of bodies, or when `in_time()` returns
-    False. The page is then truncated, and its cursor continues after the last scanned record. Without `whole_bodies`, a
-    body counts with its stored size.
+    The read stops early after `max_scanned` records, after BROWSE_PAGE_BYTES of bodies, or when `in_time()` returns
+    False because the time limit has passed. The page is then truncated, and its cursor continues after the last scanned
+    record. Without `whole_bodies`, a compressed body counts with its stored size.
     """
     streams = [_Stream(span, newest_first=newest_first) for span in spans]
     ahead = max(1, min(_AHEAD, max_scanned, -(-2 * limit // max(len(streams), 1))))
@@ -225,15 +228,15 @@ def _next(streams: Iterable[_Stream], *, newest_first: bool) -> _Stream | None:
 
 
 def write_cursor(spans: Iterable[Span], *, newest_first: bool) -> str:
-    """Encode spans as a URL-safe cursor, which `read_cursor` decodes."""
+    """Encode the offset ranges that are left to read as a URL-safe cursor, which `read_cursor` decodes."""
     table = [[span.queue.broker_name, span.queue.queue_id, span.begin, span.end] for span in spans]
     text = json.dumps([int(newest_first), table], separators=(",", ":"))
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def read_cursor(topic: str, cursor: str) -> tuple[list[Span], bool]:
-    """Decode a cursor. Returns its spans, and True if they are read newest first. Raises InvalidArgumentError if
-    `cursor` is not a valid cursor."""
+    """Decode a cursor. Returns the offset ranges that are left to read, and True if they are read newest first. Raises
+    InvalidArgumentError if `cursor` is not a valid cursor."""
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         newest_first, table = json.loads(text)

@@ -3,10 +3,10 @@
 Dead letters are stored in `%DLQ%group`, one queue per broker group, until retention deletes them. A replay sends a dead
 letter to its group again. Only this group consumes the message, as a first attempt, and the message keeps its id.
 
-If dead letters are replayed in order, the group's committed offset in the dead-letter queue lies after the last
-replayed dead letter. A dead letter that was chosen by its place has, after its replay, a copy in the group's retry
-topic. The copy has the same id, a later store time and no attempts. The committed offset and this copy prevent a second
-replay of a dead letter. A replay that is interrupted may send its last message twice.
+A dead letter is not replayed twice, because each replay leaves a trace. If dead letters are replayed in order, the
+group's committed offset in the dead-letter queue lies after the last replayed dead letter. If the caller chose a dead
+letter by broker group, queue id and offset, its replay leaves a copy in the group's retry topic. The copy has the same
+id, a later store time and no attempts. A replay that is interrupted may send its last message twice.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class DeadLetters(OfProcess):
     def __init__(
         self, group: str, routes: RouteCache, storages: StorageClients, require_group: Callable[[], object]
     ) -> None:
-        """`require_group`: raises GroupNotExistError if the group does not exist."""
+        """`require_group` is called to raise GroupNotExistError if the group does not exist."""
         self._group = check_group(group)
         self._require_group = require_group
         self._routes, self._storages = routes, storages
@@ -121,8 +121,8 @@ class DeadLetters(OfProcess):
         return self.behind(None, replayed=replayed)
 
     def behind(self, after: LetterPlace | None, *, replayed: bool = False) -> Iterator[DeadLetter]:
-        """Iterate over the dead letters that follow the place `after`, in the order of `each`. If `after` is None,
-        iterate over all dead letters."""
+        """Iterate over the dead letters after the place `after` (broker group, queue id and offset), one broker group
+        after another. If `after` is None, iterate over all dead letters."""
         for queue in sorted(self._queues()):
             here = queue.broker_name, queue.queue_id
             if after is not None and here < after[:2]:
@@ -215,12 +215,14 @@ class DeadLetters(OfProcess):
 
     def _queues(self) -> list[MessageQueue]:
         topic = dlq_topic(self._group)
-        # The cached route may lack a queue: each broker creates its dead-letter queue only with its first dead letter.
+        # Fetch the route again. The cached route may lack a queue, because each broker creates its dead-letter queue
+        # only with its first dead letter.
         self._routes.invalidate(topic)
         try:
             return list(self._routes.wait(topic, DEAD_LETTER_TIMEOUT_S).subscribe_queues)
         except TopicNotExistError:
-            self._require_group()  # a group has no dead-letter topic before its first dead letter
+            # the group may exist without a dead-letter topic, which its first dead letter creates
+            self._require_group()
             return []
 
     def _bring_back(self, queue: MessageQueue, found: _Found) -> Replayed:
@@ -265,7 +267,7 @@ class DeadLetters(OfProcess):
         return result
 
     def _call_storage(self, queue: MessageQueue, call: Callable[[StorageClient, float], T]) -> T:
-        """Call the master's storage actor in the queue's broker group (call_master)."""
+        """Run `call` with the storage actor of the queue's master, and retry as `call_master` does."""
         return call_master(
             self._routes,
             self._storages,

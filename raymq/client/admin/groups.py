@@ -90,8 +90,8 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
     def _held(self, topic: str) -> int:
         """Return the number of messages that a topic holds; 0 if the topic does not exist."""
         try:
-            # A broker creates a group's retry topic or dead-letter topic only when it stores the first message of that
-            # topic.
+            # The topic may be missing, because a broker creates a group's retry or dead-letter topic only with its
+            # first message.
             route = self.topic_route(topic)
         except TopicNotExistError:
             return 0
@@ -139,7 +139,8 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
             for start in range(0, len(configs), GROUPS_PER_CALL):
                 part = list(configs[start : start + GROUPS_PER_CALL])
                 switched.update(self._call_broker(broker_name, "update_groups", part))
-        # Make the group's members query the brokers about their queues, so that the members see the change at once.
+        # Make the members of the changed groups query the brokers about their queues, so that the change takes effect
+        # at once.
         for group in sorted(switched):
             offsets_reset(group, ADMIN_TIMEOUT_S)
 
@@ -180,7 +181,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         self.group_config(group)
         for broker_name in self._recent_broker_names():
             self._call_broker(broker_name, "forbid_topic", group, topic, True)
-        # Make the group's members query the brokers about their queues, so that the members see the change at once.
+        # Make the group's members query the brokers about their queues, so that they stop reading the topic at once.
         offsets_reset(group, ADMIN_TIMEOUT_S)
 
     def allow(self, group: str, topic: str) -> None:
@@ -191,7 +192,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         check_topic(topic)
         for broker_name in self._recent_broker_names():
             self._call_broker(broker_name, "forbid_topic", group, topic, False)
-        # Make the group's members query the brokers about their queues, so that the members see the change at once.
+        # Make the group's members query the brokers about their queues, so that they read the topic again at once.
         offsets_reset(group, ADMIN_TIMEOUT_S)
 
     def forbidden_topics(self, group: str) -> list[str]:

@@ -119,8 +119,8 @@ class MemberAdmin(GroupAdmin):
         return found
 
     def _record_of(self, message: MessageExt) -> bytes:
-        """Return the record of a message from its store's log. Raises InvalidArgumentError if the record does not
-        contain the message."""
+        """Return the record of a message, read from its store's log. Raises InvalidArgumentError if the record at the
+        message's physical offset does not contain the message."""
         record = call_master(
             self._routes,
             self._storages,

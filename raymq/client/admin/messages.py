@@ -134,7 +134,7 @@ class MessageAdmin(AdminBase):
         try:
             physical_offset = parse_offset_message_id(offset_id).physical_offset
         except InvalidArgumentError:
-            return []  # `offset_id` is not an offset message id, but a unique id of another format
+            return []  # find nothing: `offset_id` is a unique id, not an offset message id
         route = self._routes.get(topic)
         damaged: list[MessageExt] = []
         for broker_name in route.brokers:
@@ -190,10 +190,10 @@ def _call_with_time_left(method: Callable[..., T], args: tuple[Any, ...], left_s
 
 
 TAIL_TIMEOUT_S: Final = 3.0
-"""Timeout in seconds of one call to a broker group for a tail."""
+"""Timeout in seconds of one call to a broker group for the new messages of a tailed topic."""
 TAIL_MESSAGES_MAX: Final = 1024
 TAIL_MAX_BYTES: Final = 4 * 1024 * 1024
-"""Maximum bytes of records that one broker group returns for a tail."""
+"""Maximum bytes of records that one broker group returns per read of a tailed topic."""
 TAIL_BROKERS_AT_ONCE: Final = 8
 
 

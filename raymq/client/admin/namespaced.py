@@ -4,9 +4,9 @@
     results     by type: queues, messages, and the fields of dataclasses that hold names ▶ shown names
     errors      their texts, without the namespace
 
-Returned lists contain only the topics and groups of the namespace. They leave out names of other namespaces and of the
-server itself. All calls share one translation. A new call of `Admin` needs no change in this module if its parameters
-and fields have the same names as in other calls; a test compares them.
+Returned lists contain only the topics and groups of the namespace. They leave out names of other namespaces and raymq's
+internal names. All calls of `Admin` use the same translation of names. A new call of `Admin` needs no change in this
+module if its parameters and fields are named as in other calls. A test compares the names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAME_PARAMETERS: Final = frozenset(
     "topic topics group groups queue queues source target to_topic to_group pattern config configs positions message"
     " letters metadata".split()
 )
-"""Parameters of Admin's calls whose values are names, or contain names."""
+"""Parameters of Admin's calls whose values are names of topics or groups, or contain such names."""
 OTHER_PARAMETERS: Final = frozenset(
     """after actions begin_ms begin_offset boundary bounds broker_name brokers changes cleanup_policy
     contains cursor dead_letters decision dry_run enabled end_ms ids internal is_super key limit max_messages
@@ -41,13 +41,15 @@ OTHER_PARAMETERS: Final = frozenset(
 )
 """Parameters of Admin's calls whose values are not names of topics or groups, and contain no such names."""
 NAME_FIELDS: Final = frozenset("topic topics group groups target subscriptions forbidden producer_group".split())
-"""Fields of results that contain names: one name, several names, or a mapping whose keys are names."""
+"""Fields of results that contain names of topics or groups: one name, several names, or a mapping whose keys
+are names."""
 NAMES_RETURNED: Final = frozenset(
     "list_topics list_groups forbidden_topics topic_attributes topic_routes group_stats light_queues".split()
 )
-"""Calls of Admin that return names, or a mapping whose keys are names."""
+"""Calls of Admin that return names of topics, groups or queues, or a mapping whose keys are such names."""
 _HOMES: Final = ("topic", "group", "queue", "config", "consumer")
-"""Attributes of an element in a returned list. One of them may show to which namespace the element belongs."""
+"""Attributes in which an element of a returned list may hold its topic, group or queue. That name shows to which
+namespace the element belongs."""
 
 
 class NamespacedCalls(OfProcess):

@@ -4,10 +4,11 @@
     copies     of one queue's messages, in their order, to one queue of the target: `%RETRY%group` for a group
     once       a copy's sequence is its message's offset, and its producer id names the queue, the choice and the target
 
-The store reports which copies it already has, so a repeated replay continues after these copies. The store forgets a
-replay after `dedup_producers_max` later pairs of producer and queue. If the target gets more queues, copies may go to
-other queues. A copy has its message's id, tags, keys and properties, and ORIGIN_MESSAGE_ID. A copy for a group also
-names the message's topic (RETRY_TOPIC), as a retried message does.
+The store reports which copies it already has, so a repeated replay continues after these copies. A store remembers the
+latest sequences of `dedup_producers_max` pairs of producer id and queue. It forgets a replay after that number of later
+pairs. If the target gets more queues, copies may go to other queues. A copy has its message's id, tags, keys and
+properties, and ORIGIN_MESSAGE_ID. A copy for a group also names the message's topic (RETRY_TOPIC), as a retried message
+does.
 """
 
 from __future__ import annotations
@@ -199,7 +200,7 @@ class ReplayAdmin(MessageAdmin):
             while offset < end:
                 try:
                     result = self.pull(queue, offset, max_messages=min(_READ, end - offset))
-                # retention deleted the messages at `offset` after the range was chosen
+                # Skip the messages from `offset` on that retention has deleted after the range was chosen.
                 except OffsetOutOfRangeError as error:
                     offset = max(error.min_offset, offset + 1)
                     continue
@@ -267,8 +268,8 @@ class _Run:
         )
 
     def _note_unreadable(self, messages: Sequence[MessageExt], count: int) -> None:
-        """Add `count` unreadable messages, which are in `messages`, to the total. Logs the error of the first
-        unreadable message."""
+        """Add `count` unreadable messages to the total, and log the error of the first unreadable message in
+        `messages`."""
         if not count:
             return
         self._unreadable += count

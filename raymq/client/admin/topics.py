@@ -322,7 +322,7 @@ class TopicAdmin(AdminBase):
         return since
 
     def _ask_master(self, queue: MessageQueue, ask: Callable[[StorageClient, float], T]) -> T:
-        """Run `ask` with the master's storage actor in the queue's broker group, and return its result."""
+        """Call `ask` with the storage actor of the queue's master, and return its result."""
         return call_master(
             self._routes,
             self._storages,

@@ -105,7 +105,8 @@ class TraceAdmin(TrackAdmin):
         life = self._life(wanted, check_topic(trace_topic))
         found = topic or life.topic
         if topic is None and found is not None:
-            with suppress(TopicNotExistError):  # the topic may have been deleted after the message was traced
+            # ignore the error: the topic may have been deleted after the message was traced
+            with suppress(TopicNotExistError):
                 stored = self.query_by_id(found, wanted)
         if not life and not stored:
             if topic is not None:

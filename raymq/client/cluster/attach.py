@@ -97,7 +97,7 @@ def _family(head: RayHead) -> list[psutil.Process]:
 CONNECT_TIMEOUT_S: Final = 5.0
 """Timeout in seconds of the connection test, which checks whether a process listens at Ray's address."""
 
-# Hide a warning that this Ray module logs at each connection to a cluster with token authentication.
+# Hide a warning that Ray's module for token authentication logs at each connection to a cluster with tokens.
 logging.getLogger(maybe_enable_token_auth_if_token_available.__module__).setLevel(logging.ERROR)
 
 _START_ONE: Final = (
@@ -118,7 +118,8 @@ def attach_ray(address: str | None) -> bool:
     found = address or find_address()
     if found is None:
         raise ClusterNotFoundError(f"no Ray cluster runs on this machine: {_START_ONE}")
-    # Test the address first. Otherwise `ray.init` would wait a minute for a listener, and then end the whole process.
+    # Test first whether a process listens at the address. Otherwise `ray.init` would wait a minute for a listener, and
+    # then end the whole process.
     reason = _why_silent(found)
     if reason:
         raise ClusterNotFoundError(f"no Ray cluster runs at {found} ({reason}): {_NAME_ANOTHER}")

@@ -92,8 +92,8 @@ class LocalRay:
             {
                 **java_environment(),
                 "RAY_AUTH_TOKEN_PATH": str(token),
-                # With "0", Ray keeps the address 127.0.0.1. By default, Ray replaces it by the machine's address and
-                # listens on all interfaces.
+                # If RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER is 0, Ray keeps the address 127.0.0.1. By default, Ray replaces
+                # it by the machine's address and listens on all interfaces.
                 "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
                 "RAY_USAGE_STATS_ENABLED": "0",
             }
@@ -121,7 +121,7 @@ class LocalRay:
             self._directory = None
 
     def _set_environment(self, values: dict[str, str]) -> None:
-        for name in (*values, "RAY_AUTH_MODE"):  # Ray itself sets RAY_AUTH_MODE, so restore it, too
+        for name in (*values, "RAY_AUTH_MODE"):  # restore RAY_AUTH_MODE too, because Ray itself sets it
             self._environment[name] = os.environ.get(name)
         os.environ.update(values)
 
@@ -145,8 +145,8 @@ def _process_token() -> str:
 
 
 def _init_ray(directory: str) -> None:
-    # Ray read this constant from the environment when Ray was imported, and uses the constant at each start. So set the
-    # constant itself.
+    # Set Ray's constant ENABLE_RAY_CLUSTER itself. Ray read it from the environment when Ray was imported, and uses the
+    # constant at each start.
     constants: Any = sys.modules["ray._private.ray_constants"]
     before = constants.ENABLE_RAY_CLUSTER
     constants.ENABLE_RAY_CLUSTER = False
@@ -181,7 +181,7 @@ def _foreground_group() -> int | None:
     try:
         group = os.tcgetpgrp(sys.stdin.fileno())
     except (OSError, ValueError, AttributeError):
-        return None  # standard input is not a terminal
+        return None  # no group is in the foreground, because standard input is not a terminal
     return group if group == os.getpgrp() else None
 
 

@@ -122,7 +122,7 @@ def _converse(
         try:
             answer = json.loads(line)
         except ValueError:
-            continue  # not an answer: Ray may print to standard output
+            continue  # skip a line that is not an answer: Ray may print to standard output
         if not isinstance(answer, dict):
             continue
         if "progress" in answer:

@@ -224,7 +224,9 @@ def _start_ray() -> RayHead:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            cwd="/",  # the workers' import path begins with this directory, so it must contain no packages of users
+            # the import path of Ray's workers begins with this working directory, so it must contain no packages of
+            # users
+            cwd="/",
             env=environment,
             start_new_session=True,
             umask=UMASK,

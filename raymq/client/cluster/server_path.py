@@ -1,9 +1,10 @@
 """Sets the import path of server processes, so that raymq's own `storage`, `actors` and `placement` come first.
 
-Users and other distributions have packages with these names. So the wheel has the three packages in `raymq/_floors/`, a
-folder that is on no user process's import path. In a checkout, the packages are beside `raymq/`. A server process calls
-`put_floors_first` before it imports one of the packages. The call works whatever is on PYTHONPATH, in site-packages or
-in the current directory. A user's process never calls it: its `import storage` finds the user's package.
+Users and other distributions have packages with these names. So the wheel has raymq's three packages, called floors, in
+`raymq/_floors/`, a folder that is on no user process's import path. In a checkout, the packages are beside `raymq/`. A
+server process calls `put_floors_first` before it imports one of the packages. The call works whatever is on PYTHONPATH,
+in site-packages or in the current directory. A user's process never calls it: its `import storage` finds the user's
+package.
 
     python -P -m raymq.client.cluster.server_path MODULE    # runs MODULE.main(), with the floors first
 """

@@ -55,7 +55,7 @@ fetches from several queues in one call. Unless it waits in its long poll, its c
 then fetches from the new queue too."""
 FETCH_CALL_TIMEOUT_S: Final = 10.0
 OTHERS_TIMEOUT_S: Final = 3.0
-"""Timeout in s of a fetch if the queue could be read from another replica instead. It replaces
+"""Timeout in s of a fetch whose queues can also be read from another replica. Without another replica, the timeout is
 FETCH_CALL_TIMEOUT_S."""
 WAKE_INTERVAL_S: Final = 0.02
 """Maximum delay in s of a queue's first read after its storage actor was found. In this time the finder thread may find
@@ -80,7 +80,7 @@ class _Readers:
         self.lock = threading.Lock()
         """Guards all attributes of these reader threads."""
         self.first = threading.Condition(self.lock)
-        """Condition on which the first reader thread waits while no queue is wanted."""
+        """Condition on which the first reader thread waits while no queue may be fetched."""
         self.further = threading.Condition(self.lock)
         """Condition on which the further reader threads wait."""
         self.fetching: set[FetchPosition] = set()
@@ -88,9 +88,9 @@ class _Readers:
         self.threads = 0
         """Number of reader threads."""
         self.first_idle = False
-        """True while the first reader thread waits for a wanted queue."""
+        """True while the first reader thread waits for a queue that it may fetch."""
         self.further_idle = 0
-        """Number of further reader threads that wait for a wanted queue."""
+        """Number of further reader threads that wait for a queue that they may fetch."""
         self.version = 0
         """Number of wake-ups of these reader threads. A thread that found nothing to fetch waits only if this number
         has not changed since the thread began to search."""
@@ -190,7 +190,7 @@ class Fetcher:
         )
 
     def wake_readers(self) -> None:
-        """Wake the reader threads, because queues may have become wanted."""
+        """Wake the reader threads, because more queues or other offsets may be fetched now."""
         if self._stopped.is_set():
             return
         by_source: dict[_Source, set[FetchPosition]] = {}
@@ -277,7 +277,7 @@ class Fetcher:
                 logger.info("cannot read from storage actor %s, retrying: %s", name, error)
                 failed = True
                 pause_s = backoff.next()
-            except Exception:  # undecodable records or a bug: if this loop ended, the consumer would hang
+            except Exception:  # catch undecodable records and bugs: if this loop ended, the consumer would hang
                 logger.exception("cannot decode the answer of storage actor %s, retrying", name)
                 pause_s = backoff.next()
             if pause_s:
@@ -298,7 +298,7 @@ class Fetcher:
         self._call_finder()
 
     def _idle(self, readers: _Readers, is_first: bool) -> None:
-        """Let a reader thread wait until a queue is wanted. The caller holds the readers' lock."""
+        """Let a reader thread wait until a queue may be fetched. The caller holds the readers' lock."""
         if self._stopped.is_set():
             return
         if is_first:
@@ -311,8 +311,8 @@ class Fetcher:
             readers.further_idle -= 1
 
     def _due(self) -> dict[MessageQueue, int]:
-        """Return the wanted positions, except positions whose message was reported lost within the last
-        LOSS_PAUSE_S."""
+        """Return the queues that may be fetched now, each with its next offset. Leaves out queues whose next message
+        was reported lost within the last LOSS_PAUSE_S."""
         wanted, now_s = dict(self._wanted()), time.monotonic()
         for queue, (offset, until_s) in self._left_out.copy().items():
             if wanted.get(queue) == offset and now_s < until_s:
@@ -320,8 +320,8 @@ class Fetcher:
         return wanted
 
     def _take_positions(self, source: _Source, readers: _Readers) -> list[FetchPosition]:
-        """Return the positions that are wanted from this source and from which no thread is fetching. Marks these
-        positions as being fetched."""
+        """Return the queues and offsets to fetch now from the storage actor, and with the predicate, of `source`.
+        Leaves out queues that another thread is fetching. Marks the returned queues as being fetched."""
         wanted = [(queue, offset) for queue, offset in self._due().items() if self._source_of(queue) == source]
         with readers.lock:
             positions = [position for position in wanted if position not in readers.fetching]
@@ -329,7 +329,8 @@ class Fetcher:
         return positions
 
     def _read(self, name: str, storage: StorageClient | PredicateStorage, positions: Sequence[FetchPosition]) -> float:
-        """Fetch from the given positions and deliver the results. Returns the pause in s before the next fetch."""
+        """Fetch from the given queues and offsets, and deliver the results. Returns the pause in s before the next
+        fetch."""
         requests = [self._request(queue, offset) for queue, offset in positions]
         timeout_s = FETCH_CALL_TIMEOUT_S if self._alone.get(name, True) else OTHERS_TIMEOUT_S
         try:
@@ -355,7 +356,7 @@ class Fetcher:
         timeout_s: float,
     ) -> tuple[list[FetchPosition], list[FetchResult]]:
         """Fetch from each queue in a separate call, because the common call failed for one of the queues. Returns the
-        positions that were answered, and their results."""
+        queues and offsets that were answered, and their results."""
         answered, results = [], []
         for queue, offset in positions:
             try:
@@ -432,7 +433,7 @@ class Fetcher:
             self._find.clear()
             try:
                 self._find_all()
-            except Exception:  # a bug: if this thread ended, new queues would never be read
+            except Exception:  # catch bugs: if this thread ended, the consumer would never read new queues
                 logger.exception("cannot find the storage actors to read from, retrying")
                 self._stopped.wait(backoff.next())
                 self._find.set()

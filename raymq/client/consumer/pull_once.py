@@ -112,8 +112,8 @@ def read_fetched(
 
 
 def _offset_of(messages: Sequence[MessageExt], row: int, following: int) -> int:
-    """Return the queue offset of the damaged record with index `row`. `following`: the lowest possible offset of the
-    record; -1 if unknown."""
+    """Return the queue offset of the damaged message `messages[row]`. `following`: the lowest offset that the message
+    can have; -1 if unknown."""
     if following >= 0:
         return following
     behind = next((at for at in range(row + 1, len(messages)) if not messages[at].record_damaged), None)

@@ -161,5 +161,5 @@ class QueueWatch:
         entry.known = queues
         try:
             entry.callback(entry.topic, list(queues))
-        except Exception:  # an exception in the program's listener must not stop the calls of other listeners
+        except Exception:  # catch an exception in the program's listener, so that the other listeners are called
             logger.exception("the queue-change listener of topic %s raised an exception", entry.topic)

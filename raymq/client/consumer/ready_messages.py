@@ -89,5 +89,5 @@ def _ask(states: list[QueueState], routes: RouteCache, storages: StorageClients)
 def _age_ms(records: bytes, now_ms: int) -> int:
     try:
         return max(0, now_ms - store_timestamp_at(records, 0)) if records else 0
-    except RecordError:  # the consumer that fetches the record reports the error
+    except RecordError:  # ignore the damaged record: the consumer that fetches it reports the error
         return 0

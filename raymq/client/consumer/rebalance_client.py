@@ -7,11 +7,12 @@ the members.
 
 One call, at the same time of each second, carries the heartbeats of all members whose groups are at one Rebalance
 actor. One thread per actor makes these calls. So a program with many consumers costs the servers little more than a
-program with one consumer, and an actor that hangs delays only its own groups.
+program with one consumer. An actor that hangs delays only its own groups.
 
-The group's name determines the group's home actor. If this actor does not answer within REBALANCE_CALL_TIMEOUT_S, the
-client calls the next actor in the ring. That actor names the holder of the group's slot, or finally takes the slot over
-(actors.core.rebalance.slot_lease). A member ignores an assignment if it has already received a newer one.
+The group's name determines the group's slot (a share of all groups) and its home actor. If the home actor does not
+answer within REBALANCE_CALL_TIMEOUT_S, the client calls the next actor in the ring. That actor names the actor that
+holds the slot, or finally takes the slot over (actors.core.rebalance.slot_lease). A member ignores an assignment if it
+has already received a newer one.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ class ServerChoice:
         return self._name
 
     def redirected(self, holder: str) -> None:
-        """Use the Rebalance actor `holder`, because another actor has named it as the holder of the group's
-        slot."""
+        """Use the Rebalance actor `holder`, because another actor has named it as the actor that manages the
+        group."""
         self._name = holder
 
     def failed(self, names: Sequence[str]) -> None:
@@ -322,7 +323,7 @@ class RebalanceClient:
                     self._find_servers(due)
                 else:
                     self._send(link, link.actor, due)
-            except Exception:  # a bug: if this thread ended, members would lose their queues for ever
+            except Exception:  # catch bugs: if this thread ended, members would lose their queues for ever
                 logger.exception("heartbeats to Rebalance actor %s failed, retrying", link.name)
                 self._schedule([(membership, AGAIN_S) for membership in due])
 
@@ -365,7 +366,7 @@ class RebalanceClient:
             for (membership, heartbeat), answer in zip(sent, answers, strict=True):
                 try:
                     pauses.append((membership, membership.answered(heartbeat, answer, sent_s)))
-                except Exception:  # a bug in one member must not cost the other members their queues
+                except Exception:  # catch a bug in one member, because it must not cost the other members their queues
                     logger.exception("a member of group %s cannot apply its assignment", membership.group)
                     pauses.append((membership, None))
         self._schedule(pauses)
@@ -514,8 +515,9 @@ def offsets_reset(group: str, timeout_s: float = RESET_TIMEOUT_S) -> None:
     """Notify a group's members, by their next heartbeats, that brokers have reset offsets of the group.
 
     Safe to repeat. Raises no error if the group has no members. Raises no error either if the Rebalance actor has just
-    died: every member finds that the next actor's offsets version is new. Raises RequestTimeoutError or
-    ServiceNotAvailableError if no actor answers for the group; its members then get the reset with their next commit.
+    died. The next actor begins with a new offsets version, which makes every member ask the brokers about resets.
+    Raises RequestTimeoutError or ServiceNotAvailableError if no actor answers for the group; its members then get the
+    reset with their next commit.
     """
     call_holder(group, "offsets_reset", timeout_s)
 

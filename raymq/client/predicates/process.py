@@ -193,7 +193,7 @@ class PredicateProcess:
         if child is None:
             return ""
         try:
-            # When its connection is closed, the process ends within moments, if it has not ended before.
+            # The child process ends within moments, because its connection is closed.
             child.wait(0.2)
         except subprocess.TimeoutExpired:
             child.kill()

@@ -107,16 +107,17 @@ class PredicateRunner:
                 idle = not self._fetches and time.monotonic() - self._fetched_s > self._idle_s
             if idle:
                 self._process.close()
-                ray.kill(self._me)  # the actor kills itself: for an intended kill, Ray reports no actor death
+                ray.kill(self._me)  # let the actor kill itself, because Ray reports no actor death for an intended kill
                 return
 
 
 RUNNER_OPTIONS: Final[dict[str, Any]] = {
-    # no restart: the next fetch creates another runner, on the node where the storage actor then runs
+    # Ray must not restart the actor: the next fetch creates another runner, on the node where the storage actor then
+    # runs
     "max_restarts": 0,
     "max_task_retries": 0,
     "num_cpus": 0,
-    "lifetime": "detached",  # the runner serves all members of the group, so it must outlive its creator
+    "lifetime": "detached",  # the runner serves all members of the group, so it must outlive the member that created it
     "max_concurrency": FETCHES_MAX,
 }
 PredicateRunnerActor = ray.remote(**RUNNER_OPTIONS)(owned_actor(PredicateRunner))

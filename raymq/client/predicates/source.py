@@ -82,7 +82,8 @@ class PredicateStorage:
             return self._not_set_up(requests, f"the predicate's runtime_env cannot be set up: {error}")
         except ActorGoneError:
             self._forget(runner)
-            # Call the storage actor itself: if it has ended too, this call raises that error and updates the client.
+            # Call the storage actor itself. If that actor has ended too, this call raises its error and updates the
+            # StorageClient.
             self._storage.fetch(requests, 0, 0.0, timeout_s)
             raise
 

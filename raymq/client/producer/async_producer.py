@@ -107,8 +107,8 @@ class AsyncProducer(OfProcess):
             await self.send(pending.message, timeout_s=timeout_s, **where)
             return await _in_loop(pending.future)
         finally:
-            # `abandon` takes the lock that guards all requests. A signal handler must not interrupt it, because the
-            # lock would stay held.
+            # Call `abandon` in a helper thread, because it takes the lock that guards all requests. If a signal handler
+            # interrupted `abandon`, the lock would stay held.
             aside(pending.abandon)
 
     async def reply(
@@ -184,7 +184,7 @@ class AsyncProducer(OfProcess):
         try:
             route = await self._route(topic, destination.fixed, timeout_s)
             if len(messages) == 1 and timeout_s == pipeline.settings.send_timeout_s:
-                # Another send may have opened a batch while this send waited for the route.
+                # Join a batch that another send may have opened while this send waited for the route.
                 joined = pipeline.open_batches.join(messages[0], where)
                 if joined is not None:
                     return [joined]
@@ -242,7 +242,8 @@ class AsyncProducer(OfProcess):
         if known is not None and time.monotonic() < known[1]:
             return known[0]
         fetching = self._fetching.get(request)
-        if fetching is None or fetching.done():  # if a fetch was interrupted at its start, it stays in `_fetching`
+        # replace an ended fetch: it stays in `_fetching` if it was interrupted at its start
+        if fetching is None or fetching.done():
             fetching = self._fetching[request] = asyncio.ensure_future(self._fetch_route(request))
             # Read the fetch's error even if all waiting sends were cancelled. Otherwise asyncio logs an unread error.
             fetching.add_done_callback(lambda done: done.cancelled() or done.exception())

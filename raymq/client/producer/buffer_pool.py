@@ -67,18 +67,20 @@ class BufferPool:
         self._bytes = self._count = 0
         self._waiters: deque[BufferWaiter] = deque()
         self.generation = 0
-        """Number of the current generation of holders of buffer space."""
+        """Number of the current generation of batches and sends that hold buffer space. Each flush begins a new
+        generation, for which that flush does not wait."""
         self._holders: defaultdict[int, int] = defaultdict(int)
-        """Number of holders of buffer space in each generation. While no flush waits, only one generation
+        """Number of batches and sends that hold buffer space, by generation. While no flush waits, only one generation
         exists."""
         self._flushes: list[tuple[int, Future[None]]] = []
-        """Waiting flushes, oldest first. For each flush: the last generation of holders for which it waits, and the
-        flush's future."""
+        """Waiting flushes, oldest first. For each flush: the last generation of batches and sends for which it waits,
+        and the flush's future."""
 
     def try_allocate(self, cost_bytes: int, count: int) -> int | None:
-        """Allocate space for a new holder of `count` messages that cost `cost_bytes` together, without waiting.
+        """Allocate buffer space for `count` messages that cost `cost_bytes` together, without waiting.
 
-        Returns the holder's generation; None if the messages do not fit now, or if other sends wait for space.
+        Returns the generation of this space, which decides which flushes wait until the space is free. Returns None if
+        the messages do not fit now, or if other sends wait for space.
         """
         with self._lock:
             if not self.extend_locked(cost_bytes, count):
@@ -86,10 +88,11 @@ class BufferPool:
             return self.hold_locked()
 
     def allocate(self, cost_bytes: int, count: int, timeout_s: float) -> int:
-        """Allocate space for a new holder of `count` messages that cost `cost_bytes` together. Waits up to `timeout_s`
-        if the pool is full.
+        """Allocate buffer space for `count` messages that cost `cost_bytes` together. Waits up to `timeout_s` if the
+        pool is full.
 
-        Returns the holder's generation. Raises SystemBusyError, and allocates nothing, if no space became free in time.
+        Returns the generation of this space, which decides which flushes wait until the space is free. Raises
+        SystemBusyError, and allocates nothing, if no space became free in time.
         """
         generation = self.try_allocate(cost_bytes, count)
         if generation is not None:
@@ -151,7 +154,8 @@ class BufferPool:
         end_all(ended)
 
     def flushed(self) -> Future[None]:
-        """Return a future that completes when all current holders of buffer space have freed their space."""
+        """Return a future that completes when all batches and sends that now hold buffer space have freed their
+        space."""
         flush: Future[None] = Future()
         with self._lock:
             self._flushes.append((self.generation, flush))
@@ -171,7 +175,8 @@ class BufferPool:
         )
 
     def extend_locked(self, cost_bytes: int, count: int) -> bool:
-        """Allocate more buffer space to a holder of the current generation. Returns False if the pool is full."""
+        """Allocate more buffer space in the current generation, without waiting. Returns False if the pool is
+        full."""
         if self._waiters:
             return False
         total_bytes, total = self._bytes + cost_bytes, self._count + count
@@ -181,13 +186,14 @@ class BufferPool:
         return True
 
     def hold_locked(self) -> int:
-        """Count a new holder of buffer space that is already allocated. Returns the holder's generation."""
+        """Count a new batch or send whose buffer space is already allocated. Returns the current generation, in which
+        it is counted."""
         self._holders[self.generation] += 1
         return self.generation
 
     def allocate_locked(self, cost_bytes: int) -> bool:
-        """Allocate buffer space to a new holder of one message, in the current generation. Returns False if the pool is
-        full."""
+        """Allocate buffer space for a single message, which then holds space in the current generation. Returns False
+        if the pool is full."""
         if self._waiters or (self._count and not self._fits(cost_bytes, 1)):
             return False
         self._bytes += cost_bytes
@@ -196,19 +202,19 @@ class BufferPool:
         return True
 
     def share_locked(self, generation: int) -> None:
-        """Count one more holder of `generation`, because a holder was divided into two holders that share its
+        """Count one more batch in `generation`, because a batch was divided into two batches that share its buffer
         space."""
         self._holders[generation] += 1
 
     def merge_locked(self, generation: int) -> list[Future[None]]:
-        """Subtract one from the number of holders of `generation`, because another holder has taken over the holder's
-        space. Returns futures of flushes that the caller must complete."""
+        """Count one batch or send fewer in `generation`, because another batch has taken over its buffer space. Returns
+        futures of flushes that the caller must complete."""
         self._holders[generation] -= 1
         return self._settle_locked() if self._flushes else []
 
     def deallocate_locked(self, cost_bytes: int, count: int, generation: int) -> list[Future[None]]:
-        """Free the buffer space of a holder. Returns the futures of waiters and flushes that the caller must
-        complete."""
+        """Free the buffer space of a batch or a send. Returns the futures of waiting sends and flushes that the caller
+        must complete."""
         self._holders[generation] -= 1
         self._bytes -= cost_bytes
         self._count -= count
@@ -221,7 +227,8 @@ class BufferPool:
             self._holders[single.generation] -= 1
             self._bytes -= single.cost_bytes
             self._count -= 1
-            single.allocated = False  # no signal handler runs between these four statements
+            # Python runs no signal handler between these four assignments, so all of them take effect
+            single.allocated = False
         return bool(self._waiters or self._flushes)
 
     def settle(self) -> None:

@@ -81,7 +81,7 @@ class Completion(Struct, eq=False):
                 self.before_end = None
         with _CREATING:
             condition = self._condition
-            if condition is None:  # no thread or event loop waits, and no callback is registered
+            if condition is None:  # without a Condition, no thread or event loop waits, and no callback is registered
                 self._set(outcome, first, end, divided)
                 return
         with condition:
@@ -297,7 +297,8 @@ else:
 
         def result(self, timeout=None):
             results = self._completion.results
-            # The usual case: a program waits for the first of many messages, and then reads the result of each message.
+            # Check for existing results first: a program usually waits for the first of many messages, and then reads
+            # the result of each message.
             if results is not None:
                 return results[self._index]
             return self._completion.result(self._index, timeout)

@@ -69,7 +69,8 @@ class OpenBatches:
                 return None
             messages = batch.messages
             if TYPE_CHECKING:
-                assert isinstance(messages, list)  # the messages of an open batch are always a list
+                # for the type checker: the messages of an open batch are always a list
+                assert isinstance(messages, list)
             index = len(messages)
             if not self._buffer.extend_locked(cost, 1):
                 return None
@@ -96,7 +97,8 @@ class OpenBatches:
         ):
             return None
         if TYPE_CHECKING:
-            assert isinstance(batch.messages, list)  # the messages of a batch with free space are always a list
+            # for the type checker: the messages of a batch with free space are always a list
+            assert isinstance(batch.messages, list)
         index = len(batch.messages)
         batch.messages.append(message)
         batch.plain = batch.plain and request.plain

@@ -311,7 +311,8 @@ class SendPipeline:
             return request.destination.select(route, request.messages[0])
         gathered = self.open_batches.gathered(route.topic)
         if gathered > 1:
-            # `_turns.next` has already counted the first message of the batch
+            # Count the open batch's messages after the first one, because `_turns.next` has already counted the first
+            # message.
             self._turns.used(route.topic, gathered - 1)
         return self._turns.next(route, len(request.messages), self._clock())
 
@@ -380,9 +381,10 @@ class SendPipeline:
                 return False
             sender = self._sender(queue.broker_name)
         except RaymqError:
-            return False  # the topic's route is unknown now, or this producer is closing
+            return False  # do not move the batch: its topic's route is unknown now, or this producer is closing
         before, stored = batch.sends.queue, queue
-        # the batch is delayed: it must wait in the same system queue, but at the other broker
+        # A delayed batch waits in a queue of a system topic. Store it in the queue of this topic with the same id at
+        # the new broker.
         if before.topic != batch.topic:
             stored = MessageQueue(before.topic, queue.broker_name, before.queue_id)
         with self._lock:

@@ -97,9 +97,10 @@ class ProducerSettings:
 
 
 def check_repeatable(options: ProducerOptions) -> ProducerOptions:
-    """Return the settings of a producer for a repeatable write. Such a write waits for buffer space, for safe storage
-    and for its fixed queues, whatever the settings say. Raises InvalidArgumentError, which names each setting that the
-    write would ignore, and for settings that ProducerSettings refuses."""
+    """Return the producer settings for a repeatable write, which stores each row once even if it runs again. Such a
+    write waits until the buffer has space and the rows are stored safely, and sends each row to a fixed queue. Raises
+    InvalidArgumentError, which names each setting that the write would ignore, and for settings that ProducerSettings
+    refuses."""
     ProducerSettings(**options)
     wrong = [
         f"{name}={options.get(name)!r} ({reason})"

@@ -59,12 +59,13 @@ class SingleSends:
         self._context, self._clock = context, context.clock
         self._queue_turns, self._senders, self._route = turns, senders, route
         self._turns: dict[str | MessageQueue, SendTurn] = {}
-        """Current turns. The key is the topic for messages without a destination, and the queue for messages that name
-        a queue."""
+        """The turns in progress. A turn sends consecutive single messages to one queue. The key is the topic for
+        messages without a destination, and the queue for messages that name a queue."""
         self._closed = False
 
     def send(self, message: Message, where: DestinationOptions, timeout_s: float) -> SendResult | Completion | None:
-        """Send a message in this thread, if its topic or queue has a turn and nothing is in flight to the broker.
+        """Send a message in this thread, if nothing is in flight to the broker. The message's topic or queue must have
+        a turn: a queue that receives the next single messages.
 
         Returns the message's result, or a Completion if the sender's thread continues the send. Returns None, and
         changes nothing, if the message must pass through the whole pipeline.
@@ -106,11 +107,12 @@ class SingleSends:
             raise
 
     def begin_locked(self, batch: SendBatch, sender: Sender) -> None:
-        """Begin a turn: the next single messages go to the same queue as the only message of `batch`. The caller holds
-        the producer's lock."""
-        if batch.sends.queue != batch.queue:  # the message is delayed, so another queue stores it
+        """Begin a turn: until the turn expires, the next single messages go to the queue of `batch`, which has one
+        message. The caller holds the producer's lock."""
+        if batch.sends.queue != batch.queue:  # the message is delayed, so a system queue stores it, and no turn begins
             return
-        # only a SystemMessage may go to topics that do not accept messages of users
+        # Only a SystemMessage may go to topics that do not accept messages of users. So if the first message is a plain
+        # Message, the topic was checked.
         checked = batch.messages[0].__class__ is Message
         valid_s = TURN_MAX_S if batch.movable else KEY_QUEUES_VALID_S
         turn = SendTurn(sender, batch.sends, self._clock() + valid_s, TURN_MAX_MESSAGES - 1, checked)
@@ -122,8 +124,8 @@ class SingleSends:
         self._turns.clear()
 
     def _next(self, before: SendTurn, now_s: float) -> SendTurn | None:
-        """Begin the turn of the topic's next queue, after the turn `before` has expired. Returns None if the pipeline
-        must select the queue. The pipeline always selects it for messages that name their queue."""
+        """Begin a turn for the topic's next queue, which then receives the next single messages. The turn `before` has
+        expired. Returns None if the pipeline must select the queue, as for all messages that name their queue."""
         topic = before.sends.queue.topic
         if self._turns.get(topic) is not before:
             return None
@@ -131,9 +133,11 @@ class SingleSends:
             route = self._route(topic)
             queue = self._queue_turns.next(route, 1, now_s)
         except RaymqError:
-            return None  # the route is unknown: the pipeline waits for it, or raises the error
+            return None  # the topic's route is unknown, so the pipeline must wait for the route or raise the error
         if not route.attributes.takes_normal:
-            return None  # the pipeline checks the message against the topic's message types
+            # the topic has special rules (message type, compaction, inner batches), so the pipeline must send the
+            # message
+            return None
         sender = self._senders.get(queue.broker_name)
         with self._context.lock:
             if sender is None or self._closed:

@@ -74,7 +74,7 @@ def send_table(pipeline: SendPipeline, topic: str, table: pa.Table | pa.RecordBa
             turns = turns or _RowTurns(pipeline, rows.unkeyed, len(route.publish_queues))
             for part in _split_by_queue(route, *rows.read(first, TABLE_SLICE_ROWS), turns):
                 _hand_over(pipeline, route, *part, progress)
-    except Exception as error:  # `progress.result` raises the error after all rows in flight have an outcome
+    except Exception as error:  # `progress.result` raises this error later, after all rows in flight have an outcome
         progress.stop(error)
     return progress.result()
 
@@ -106,7 +106,8 @@ def _hand_over(
 
 
 class _RowTurns:
-    """Divides the rows of a table that have no key among a topic's queues, in turns of consecutive rows.
+    """Divides the rows of a table that have no key among a topic's queues. A *turn* is a run of consecutive rows that
+    go to one queue.
 
     All turns have equally many rows. If each queue gets at least TURN_MAX_MESSAGES rows, all queues have equally many
     turns. The queue of a turn is a queue with the fewest rows of this table. `rows`: number of rows without a key.
@@ -123,7 +124,8 @@ class _RowTurns:
         self._counts: Counter[MessageQueue] = Counter()
 
     def parts(self, route: TopicRoute, messages: MessageColumns) -> Iterator[_Part]:
-        """Divide the next messages into parts of one turn and about PART_MAX_BYTES each."""
+        """Divide the next messages into parts of about PART_MAX_BYTES each. All messages of a part go to one queue,
+        because a part does not extend over two turns."""
         first = 0
         while first < len(messages):
             if not self._left:
@@ -136,25 +138,28 @@ class _RowTurns:
     def _begin_turn(self, route: TopicRoute) -> None:
         number, self._number = self._number, self._number + 1
         self._left = self._rows * (number + 1) // self._turns - self._rows * number // self._turns
-        if self._turns > 1:  # The rows of a small table share the turn of the producer's other messages.
+        # A small table has no turns of its own: its rows go to the queue that the producer's other messages use now.
+        if self._turns > 1:
             self._queue = self._pipeline.queue_with_fewest(route, self._counts)
             self._counts[self._queue] += self._left
 
 
 _Part = tuple[MessageColumns, Destination, MessageQueue | None]
-"""Messages for one queue, with their destination and, for rows without a key, the queue that has the turn."""
+"""Messages for one queue, with their destination. The third element is the queue of the current turn, for rows without
+a key in a large table; otherwise None."""
 
 
 def _split_by_queue(
     route: TopicRoute, messages: MessageColumns, hashes: Ints | None, keyed: Mask | None, turns: _RowTurns
 ) -> Iterator[_Part]:
     """Divide messages into parts for one queue each. Messages that are `keyed` keep their order and go to the queue
-    that the hash of their key selects. The other messages go to the queues that have the turn."""
+    that the hash of their key selects. The other messages go to the queues that `turns` selects."""
     if hashes is None or keyed is None:
         yield from turns.parts(route, messages)
         return
     queues = route.require_all_queues()
-    # Sort the messages by queue, without changing the order within a queue; messages without a key are first.
+    # Sort the messages by the queue to which their keys belong, without changing the order within a queue. Messages
+    # without a key are first.
     numbers = np.where(keyed, np.abs(hashes) % len(queues), -1)
     messages = messages.take(np.argsort(numbers, kind="stable"))
     counts = np.bincount(numbers + 1, minlength=len(queues) + 1)
@@ -186,7 +191,8 @@ class AcknowledgedRows:
     def __init__(self) -> None:
         self.count = 0
         self.statuses: Counter[SendStatus] = Counter()
-        self._ranges: dict[MessageQueue, list[list[int]]] = {}  # a range is [first offset, offset after the last]
+        # each offset range of a queue is a list [first offset, offset after the last]
+        self._ranges: dict[MessageQueue, list[list[int]]] = {}
 
     def add(self, rows: Acknowledged) -> None:
         """Add acknowledged rows of one queue to the totals."""
@@ -239,8 +245,8 @@ class _TableProgress:
             self._end(count)
 
     def stop(self, error: BaseException) -> None:
-        """Record `error`, so that no more rows are sent. If a row failed earlier, that row's error is kept
-        instead."""
+        """Record `error`, so that no more rows of the table are sent. If a row failed earlier, that row's error stays
+        recorded instead."""
         with self._changed:
             self.failure = self.failure or error
 
@@ -262,8 +268,8 @@ class _TableProgress:
 
 
 def _runs(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield `offsets` as ranges [first, end). A `range` object is one range; each offset of another sequence is a range
-    of its own."""
+    """Yield `offsets` as ranges [first, end). A `range` object gives one range; any other sequence gives one range for
+    each offset."""
     if isinstance(offsets, range):
         yield offsets.start, offsets.stop
         return

@@ -36,7 +36,8 @@ _RESERVED: Final = text_array(sorted(RESERVED_PROPERTIES))
 
 
 def _bytes_in(values: str) -> NDArray[np.bool_]:
-    """Return an array of 256 flags that marks the bytes of `values`."""
+    """Return an array of 256 flags, one for each byte value. A flag is True if the UTF-8 text of `values` contains the
+    byte."""
     marked = np.zeros(256, np.bool_)
     marked[list(values.encode("latin-1"))] = True
     return marked
@@ -68,7 +69,8 @@ class TableRows:
         self.keyed = "sharding_key" in table.column_names
         self.unkeyed = table.column("sharding_key").null_count if self.keyed else self.count
         self.table = table
-        """The table with the columns that are sent, in plain types; only the type of `body` is as given."""
+        """The table, with only the columns that are sent. All columns have plain Arrow types, except `body`, which
+        keeps the type that the caller passed."""
 
     def check(self, first: int, count: int, max_body_bytes: int) -> None:
         """Check `count` rows from row `first` on. A body may have up to `max_body_bytes`. Raises MessageIllegalError,
@@ -174,7 +176,8 @@ class _RowColumns:
         return PropertyTexts(*ByteColumn.of_nullable(array))
 
     def _key(self) -> PropertyTexts | None:
-        """Return the column of keys if no row has more than one key. An empty text counts as no key."""
+        """Return the message keys of the rows as one text per row. Returns None if a row has more than one message key.
+        An empty text counts as no key."""
         keys = self._text("keys")
         return None if keys is None else PropertyTexts(keys.texts, keys.present & (keys.texts.sizes > 0))
 
@@ -186,7 +189,8 @@ class _RowColumns:
         parts = entries.flatten() if pa.types.is_map(array.type) else [entries]
         starts -= starts[0]
         hidden = None
-        if array.null_count:  # a null list may have entries in the buffers; they do not belong to any row
+        # Arrow's buffers may hold entries of a list that is null; skip these entries, which belong to no row
+        if array.null_count:
             counts = np.diff(starts)
             hidden = np.repeat(~mask_of(array.is_valid()), counts)
             np.cumsum(counts * mask_of(array.is_valid()), out=starts[1:])
@@ -210,7 +214,8 @@ def _check_utf8(name: str, array: pa.Array) -> None:
 
 
 def _of_rows(entries: Mask, column: ListColumn) -> Mask:
-    """Return a mask of the rows that have at least one entry marked in `entries`."""
+    """Return a mask of the rows that have at least one marked entry. `entries`: a mask of the entries in the list
+    column `column`."""
     marked = np.zeros(len(column.starts) - 1, np.bool_)
     marked[np.searchsorted(column.starts, np.flatnonzero(entries), side="right") - 1] = True
     return marked

@@ -66,7 +66,8 @@ class PendingRequests:
     def __init__(self, most: int = REQUESTS_MAX) -> None:
         self._most = most
         self._changed = threading.Condition()
-        """Guards the other attributes. Notified if the earliest deadline of the requests may have changed."""
+        """Guards the other attributes of PendingRequests. Notified if the earliest deadline of the requests may have
+        changed."""
         self._waiting: dict[str, WaitingRequest] = {}
         self._deadlines: list[tuple[float, str]] = []
         self._answered = self._timed_out = self._failed = self._late = 0

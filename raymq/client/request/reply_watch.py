@@ -1,7 +1,7 @@
 """ReplyWatch reads the replies to one client from the reply topic, beginning at the topic's end.
 
     the store's node    one thread waits for new records, and reads them in the mapped files
-    elsewhere           a long poll per broker group, whose threads also take the replies
+    elsewhere           each broker group has a long poll, whose thread also passes on the replies
 
 ReplyWatch manages its queues like a pull consumer without a group, and commits nothing. The code of a reply's tag
 excludes most replies to other clients before they are read; the rest is excluded during decoding. ReplyWatch reads
@@ -59,7 +59,7 @@ class ReplyWatch:
         self._take, self._idle_s = take, idle_s
         self._lookup = QueueLookup(routes, storages)
         self._lock = threading.Lock()
-        """Guards `_core` and `_starts`; never held during a remote call."""
+        """Guards the state of the reply queues (`_core`, `_starts`); never held during a remote call."""
         self._core = SubscriptionState(PullSettings("replies", auto_commit=False), time.monotonic())
         self._starts: dict[MessageQueue, QueueOffset] = {}
         """For each reply queue, the offset at which reading starts."""
@@ -113,7 +113,8 @@ class ReplyWatch:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            # clear the flag before reading, so that a record that arrives during the read ends the next wait
+            # Clear the wakeup flag before reading the queues, so that a record that arrives during the read ends the
+            # next wait.
             self._wakeup.clear()
             idle_s = self._idle_s()
             if idle_s >= IDLE_AFTER_S:
@@ -122,7 +123,7 @@ class ReplyWatch:
             try:
                 self._reader.look(REPLIES_MAX)
                 if self._take_found():
-                    continue  # Read again without waiting, because more records may follow.
+                    continue  # Replies were found, and more may follow: read again without waiting.
                 self._wakeup.wait(self._reader.descriptors(), min(self._reader.wait_max_s(), IDLE_AFTER_S))
             except Exception:  # a bug must not stop this thread, because no other thread reads the replies
                 logger.exception("cannot read replies to requests, retrying")

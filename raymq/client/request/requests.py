@@ -82,7 +82,7 @@ class ClientRequests:
         """
         if not 0 < timeout_s < math.inf:
             raise InvalidArgumentError(f"timeout_s must be positive, not {timeout_s!r}")
-        # all brokers of one raymq cluster have the same cluster name
+        # The cluster name of any broker will do, because all brokers of one raymq cluster have the same cluster name.
         cluster = next(iter(route.brokers.values())).cluster
         wakes = self._begin_watch(cluster, route) or self._pending.idle_s() > IDLE_AFTER_S / 2
         correlation_id = str(uuid.uuid4())

@@ -175,7 +175,8 @@ def open_range(
                 batch = decode(chunk, slice(first, rows.stop))
                 first += batch.num_rows
                 _log_unreadable(queue_range, batch)
-                if tags:  # two tags may share a hash code; a damaged record has unknown tags
+                # two tags may share a hash code, so compare the texts; keep a damaged record, whose tags are unknown
+                if tags:
                     right = pc.is_in(batch.column("tags"), value_set=chosen)
                     batch = batch.filter(pc.or_(right, batch.column("born_timestamp").is_null())).select(wanted)
                 if batch.num_rows:
@@ -224,8 +225,8 @@ def _open_chunks(
 
 
 def _slices(chunk: RecordsChunk, max_bytes: int) -> Iterator[slice]:
-    """Cut a chunk of records into slices of at most `max_bytes`, with at least one record each. A chunk may be large,
-    and Spark copies each batch."""
+    """Cut a chunk of records into slices of at most `max_bytes`, with at least one record each. A whole chunk may be
+    too large for one batch, because Spark copies each batch."""
     ends = np.cumsum(chunk.sizes)
     first = 0
     while first < len(ends):

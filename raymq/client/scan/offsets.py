@@ -55,7 +55,7 @@ class ScanBoundary:
     """The begin or the end of a scan, in all queues. `default` is used if no offsets, times or group are given."""
 
     option: str
-    """Name of the option that set this boundary, for error messages."""
+    """Name of the option that set this begin or end of a scan, for error messages."""
     default: int
     offsets: Mapping[MessageQueue, int] | None = None
     times: Mapping[MessageQueue, int] | None = None
@@ -64,16 +64,17 @@ class ScanBoundary:
 
     @property
     def by_time(self) -> bool:
-        """True if timestamps, not offsets or a group, define the boundary."""
+        """True if the begin or end of the scan is defined by timestamps, not by offsets or a group."""
         return self.times is not None or self.time_ms is not None
 
     def time_ms_of(self, queue: MessageQueue) -> int:
-        """Return the time of the boundary in a queue, in ms since 1970. The boundary is `by_time`."""
+        """Return the time of this boundary of a scan in a queue, in ms since 1970. The boundary must be defined by
+        timestamps (`by_time`)."""
         return (self.time_ms or 0) if self.times is None else self.times[queue]
 
     def resolve(self, lookups: OffsetLookups, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-        """Return the boundary's offset in each queue, or EARLIEST or LATEST. Raises InvalidArgumentError if the option
-        does not name exactly the given queues."""
+        """Return the begin or end of the scan in each queue: an offset, or EARLIEST or LATEST. Raises
+        InvalidArgumentError if the option does not name exactly the given queues."""
         named = self.times if self.times is not None else self.offsets
         if named is not None:
             self._check_queues(named, queues)
@@ -88,7 +89,8 @@ class ScanBoundary:
         return {queue: found.get(queue, self.default) for queue in queues}
 
     def _check_queues(self, named: Mapping[MessageQueue, int], queues: Sequence[MessageQueue]) -> None:
-        """Raise InvalidArgumentError if `named` contains unknown queues or omits queues of the topics."""
+        """Raise InvalidArgumentError if `named`, the queues in an option's value, contains unknown queues or omits some
+        of `queues`."""
         for problem, found in (("unknown", named.keys() - set(queues)), ("missing", set(queues) - named.keys())):
             if not found:
                 continue

@@ -55,8 +55,8 @@ def plan_partitions(
     order.
 
     Ranges are cut, and small ranges of a broker group joined, to partitions of about `partition_bytes`. The default is
-    PARTITION_BYTES, or less if some of `parallelism` tasks would otherwise be idle. No message counts for more than
-    `message_bytes_max`, which is for reads of small columns only. There are at least `min_partitions` partitions if the
+    PARTITION_BYTES, or less if some of `parallelism` tasks would otherwise be idle. `message_bytes_max`: the most bytes
+    for which a message counts, if the read omits large columns. There are at least `min_partitions` partitions if the
     ranges have that many offsets. Raises InvalidArgumentError for numbers below 1.
     """
     partition_bytes = check_count("partition_bytes", partition_bytes)
@@ -98,8 +98,8 @@ def _piece_counts(
 
 
 def _share_pieces(counts: list[int], weights: Sequence[int], most: Sequence[int], wanted: int) -> list[int]:
-    """Increase the piece counts of items until they add up to `wanted`. Each additional piece goes to the item with the
-    largest weight per piece. No item gets more pieces than its number in `most`."""
+    """Increase the number of pieces of ranges until the numbers add up to `wanted`. Each additional piece goes to the
+    range with the largest weight per piece. No range gets more pieces than its number in `most`."""
     counts = list(counts)
     heaviest = [(-weights[index] / counts[index], index) for index in range(len(counts)) if counts[index] < most[index]]
     heapq.heapify(heaviest)
@@ -128,12 +128,13 @@ def _cut_by_bytes(item: OffsetRange, profile: Sequence[int], count: int) -> Iter
     if not total:
         yield from ((piece, 0) for piece in _cut(item, count))
         return
-    # Compute the cut offsets by interpolation, as if all records within one part of the profile had the same size.
+    # Interpolate the offsets at which the range is cut, as if all records within one part of the profile had the same
+    # size.
     bytes_at = [0, *accumulate(profile)]
     offsets_at = np.linspace(0, item.size, len(bytes_at))
     wanted = [total * index / count for index in range(1, count)]
     inner = np.interp(wanted, bytes_at, offsets_at).round().astype(int).tolist()
-    # Place the cuts so that each piece has at least one offset.
+    # Move a cut if necessary, so that each piece of the range has at least one offset.
     edges = [0]
     for index, edge in enumerate(inner):
         edges.append(min(max(edge, edges[-1] + 1), item.size - (count - 1 - index)))
@@ -148,7 +149,7 @@ def _merge(pieces: Sequence[tuple[OffsetRange, int]], target: int, wanted: int) 
     partitions remain."""
     spare = len(pieces) - wanted
     parts: list[ScanPartition] = []
-    # Sort by broker group, so that ranges of different topics can be joined.
+    # Sort the pieces by broker group, so that pieces of different topics can be joined.
     for piece, size in sorted(pieces, key=lambda found: found[0].broker_name):
         last = parts[-1] if parts else None
         fits = last is not None and last.broker_name == piece.broker_name and last.size_bytes + size <= target

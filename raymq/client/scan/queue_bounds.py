@@ -48,7 +48,8 @@ class ClusterQueues(ScanSource):
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         stored = self._names.wrap(topic)
-        self._routes.invalidate(stored)  # queues may have been added since the route was cached
+        # ask for the topic's route again, because queues may have been added since it was cached
+        self._routes.invalidate(stored)
         return self._names.shown_queues(self._routes.wait(stored, BOUNDS_TIMEOUT_S).subscribe_queues)
 
     def creations(self, topics: Iterable[str]) -> Creations:

@@ -29,7 +29,7 @@ from raymq.remoting.storage_clients import StorageClients, call_master
 
 RANGE_CHUNK_MESSAGES: Final = 16_384
 RANGE_CHUNK_BYTES: Final = 64 * 1024 * 1024
-"""Maximum bytes of records that one search in mapped files returns."""
+"""Maximum bytes of records in one chunk that is read from mapped files."""
 RANGE_FETCH_MAX_BYTES: Final = 8 * 1024 * 1024
 RANGE_READ_TIMEOUT_S: Final = 30.0
 _FETCH_WAIT_S: Final = 1.0
@@ -51,8 +51,8 @@ class RecordsChunk(NamedTuple):
     position: int = -1
 
     def places(self, queue: MessageQueue) -> RecordPlaces:
-        """Return the locations of the chunk's records, which belong to `queue`. Error messages name a damaged record by
-        its location."""
+        """Return the expected places (queue, offsets and sizes) of the chunk's records, which belong to `queue`. An
+        error about a damaged record names its place."""
         physical = None if self.position < 0 else self.starts + self.position
         return RecordPlaces(queue, self.offsets, physical, self.sizes)
 
@@ -85,8 +85,8 @@ class RangeReader:
                     start = chunk.next_offset
                 return
             except DataLossError as error:
-                # The mapped files belong to the replica that was master when the read began. Only the current master
-                # shows which messages are lost.
+                # Messages are missing in the mapped files of the replica that was master when the read began. Only the
+                # current master can show if the messages are lost, so the read continues there.
                 logger.info(
                     "queue %s from offset %d on is read through the storage actor, not from its files: %s",
                     queue,
@@ -113,8 +113,8 @@ class RangeReader:
     def _fetch_patiently(
         self, queue: MessageQueue, start: int, max_messages: int, tag_codes: frozenset[int] | None, sql: str | None
     ) -> FetchResult:
-        """Fetch messages from offset `start` on, and wait if that offset is not visible yet. A replica that has just
-        become master shows the queue's full end a moment later."""
+        """Fetch messages from offset `start` on, and wait if that offset is not visible yet. The wait is necessary
+        after a failover: a new master at first shows fewer messages than the queue has."""
         deadline_s = time.monotonic() + RANGE_READ_TIMEOUT_S
         wait_s = 0.0
         while True:
@@ -122,7 +122,8 @@ class RangeReader:
             if start < result.max_offset or time.monotonic() >= deadline_s:
                 return result
             wait_s = _FETCH_WAIT_S
-            if result.status is PullStatus.OFFSET_ILLEGAL:  # the store returns this status at once, without a long poll
+            # for an illegal offset the store answers at once, without a long poll, so wait here
+            if result.status is PullStatus.OFFSET_ILLEGAL:
                 time.sleep(_FETCH_WAIT_S / 10)
 
     def _fetch_once(

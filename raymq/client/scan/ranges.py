@@ -51,12 +51,12 @@ class OffsetRange:
 
     @property
     def queue(self) -> MessageQueue:
-        """The queue that contains the range."""
+        """The queue to which this offset range belongs."""
         return MessageQueue(self.topic, self.broker_name, self.queue_id)
 
     @property
     def size(self) -> int:
-        """Number of offsets in the range."""
+        """Number of offsets in this offset range."""
         return self.end_offset - self.start_offset
 
 
@@ -247,8 +247,8 @@ def limit_ranges(ranges: Sequence[OffsetRange], max_offsets: int | None) -> list
     largest_first = sorted(range(len(ranges)), key=lambda index: (-ranges[index].size, index))
     for index in largest_first[:max_offsets]:
         shares[index] = min(1, ranges[index].size)
-    # Divide the remaining offsets in proportion to each range's size, without the offset that the range already has.
-    # Offsets that remain after rounding go to the ranges with the largest remainders.
+    # Each range already has one offset, if there are enough. Divide the remaining offsets in proportion to the rest of
+    # each range. Offsets that remain after rounding go to the ranges with the largest remainders.
     rest, beyond = max_offsets - sum(shares), left - sum(shares)
     if rest:
         parts = [(one.size - share) * rest for one, share in zip(ranges, shares, strict=True)]

@@ -168,8 +168,8 @@ def full_name(name: str) -> str:
 
 
 def live_name(name: str) -> str:
-    """Return the full name of a live setting. Raises InvalidArgumentError if `full_name` raises it, or if the setting
-    is read only when raymq starts."""
+    """Return the full name of a live setting, given in any spelling. Raises InvalidArgumentError if the name is unknown
+    or fits several settings, or if the setting is read only when raymq starts."""
     full = full_name(name)
     section, _, key = full.rpartition(".")
     if key not in LIVE_SETTINGS.get(section, ()):

@@ -14,7 +14,7 @@ _BOOL: Final = re.compile(r"\bbool\b")
 class SettingsSection(BaseModel):
     """A section of settings. Raises ValidationError if a value is not allowed.
 
-    Pydantic accepts True as 1, and YAML reads ``yes`` as True. So a number setting refuses both.
+    A number setting accepts no bool: Pydantic would accept True as 1, and YAML reads ``yes`` as True.
     """
 
     @field_validator("*", mode="before")

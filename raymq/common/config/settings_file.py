@@ -44,7 +44,8 @@ def read_settings_file(file: Path) -> dict[Any, Any]:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise ConfigError(f"{file}{line} is not YAML: {error.problem}; correct this line or a line before it") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        # PyYAML raises ValueError or OverflowError for some invalid values: `!!int abc`, or a date in month 13.
+        # For some invalid values, such as `!!int abc` or a date in month 13, PyYAML raises ValueError or OverflowError
+        # instead of its own YAMLError.
         raise ConfigError(f"{file} is not YAML: {error}") from None
     if values is None:
         return {}
@@ -84,7 +85,7 @@ class _BoundedLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         parser: Any = self  # PyYAML's type stubs leave the parser's methods untyped
         event = parser.peek_event()
-        if getattr(event, "anchor", None) is not None:  # an event of an alias also has an anchor
+        if getattr(event, "anchor", None) is not None:  # an alias (`*name`) has the attribute `anchor`, too
             text = "anchors and aliases (& and *) are not allowed in settings; write the values out"
             raise _RefusedError(text, event.start_mark)
         self._values += 1

@@ -35,7 +35,7 @@ def absolute_path(path: Path) -> Path:
     """Return the absolute path, with `~` resolved. Raises ValueError if the user in the path does not exist."""
     try:
         return path.expanduser().absolute()
-    except RuntimeError as error:  # the user in the path does not exist (`~user`)
+    except RuntimeError as error:  # `~user` names a user that does not exist
         raise ValueError(str(error)) from None
 
 
@@ -323,6 +323,7 @@ class StoreSettings(StoreOptions):
         return tuple(dict.fromkeys((*written, *self.read_only_commit_log_store_paths)))
 
     def change(self, options: StoreOptions, names: Iterable[str]) -> None:
-        """Copy the named options from `options`, whose values were checked together. Thread-safe."""
+        """Replace the values of the settings `names` by their values in `options`, a complete set of settings whose
+        values were checked together. Thread-safe."""
         for name in names:
             setattr(self, name, getattr(options, name))

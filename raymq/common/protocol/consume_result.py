@@ -126,8 +126,8 @@ class ShippedTask(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def size_bytes(self) -> int:
-        """The size of the task's records in bytes. The task contains these records, or names their places in
-        the log."""
+        """The size in bytes of the task's records, which are in the task itself or at their places in the
+        store's log."""
         return len(self.records) or sum(int(np.frombuffer(one.sizes, np.int64).sum()) for one in self.places)
 
 

@@ -15,8 +15,8 @@ from raymq.common.protocol.route import QUEUE_NUMS_MAX
 @dataclass(frozen=True, slots=True)
 class StartOffsetQuery:
     """A query for the start offset of a group that has no committed offset. `timestamp_ms` is used only with
-    CONSUME_FROM_TIMESTAMP, which needs a time after 0. Raises InvalidArgumentError if a value is not valid; the error
-    names a consumer's argument, `consume_from` or `consume_timestamp_ms`."""
+    CONSUME_FROM_TIMESTAMP, which needs a time after 0. Raises InvalidArgumentError if a value is not valid. The error
+    uses the names of the consumer's arguments, `consume_from` and `consume_timestamp_ms`."""
 
     where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
     timestamp_ms: int = 0
@@ -88,7 +88,7 @@ class OffsetCommit:
     The commit takes effect only while the member owns the queue (`generation`, raymq.common.protocol.membership) and
     only if the offset was not reset (`reset_version`, from the broker's start offset). A commit moves an offset back
     only if `backwards` is True, after the program has called seek. If `queue_offset` is None, the request commits
-    nothing and only asks for the broker's answer.
+    nothing. It only asks if the queue was reset, fenced, deleted or stopped.
     """
 
     queue_offset: int | None

@@ -130,8 +130,9 @@ class GroupAssignment:
 
 @dataclass(frozen=True, slots=True)
 class OtherServer:
-    """The answer of a Rebalance actor that does not hold the group's slot. `holder`: the actor that holds the slot, or
-    empty if unknown. If the answering actor is waiting for the slot, `holder` is this actor itself."""
+    """A Rebalance actor's answer to a heartbeat of a group that another actor serves. The other actor holds the group's
+    slot, which is a share of the groups. `holder`: the actor that holds the slot, or empty if unknown. If the answering
+    actor is waiting for the slot, `holder` is this actor itself."""
 
     holder: str
 
@@ -155,7 +156,8 @@ class GroupRefusal(NamedTuple):
 
 
 class SteadyAnswer(Enum):
-    """The Rebalance actor's answer to a SteadyHeartbeat."""
+    """The Rebalance actor's answer to a SteadyHeartbeat: SAME if the assignment is unchanged, or TELL if the member
+    must send a full GroupHeartbeat at once."""
 
     SAME = "the answer is as before"
     TELL = "the heartbeat was not heeded: it is to be said in full, at once"

@@ -78,7 +78,8 @@ class ReceiveAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LeasePart:
-    """A subset of one lease's offsets: the members of the encoded set `offsets`."""
+    """A subset of one lease's offsets. `offsets`: the subset, encoded as a hexadecimal number in which bit i stands for
+    offset `start + i`."""
 
     topic: str
     queue_id: int

@@ -25,8 +25,8 @@ MASTER_ID: Final = 0
 QUEUE_NUMS_MAX: Final = 1024
 """Maximum number of queues of a topic in one broker group."""
 QUEUES: Final = NumberRange(1, QUEUE_NUMS_MAX * BROKER_GROUPS_MAX)
-"""The allowed total number of a topic's queues. A cluster with fewer than BROKER_GROUPS_MAX broker groups allows fewer
-queues."""
+"""The allowed total number of a topic's queues, in a cluster with BROKER_GROUPS_MAX broker groups. A cluster with fewer
+broker groups allows fewer queues."""
 
 ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"
 """The NameServers' KV namespace that contains the queue counts of each order topic. The topic's brokers store the same

@@ -18,9 +18,9 @@ class BrokerConfig:
     reachable again.
     """
 
-    started: Mapping[str, Any] = field(default_factory=dict)  # values as in YAML: text, numbers, bools, lists
-    changed: Mapping[str, Any] = field(default_factory=dict)  # values as in YAML: text, numbers, bools, lists
-    effective: Mapping[str, Any] = field(default_factory=dict)  # values as in YAML: text, numbers, bools, lists
+    started: Mapping[str, Any] = field(default_factory=dict)  # each value as in YAML: text, number, bool or list
+    changed: Mapping[str, Any] = field(default_factory=dict)  # each value as in YAML: text, number, bool or list
+    effective: Mapping[str, Any] = field(default_factory=dict)  # each value as in YAML: text, number, bool or list
     refused: Mapping[str, str] = field(default_factory=dict)
     live: frozenset[str] = frozenset()
     behind: tuple[str, ...] = ()

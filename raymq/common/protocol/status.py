@@ -209,7 +209,8 @@ class ControllerReport(ServerReport):
 
 @dataclass(frozen=True, slots=True)
 class RebalanceReport(ServerReport):
-    """The status of a Rebalance actor, with the slots that the actor holds."""
+    """The status of a Rebalance actor. It includes the slots that the actor holds; a slot is a share of the consumer
+    groups."""
 
     slots: tuple[int, ...] = ()
 

@@ -45,8 +45,8 @@ _Operand = TextColumn | Truths | _Scalar
 FALSE, TRUE, NULL, RAISES = range(4)
 
 _NOT: Final = np.array([TRUE, FALSE, NULL, RAISES], np.uint8)
-# In this table, the row is the left operand and the column is the right operand. The right operand is not evaluated if
-# the left operand decides the result: FALSE for AND, TRUE for OR.
+# Truth tables of AND and OR: the row is the left operand, the column the right operand. The right operand is not
+# evaluated if the left operand decides the result: FALSE for AND, TRUE for OR.
 _AND: Final = np.array(
     [
         [FALSE, FALSE, FALSE, FALSE],
@@ -154,8 +154,8 @@ class Evaluation:
         return _raising(np.where(left_present & right_present, compared, lone), left, right)
 
     def _compared(self, plan: Compare, left: _Operand, right: _Operand) -> Truths:
-        # An operand that is an array is the negative of a text that is not a number. The result of its comparison is
-        # NULL, or RAISES.
+        # In a comparison by order, only the negative of a text that is not a number is represented as an array (of
+        # truth values). Such a comparison is NULL, or RAISES.
         if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
             return _raising(self._constant(None), left, right)
         comparison, raises = _comparison(left, right)
@@ -191,7 +191,8 @@ def _equal_values(left: _Operand, right: _Operand) -> Truths | int:
             return FALSE
         return (left == right).astype(np.uint8) if isinstance(right, np.ndarray) else RAISES
     if isinstance(right, TextColumn):
-        return _equal_texts(right, left)  # a text and a constant compare equal in both orders, so swap them
+        # swap the operands: a text column and a constant are equal or unequal in either order
+        return _equal_texts(right, left)
     if isinstance(right, np.ndarray):
         return ((right == TRUE) == is_true_text(left)).astype(np.uint8) if isinstance(left, str) else FALSE
     return _equal_constants(left, right)

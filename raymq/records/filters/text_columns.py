@@ -65,8 +65,8 @@ class TextColumn:
     def is_true(self) -> Mask:
         """Return a mask that is True for rows whose text is "true" in upper, lower or mixed case."""
         rows = np.flatnonzero(self._sizes == 4)
-        # Convert the texts to lower case. Setting this bit turns only T and t into t; the same is true for the other
-        # letters.
+        # Convert the texts to lower case by setting bit 0x20 of each byte. The comparison with "true" stays exact: only
+        # T and t become t, and likewise for r, u and e.
         texts = self._values.table(rows, 4) | 0x20
         result = np.zeros(len(self._sizes), np.bool_)
         result[rows] = (texts == np.frombuffer(b"true", np.uint8)).all(axis=1)
@@ -131,7 +131,7 @@ class TextColumn:
         numbers[rows] = digits / _POWERS[decimals]
         readable[rows] = plain
         minus = rows[plain & (self._values.table(rows, 1)[:, 0] == _MINUS)]
-        numbers[minus] = -np.abs(numbers[minus])  # For the text "-0", `-np.abs` also gives -0.0.
+        numbers[minus] = -np.abs(numbers[minus])  # the negative sign also makes -0.0 from the text "-0", as Java does
         self._read_singly(np.flatnonzero(self.present & ~readable), ValueKind.DOUBLE, numbers, readable)
         return numbers, readable
 

@@ -140,7 +140,8 @@ def compress(data: bytes | memoryview, type: CompressionType, level: int | None 
     if type is CompressionType.ZLIB:
         return zlib.compress(data, level)
     if type is CompressionType.LZ4:
-        # lz4-java, which RocketMQ's consumers use, rejects frames whose blocks depend on each other.
+        # Make blocks that do not depend on each other, because lz4-java, which RocketMQ's consumers use, rejects linked
+        # blocks.
         return cast(bytes, lz4.frame.compress(data, compression_level=level, block_linked=False))
     if type is CompressionType.ZSTD:
         compressor = _contexts.compressors.get(level)
@@ -198,7 +199,8 @@ def _decompress_zstd(data: bytes, max_bytes: int) -> bytes:
     _check_end(size if is_known else 0, True, None, max_bytes)
     most = size if is_known else max_bytes
     body = _contexts.decompressor.decompress(data, max_output_size=most, allow_extra_data=False)
-    if not is_known or not size:  # without a size, the library ignores bytes after the frame's end
+    # for a frame without a content size, zstandard ignores extra bytes after the frame, so check for them here
+    if not is_known or not size:
         _check_end(len(body), True, data[_frame_end(data, has_checksum=frame.has_checksum) :], max_bytes)
     return body
 
@@ -279,8 +281,8 @@ def _pieces_of_zstd(data: bytes) -> Iterator[bytes]:
     if content_bytes != zstandard.CONTENTSIZE_UNKNOWN and content_bytes <= PIECE_BYTES:
         yield _decompress_zstd(data, PIECE_BYTES)
         return
-    # Use a separate decompressor, because this thread's shared decompressor may decompress another body between two
-    # pieces.
+    # Use a separate decompressor. The caller may decompress another body between two pieces, with this thread's shared
+    # decompressor.
     frame = zstandard.ZstdDecompressor().decompressobj()
     position, end = 0, zstandard.frame_header_size(data)
     while not frame.eof and position < len(data):
@@ -295,7 +297,7 @@ def _frame_end(data: bytes, *, has_checksum: bool) -> int:
     while not is_last and position < len(data):
         is_last = data[position] & 1
         position = _block_end(data, position)
-    # `_block_end` always includes the bytes of a checksum after the last block, even if the frame has none.
+    # If the frame has no checksum, subtract its bytes: `_block_end` always adds them to the last block.
     return position - (0 if has_checksum else _CHECKSUM_BYTES)
 
 

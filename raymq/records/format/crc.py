@@ -72,7 +72,7 @@ def seal_holds(record: bytes | bytearray | memoryview) -> bool:
     bytes."""
     seal = bytes(record[-PROPERTY_CRC_LENGTH:])
     if seal[:2] != PROPERTY_CRC_PREFIX[:2] and seal[2:4] != PROPERTY_CRC_PREFIX[2:4]:
-        return True  # Fast path: most records without a property CRC already differ from its constant bytes here.
+        return True  # fast path: the first four bytes already show that most records have no property CRC
     same = sum(seal[column] == byte for column, byte in zip(_MARK_COLUMNS.tolist(), _MARK.tolist(), strict=True))
     return same < _MARK_LEAST or seal == property_crc(record)
 

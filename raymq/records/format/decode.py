@@ -45,7 +45,8 @@ def read_record(buffer: Buffer, position: int, place: RecordPlace, *, check_crc:
     """Return the message of the record at `position` of `buffer`. Never raises an error for damaged bytes.
 
     If the body is unreadable, the message's `body_error` has the reason and all other fields are as stored. If the
-    record is damaged or does not agree with its `place`, the message only has the fields of `place`.
+    record is damaged, or does not have the queue and offsets that `place` expects, the message only has the fields of
+    `place`.
     """
     try:
         header, sections = _whole_record(buffer, position)
@@ -131,7 +132,7 @@ def _message(
     data: bytes, header: HeaderFields, sections: tuple[int, ...], broker_name: str, body: bytes | BodyUnreadableError
 ) -> MessageExt:
     """Create a record's message from its header, sections and body."""
-    # Unpack the header into one name per field, because unused names cost less than slices of the tuple.
+    # Assign each header field to a name, even a field that is not used: this is faster than slicing the tuple.
     (
         _,
         _,

@@ -80,8 +80,8 @@ def dispatch_view(
     if position < 0:
         raise RecordError(f"no record at byte {position}")
     header = unpack_header(buffer, position)
-    # Unpack the header into one name per field, which is faster than a RecordHeader. A replica does this for every
-    # record that it copies.
+    # Assign each header field to a name, which is faster than creating a RecordHeader. A replica runs this code for
+    # every record that it copies.
     (
         size,
         _,

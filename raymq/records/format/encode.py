@@ -278,8 +278,8 @@ def _target_text(message: Message, queue_id: int, message_id: str) -> str:
 
 
 def _sequence_text(producer: ProducerSequence | None) -> tuple[str, Iterator[str]]:
-    """Return the deduplication properties that all messages of a batch share. Also returns an iterator over the rest of
-    each message's text, which is its sequence number."""
+    """Return the text of the deduplication properties that all messages of a batch share, up to the sequence number.
+    Also returns an iterator over the rest of the text, which is each message's sequence number."""
     if producer is None:
         return "", repeat("")
     identity = {PROPERTY_PRODUCER_ID: producer.producer_id, PROPERTY_PRODUCER_EPOCH: str(producer.epoch)}

@@ -68,7 +68,8 @@ def index_key_hashes(topic: str, keys: Sequence[str]) -> NDArray[np.int32]:
     if not len(keys) or not lengths.all():
         return np.array([index_key_hash(topic, key) for key in keys], dtype=np.int32)
     units = np.frombuffer("".join(keys).encode("utf-16-be", "surrogatepass"), dtype=">u2").astype(np.uint32)
-    if len(units) != lengths.sum():  # A text with surrogate pairs has more UTF-16 code units than characters.
+    # a key has surrogate pairs, so it has more UTF-16 code units than characters: hash the keys one by one
+    if len(units) != lengths.sum():
         return np.array([index_key_hash(topic, key) for key in keys], dtype=np.int32)
     powers = _powers(int(lengths.max()) + 1)
     ends = np.cumsum(lengths)

@@ -193,7 +193,7 @@ def unpack_header(buffer: Buffer, position: int) -> HeaderFields:
     faster for readers that read every record of a fetch."""
     try:
         fields = _IPV4_HEADER.unpack_from(buffer, position)
-        if fields[7] & SYS_FLAG_HOSTS_MASK:  # field 7 of the header is sys_flag
+        if fields[7] & SYS_FLAG_HOSTS_MASK:  # an IPv6 host in the sys flag (header field 7) makes the header longer
             return header_struct(fields[7]).unpack_from(buffer, position)
         return fields
     except struct.error:

@@ -83,7 +83,7 @@ class LocatedRecords(NamedTuple):
             ):
                 return found
         except RecordError:
-            pass  # the data is damaged: `_of_damaged` checks each record separately
+            pass  # some records are damaged: continue below with `_of_damaged`, which checks each record separately
         return cls._of_damaged(data, count, first_offset, next_offset)
 
     @classmethod
@@ -97,8 +97,8 @@ class LocatedRecords(NamedTuple):
         damaged: list[tuple[int, int]] = []
 
         def fill(end_offset: int, position: int) -> None:
-            """Assign queue offsets to the damaged records before record `position`; the offsets end before
-            `end_offset`."""
+            """Assign queue offsets below `end_offset` to the damaged records that were found since the last intact
+            record. `position`: where the next intact record begins, or the end of `data`."""
             start = rows[-1][2] + 1 if rows else first_offset
             places = [*damaged, *[(position, 0)] * (end_offset - start if all_wanted else 0)]
             rows.extend((*place, offset) for place, offset in zip(places, range(start, end_offset), strict=False))

@@ -185,8 +185,8 @@ class UniqueIdGenerator:
         if now_ms >= self._next_month_ms:
             self._month_start_ms, self._next_month_ms = _month_bounds_ms(now_ms)
         stem = f"{self._prefix}{max(now_ms - self._month_start_ms, 0) & 0xFFFFFFFF:08X}"
-        # Use one assignment statement, so that no signal handler runs between the assignments and finds an inconsistent
-        # state.
+        # Set all attributes of the new millisecond in one assignment statement. No signal handler can then run between
+        # the assignments and find an inconsistent state.
         self._stem, self._now_ms, self._made_in_ms = stem, now_ms, 0
 
 

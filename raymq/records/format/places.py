@@ -27,8 +27,8 @@ class RecordPlace(NamedTuple):
     size: int = -1
 
     def check(self, header: HeaderFields, topic: Buffer) -> None:
-        """Raise RecordError unless the record's header and topic agree with this place. `topic`: the topic's bytes in
-        the record."""
+        """Raise RecordError unless the record's header and topic agree with the expected place (queue, offsets and
+        size). `topic`: the topic's bytes in the record."""
         for known, found, what in (
             (self.size, header[0], "size"),
             (self.queue.queue_id, header[3], "queue id"),
@@ -45,11 +45,13 @@ class RecordPlace(NamedTuple):
             raise RecordError(reason)
 
     def error(self, reason: str, *, record_damaged: bool = True) -> BodyUnreadableError:
-        """Return the error that is raised when the body of the message at this place is read."""
+        """Return the error that a read of the message's body raises. The reason is that the record at this expected
+        place is damaged, or only its body is unreadable."""
         return BodyUnreadableError(str(self.queue), self.queue_offset, self.physical_offset, reason, record_damaged)
 
     def damaged(self, reason: str) -> MessageExt:
-        """Return the message that represents a damaged record at this place. `reason`: the damage."""
+        """Return the message that represents a damaged record. The message has the queue and offsets of the record's
+        expected place. `reason`: the damage."""
         return MessageExt.damaged(self.error(reason), self.queue)
 
 
@@ -64,12 +66,12 @@ class RecordPlaces(NamedTuple):
 
     @classmethod
     def of(cls, queue: MessageQueue, records: LocatedRecords) -> RecordPlaces:
-        """Return the places of the given records of `queue`."""
+        """Return the expected places (queue, offsets and sizes) of the given records of `queue`."""
         return cls(queue, records.offsets, records.physical_offsets, records.sizes)
 
     @classmethod
     def unknown(cls, broker_name: str) -> RecordPlaces:
-        """Return places that contain only the broker group, for records whose queue is unknown."""
+        """Return expected places that name only the broker group, for records whose queue is unknown."""
         return cls(MessageQueue("", broker_name, -1))
 
     def place(self, row: int) -> RecordPlace:

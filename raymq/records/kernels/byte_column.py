@@ -114,7 +114,7 @@ class ByteColumn:
             return columns[0]
         sizes = np.concatenate([column.sizes for column in columns])
         bounds = _bounds(sizes)
-        # use Arrow's allocator, which reuses memory and so avoids new page faults
+        # Allocate the result with Arrow's allocator. It reuses memory, and so avoids page faults of new memory.
         buffer = pa.allocate_buffer(int(bounds[-1]))
         data, at = np.frombuffer(buffer, np.uint8), 0
         for column in columns:

@@ -87,8 +87,8 @@ def _facts_of_alike(batch: EncodedBatch, topic_text: bytes) -> BatchFacts | None
         return None
     fixed_size = layout.header_size(first.sys_flags)
     head = np.ndarray((count, fixed_size // 4), _BIG_ENDIAN_INT, data, 0, (size, 4))
-    # Compare four ranges of columns in the headers: total size and magic number, queue id, sys flag, body size. The
-    # other columns may differ.
+    # Every record's header must equal the first record's header in these fields: total size, magic number, queue id,
+    # sys flag and body size. Other fields may differ.
     for columns in (slice(0, 2), slice(3, 4), slice(9, 10), slice(-1, None)):
         if head[:, columns].tobytes() != head[0, columns].tobytes() * count:
             return None
@@ -119,8 +119,8 @@ def _facts_of_many(batch: EncodedBatch, ends: NDArray[np.int64], magic: int, top
     if head[:, 1:4:2].tobytes() != same * count:
         raise MessageIllegalError(f"a record does not belong to queue {batch.queue_id} of topic {batch.topic!r}")
     sys_flags = _common_flags(head[:, layout.SYS_FLAG_OFFSET // 4])
-    # The last column of the headers is the body's size. A negative size becomes a huge unsigned number, which the next
-    # check rejects.
+    # The last column of the headers is the body's size. A negative size becomes a huge unsigned number, so the check of
+    # the properties' length rejects it.
     bodies = head[:, -1].astype(np.uint32).astype(np.int64)
     properties = sizes - bodies
     properties -= fixed_size + width + 2
@@ -189,7 +189,8 @@ def split_record(record: layout.Buffer, queue_id: int, topic: str) -> tuple[int,
         body_size = int.from_bytes(record[fixed_size - 4 : fixed_size], signed=True)
     if total != size or found_magic != magic or found_queue_id != queue_id or body_size < 0:
         return None
-    # `rest`: the end of the record: the topic's length and text, the properties' length, and the properties.
+    # `rest`: the part of the record after the body, which contains the topic's length and text, the properties' length,
+    # and the properties.
     rest, width = bytes(record[fixed_size + body_size :]), len(topic_text)
     properties_size = len(rest) - width - 2
     if not 0 <= properties_size <= MAX_PROPERTIES_BYTES or not rest.startswith(topic_text):

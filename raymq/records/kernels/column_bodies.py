@@ -49,12 +49,13 @@ class Bodies:
     _compressed: Ints
     """The rows of readable compressed bodies, ascending."""
     _sizes_of: list[int]
-    """The decompressed sizes of the bodies in `_compressed`."""
+    """The decompressed size of each readable compressed body, in the order of the rows in `_compressed`."""
     _plain: list[bytes]
-    """The decompressed bodies of the rows in `_compressed`; empty if the caller does not keep them."""
+    """The decompressed bytes of each readable compressed body, in the order of the rows in `_compressed`. Empty if the
+    caller does not keep decompressed bodies."""
 
     def makers(self, body_type: BodyType) -> dict[str, Callable[[], pa.Array]]:
-        """Return the functions that create the columns computed from the bodies, by column name."""
+        """Return, by column name, functions that create the columns that are computed from the message bodies."""
         return {"body": lambda: self._column(body_type), "body_size": self._sizes, "error": self._reasons}
 
     @property
@@ -86,8 +87,8 @@ class Bodies:
             body_size = np.where(absent, 0, body_size)
             validity = pa.py_buffer(np.packbits(~absent, bitorder="little"))
         views = views_of(data, body_at, body_size)
-        # Limit the Arrow buffer to the bytes of these records, because pickling a table copies everything in the
-        # buffers of its views.
+        # Pass only the bytes from the first body to the last body to Arrow as the views' buffer. Pickling a table
+        # copies whole buffers, and `data` may be a mapped file.
         first, end = (int(body_at.min()), int((body_at + body_size).max())) if len(views) else (0, 0)
         views[body_size > INLINE_MAX, 3] -= first
         buffers = [validity, pa.py_buffer(views), pa.py_buffer(data[first:end])]
@@ -104,8 +105,8 @@ class Bodies:
                 starts = np.cumsum(sizes[done : done + count]) - sizes[done : done + count]
                 rows = compressed[done : done + count]
                 views[rows] = views_of(own, starts, sizes[done : done + count])
-                # The views of an Arrow array count its buffers from the third buffer: buffers 0 and 1 are the validity
-                # and the views themselves.
+                # The buffer numbers in Arrow views begin with 0 at the array's third buffer. The first two buffers are
+                # the validity and the views themselves.
                 views[rows[sizes[done : done + count] > INLINE_MAX], 2] = len(buffers) - 2
                 buffers.append(pa.py_buffer(own))
                 done += count
@@ -231,8 +232,8 @@ def spread(
 
 
 def _with_places(name: str, column: pa.Array, rows: Ints, places: RecordPlaces) -> pa.Array:
-    """Return the column `name` after replacing the values of the given rows by the values of the rows' places. A place
-    without such a value replaces nothing."""
+    """Return the column `name`, in which the given rows have the values of their records' expected places. A row keeps
+    its value if its place has no value for this column."""
     queue = places.queue
     known: dict[int, Any] = {}
     if name == "topic" and queue.topic:

@@ -218,7 +218,8 @@ def _decode_intact(
 def _decode_first(
     data: Bytes, starts: Ints, order: _Order, places: RecordPlaces | None, bodies: Bodies
 ) -> pa.RecordBatch:
-    """Decode only as many records as `bodies` has rows, because the decompressed bodies reached the size limit."""
+    """Decode only the first records, as many as `bodies` has rows. The decompressed bodies of all records would exceed
+    the size limit."""
     some = None if places is None else places.pick(slice(bodies.rows))
     return _decode_intact(data, starts[: bodies.rows], order, some, bodies)
 
@@ -230,7 +231,7 @@ def _decode_damaged(data: Bytes, starts: Ints, order: _Order, places: RecordPlac
     if order.raises:
         first = min(damaged)
         # Decode the records before the first damaged record, because an unreadable body among them must be reported
-        # first. The batch may also end before the damaged record.
+        # first. Because of the size limit, the batch may end before the damaged record.
         batch = _decode_intact(data, starts[:first], order, known.pick(slice(first))) if first else None
         if batch is None or batch.num_rows == first:
             raise known.place(first).error(damaged[first])
@@ -312,7 +313,7 @@ def _decode_by_templates(
 
 
 def _reconsume_times(data: Bytes, body_at: Ints) -> pa.Array:
-    # The reconsume times have a fixed distance from the body, for every length of the hosts.
+    # Count back from the body to the reconsume times, because this distance is equal for IPv4 and IPv6 hosts.
     at = body_at - (layout.BODY_OFFSET - layout.RECONSUME_TIMES_OFFSET)
     return int_array(windows(data, 4)[at].view(">i4").astype(np.int32))
 
@@ -336,8 +337,8 @@ def _topics(data: Bytes, fields: FieldOffsets) -> pa.Array | None:
 
 
 def _offset_ids(data: Bytes, fields: FieldOffsets, missing: pa.BooleanArray) -> pa.Array:
-    """Return a column with the offset message id in the rows where `missing` is True, and null in the other
-    rows."""
+    """Return a column with the offset message id in the rows where `missing` is True, because the message has no unique
+    id. The other rows are null."""
     ids: list[str | None] = [None] * len(missing)
     for row in np.flatnonzero(mask_of(missing)).tolist():
         at = int(fields.store_host_at[row])
@@ -368,8 +369,8 @@ class _Properties:
         if name not in self.names:
             return pa.nulls(self.row_count, pa.string())
         pieces = np.flatnonzero(self.codes == self.names.index(name))
-        # No row has a property name twice. So if there are as many entries of this name as rows, each row has exactly
-        # one entry.
+        # No row has a property name twice. So if this property has as many entries as there are rows, each row has
+        # exactly one entry, in the order of the rows.
         if len(pieces) == self.row_count:
             return self.segments.take(int_array(4 * pieces + 2))
         indices = np.zeros(self.row_count, dtype=np.int64)
@@ -403,12 +404,14 @@ def _split_properties(column: pa.Array) -> _Properties | None:
         column.cast(pa.string())  # cast only to raise an error if a text is not UTF-8; the result is not needed
     except pa.ArrowInvalid:
         return None
-    # Read the Arrow buffers of the property column directly: row i is text[bounds[i]:bounds[i + 1]].
+    # Read the Arrow buffers of the column with the records' property texts directly. The property text of row i is
+    # text[bounds[i]:bounds[i + 1]].
     _, offsets_buffer, text_buffer = column.buffers()
     bounds = np.frombuffer(offsets_buffer, dtype=np.int32)[: rows + 1].astype(np.int64)
     text = np.frombuffer(text_buffer, dtype=np.uint8)[: bounds[-1]] if bounds[-1] else np.zeros(0, dtype=np.uint8)
     row_ends = bounds[1:]
-    # `ends`: the position of the 0x02 of each property. `nexts`: the first byte after each 0x02.
+    # `ends`: the position of the separator 0x02 that ends each property. `nexts`: the position after each property's
+    # 0x02, where the next property begins.
     ends = np.flatnonzero(text == 2)
     nexts = ends + 1
     filled = row_ends[row_ends > bounds[:-1]]
@@ -416,13 +419,14 @@ def _split_properties(column: pa.Array) -> _Properties | None:
     if len(unterminated):  # the last property of a row may lack its final 0x02
         ends = np.sort(np.concatenate([ends, unterminated]))
         nexts = np.minimum(ends + 1, row_ends[np.searchsorted(row_ends, ends)])
-    # `marks`: the position of the 0x01 of each property. Each property has exactly one 0x01, after a name and before a
-    # value.
+    # `marks`: the position of the separator 0x01 between the name and the value of each property. Each property must
+    # have exactly one 0x01, and its name and value must not be empty.
     marks = np.flatnonzero(text == 1)
     starts = np.concatenate([np.zeros(1, dtype=np.int64), nexts])
     if len(marks) != len(ends) or not ((starts[:-1] < marks) & (marks + 1 < ends)).all():
         return None
-    # Build one text array with four segments per property over the same bytes, without a copy.
+    # Make an Arrow array of texts with four entries per property (name, 0x01, value, 0x02), over the same bytes without
+    # a copy.
     bounds_of_parts = np.empty(4 * len(marks) + 1, dtype=np.int32)
     for part, positions in enumerate((starts, marks, marks + 1, ends)):
         bounds_of_parts[part::4] = positions
@@ -441,11 +445,11 @@ def _split_properties(column: pa.Array) -> _Properties | None:
 def _has_repeated_names(rows: Ints, codes: NDArray[np.int32]) -> bool:
     """True if a row has a property name twice. `rows` and `codes`: the row number and the name code of each
     property."""
-    # Fast path: in most batches all rows have the same property names in the same order, so the codes of the names
-    # ascend within each row.
+    # Fast path: no name is repeated if the codes of the names ascend within each row. This is so in most batches,
+    # because all rows have the same property names in the same order.
     if ((codes[1:] > codes[:-1]) | (rows[1:] != rows[:-1])).all():
         return False
-    # After sorting by name, and by row within each name, repeated names of a row are adjacent.
+    # Sort the properties by name, and by row within each name, so that repeated names of a row are adjacent.
     order = np.argsort(codes, kind="stable")
     codes, rows = codes[order], rows[order]
     return bool(((codes[1:] == codes[:-1]) & (rows[1:] == rows[:-1])).any())
@@ -496,5 +500,5 @@ def _decode_rows(data: Bytes, starts: Ints, order: _Order, bodies: Bodies) -> pa
 
 
 def _lengths(rows: Sequence[Sized]) -> pa.Array:
-    """Return the offsets of an Arrow list or map column whose rows have the lengths of `rows`."""
+    """Return the offsets of an Arrow list or map column. The list in row i has as many elements as `rows[i]`."""
     return _offsets(np.array([len(row) for row in rows], np.int64))

@@ -137,7 +137,8 @@ class _Head:
 
 
 def _put_ints(target: Bytes, column: int, values: int | NDArray[np.signedinteger[Any]]) -> None:
-    """Write one 4-byte number into each row of `target`, starting at column `column`."""
+    """Write a 4-byte big-endian number into each record's header. Row i of `target` is a header; the number begins at
+    byte `column`."""
     target[:, column : column + 4].view(">i4")[:, 0] = values
 
 
@@ -185,8 +186,8 @@ def _with_ids(own: ByteColumn | None, rows: int, shared: bytes, ids: Sequence[st
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """The final properties (ending) of `count` consecutive records whose endings have equal length. `text`: the ending
-    of one record. The columns that differ are digits of unique ids and of sequence numbers."""
+    """The property texts' last part (the ending), for `count` consecutive records whose endings have equal length.
+    `text`: the ending of one record. The endings differ only in the digits of unique ids and of sequence numbers."""
 
     count: int
     text: bytes
@@ -197,8 +198,8 @@ class _Ending:
     first_sequence: int
 
     def write(self, target: Bytes) -> None:
-        """Write the final properties of the records into `target`, which has shape (count, len(text)) and may be a
-        slice of a wider matrix."""
+        """Write the last part (ending) of each record's property text into a row of `target`. `target` has shape
+        (count, len(text)) and may be a slice of a wider matrix."""
         target[:] = np.frombuffer(self.text, np.uint8)
         target[:, self.ids_at : self.ids_at + self.id_digits.shape[1]] = self.id_digits
         if self.sequence_digits:
@@ -208,8 +209,8 @@ class _Ending:
 def _endings(
     rows: int, shared: bytes, unique: _UniqueIds, producer: ProducerSequence | None, seal: bytes
 ) -> list[_Ending]:
-    """Return the final properties of the rows, grouped into runs of equal length. A new run starts at the row whose
-    sequence number has one more digit."""
+    """Return the last parts (endings) of the rows' property texts, grouped into runs of equal length. A new run starts
+    at the row whose sequence number has one more digit."""
     before = shared + unique.text
     ids_at = len(shared) + unique.at
     if producer is None:
@@ -246,7 +247,7 @@ def _put_decimals(target: Bytes, first: int) -> None:
     rows, width = target.shape
     table = _number_table("d")
     done = 0
-    # Copy the last four digits from the table of digits. The digits before the last four are equal for up to 10,000
+    # Copy each number's last four digits from the table of digits. The digits before them are equal for up to 10,000
     # rows.
     while done < rows:
         upper, lower = divmod(first + done, len(table))
@@ -287,9 +288,10 @@ def _check_properties(sizes: Ints) -> None:
 
 
 def _assemble_matrix(head: _Head, bodies: ByteColumn, topic_text: bytes, ending: _Ending) -> memoryview:
-    """Assemble records of equal length as the rows of one matrix."""
+    """Encode records of equal length: each record is a row of one byte matrix, and its parts are ranges of
+    columns."""
     rows, size, body_size = len(bodies), int(head.sizes[0]), int(head.body_sizes[0])
-    # use Arrow's allocator, which reuses memory and so avoids new page faults
+    # Allocate the records' bytes with Arrow's allocator. It reuses memory, and so avoids page faults of new memory.
     buffer = pa.allocate_buffer(rows * size)
     matrix = np.frombuffer(buffer, np.uint8).reshape(rows, size)
     body_at = len(head.text)
@@ -299,7 +301,7 @@ def _assemble_matrix(head: _Head, bodies: ByteColumn, topic_text: bytes, ending:
     matrix[:, body_at:middle_at] = bodies.data[bodies.offsets[0] : bodies.offsets[-1]].reshape(rows, body_size)
     matrix[:, middle_at:ending_at] = np.frombuffer(topic_text + len(ending.text).to_bytes(2), np.uint8)
     ending.write(matrix[:, ending_at:])
-    return memoryview(buffer).cast("B")  # make the bytes of the Arrow buffer unsigned, as in other memoryviews
+    return memoryview(buffer).cast("B")  # an Arrow buffer's memoryview has signed bytes, so cast it to unsigned bytes
 
 
 def _join(
@@ -310,7 +312,8 @@ def _join(
     own: ByteColumn | None,
     endings: Sequence[_Ending],
 ) -> memoryview:
-    """Assemble records of different lengths by joining columns row by row."""
+    """Encode records of different lengths: the parts of all records are columns of byte strings, which are joined row
+    by row."""
     rows, width = len(bodies), len(topic_text) + 2
     heads = np.empty((rows, len(head.text)), np.uint8)
     head.write(heads)
@@ -324,15 +327,15 @@ def _join(
 
 
 def _ending_sizes(endings: Sequence[_Ending]) -> Ints:
-    """Return the length of each row's final properties. The result has shape (n,), or shape (1,) if all lengths are
-    equal."""
+    """Return the length of the last part (ending) of each row's property text. The result has shape (n,), or shape (1,)
+    if all lengths are equal."""
     if len(endings) == 1:
         return np.array([len(endings[0].text)])
     return np.repeat([len(ending.text) for ending in endings], [ending.count for ending in endings])
 
 
 def _ending_column(endings: Sequence[_Ending]) -> ByteColumn:
-    """Return the final properties of all rows as one column."""
+    """Return the last part (ending) of each record's property text, for all records as one column."""
     if len(endings) == 1:
         matrix = np.empty((endings[0].count, len(endings[0].text)), np.uint8)
         endings[0].write(matrix)

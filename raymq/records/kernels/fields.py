@@ -60,7 +60,7 @@ def find_fields(data: Bytes, starts: Ints) -> FieldOffsets:
     """Return the checked fields of the records at positions `starts`. Raises DamagedRowsError if a field of a record
     does not fit exactly. The error names all records that fail the first failing check."""
     _require((starts >= 0) & (starts <= len(data) - layout.MIN_RECORD_SIZE), starts, "lies outside the buffer")
-    # Gather the header fields whose offset does not depend on the length of the hosts into one structured array.
+    # Read the header fields before the hosts, whose offsets are equal in all records, into one structured array.
     head = windows(data, _HEAD.itemsize)[starts].view(_HEAD)
     ends = starts + head["total_size"]
     sys_flag = head["sys_flag"].astype(np.int64)
@@ -71,8 +71,8 @@ def find_fields(data: Bytes, starts: Ints) -> FieldOffsets:
     _require(v1 | (head["magic"] == layout.MAGIC_V2), starts, "does not begin with the magic of a record")
     body_at = starts + extra + layout.BODY_OFFSET
     _require((ends <= len(data)) & (body_at + 3 <= ends), starts, "is incomplete or has a wrong size")
-    # The body's size is the last field of the header. Each read uses only positions that the previous check has
-    # accepted.
+    # Read the body's size, the last field of the header. This read and the following reads use only positions that the
+    # check before them has accepted.
     body_size = windows(data, 4)[body_at - 4].view(">i4").astype(np.int64)
     length_at = body_at + body_size
     _require((body_size >= 0) & (length_at + 3 <= ends), starts, "has a body that is longer than the record")
@@ -84,7 +84,7 @@ def find_fields(data: Bytes, starts: Ints) -> FieldOffsets:
     properties_at = topic_at + topic_size + 2
     legal = (topic_size >= 0) & (properties_at <= ends) & (~v1 | (topic_size <= layout.V1_TOPIC_SIZE_MAX))
     _require(legal, starts, "has a topic that is longer than the record")
-    # The properties must end at the end of the record.
+    # The length fields are right only if the properties end at the end of the record.
     properties_size = windows(data, 2)[properties_at - 2].view(">i2").astype(np.int64)
     _require(properties_at + properties_size == ends, starts, "has length fields that do not add up to its size")
     return FieldOffsets(
@@ -112,7 +112,8 @@ def find_intact(
     as damaged if its property CRC is wrong although its body matches the body's CRC.
     """
     rows, damaged = np.arange(len(starts)), dict[int, str]()
-    while True:  # each check fails at most once, so this loop ends
+    # Repeat the checks without the records that failed one. The loop ends, because each check fails at most once.
+    while True:
         try:
             fields = find_fields(data, starts[rows])
             if places is not None:

@@ -68,7 +68,8 @@ def _counters_of(ranges: Sequence[IdRange]) -> tuple[Ints, Ints]:
     (n,) for n ids in total."""
     counts = np.array([len(ids) for ids in ranges])
     numbers = np.repeat(np.arange(len(ranges)), counts)
-    # `moved`: for each range, the difference between an id's counter value and its index among all ids.
+    # The counters of a range are consecutive, as are the indices of its ids. `moved`: for each range, the difference
+    # between counter and index.
     moved = np.array([ids.first for ids in ranges]) - (np.cumsum(counts) - counts)
     return (np.arange(len(numbers)) + moved[numbers]) & (IDS_PER_MS - 1), numbers
 
@@ -98,8 +99,8 @@ def have_only_these_ids(data: Buffer, ends: Ints, topic: str, ranges: Sequence[I
 
 def _texts_of_table(data: Bytes, ends: Ints, fixed: int) -> Bytes | None:
     """Return the property texts of records as a table of shape (n, length of one text). All records must have the same
-    size, and all bodies must have the same size. Returns None if sizes differ or a record has one of
-    _FLAGS_THAT_MATTER. `fixed`: the length of a record without body and properties."""
+    size, and all bodies must have the same size. Returns None if sizes differ, or if a record has an IPv6 host or
+    belongs to a transaction (_FLAGS_THAT_MATTER). `fixed`: the length of a record without body and properties."""
     size = int(ends[0])
     if int(ends[-1]) != len(ends) * size or not (np.diff(ends) == size).all():
         return None
@@ -158,8 +159,8 @@ def _shapes_of_rows(data: Buffer, ends: Ints, fixed: int) -> list[PropertyShape]
 
 
 def _has_only_ids(shape: PropertyShape, stems: Bytes, counters: Ints) -> bool:
-    """True if the records of one property shape have no KEYS, and record i has the id that consists of `stems[i]` and
-    the digits of `counters[i]`."""
+    """True if the records of one property shape (layout of the property texts) have no KEYS and the given ids. The id
+    of record i consists of `stems[i]` and the digits of `counters[i]`."""
     found, length = shape.get(PROPERTY_UNIQ_KEY.encode()), stems.shape[1]
     if found is None or PROPERTY_KEYS.encode() in shape.values or found.table.shape[1] != length + _DIGITS:
         return False

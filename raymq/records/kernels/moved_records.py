@@ -75,8 +75,8 @@ def move_waiting_records(
 def _move_shape(
     data: Bytes, fields: FieldOffsets, shape: PropertyShape, producers: Sequence[ProducerSequence]
 ) -> Iterator[tuple[int, MovedRecord]]:
-    """Yield the moved record of each record with one property shape, together with its row number. Records that cannot
-    be moved are skipped."""
+    """Yield the records for the target queues of the delayed messages whose properties have the layout `shape`. Each
+    record comes with its row number. Records that cannot be moved are skipped."""
     real_topic, real_queue_id = shape.get(PROPERTY_REAL_TOPIC.encode()), shape.get(PROPERTY_REAL_QUEUE_ID.encode())
     queue_ids = None if real_queue_id is None else real_queue_id.numbers()
     deliver_at = shape.get(PROPERTY_TIMER_DELIVER_MS.encode())
@@ -117,7 +117,8 @@ class _RecordTopic(NamedTuple):
 
 
 def _topic(data: bytes) -> _RecordTopic | None:
-    """Return the topic whose name is `data`. Returns None if the name is illegal."""
+    """Return the name and the encoded fields of the topic whose UTF-8 name is `data`. Returns None if the name is
+    illegal."""
     name = decode_utf8(data)
     try:
         magic, text = topic_part(name)
@@ -131,8 +132,8 @@ def _tags_codes(tags: Values | None, count: int) -> NDArray[np.int64]:
 
 
 def _kept_text(shape: PropertyShape) -> Bytes:
-    """Return the text of the properties that the new records inherit, as a table with one row per record. A separator
-    follows each property."""
+    """Return the properties that the records for the target queues keep from the delayed messages. The texts are a
+    table with one row per record. A separator follows each property."""
     columns: list[int] = []
     at = 0
     for piece in shape.texts[0].tobytes().split(b"\x02"):
@@ -146,5 +147,5 @@ def _kept_text(shape: PropertyShape) -> Bytes:
 
 
 def _put_ints(headers: Bytes, offset: int, values: NDArray[np.signedinteger[Any]]) -> None:
-    """Write a 4-byte number into each header at byte `offset`."""
+    """Write a 4-byte number into each record's header, at byte `offset` of the header."""
     headers[:, offset : offset + 4] = values.astype(">i4")[:, None].view(np.uint8)

@@ -65,8 +65,8 @@ def find_properties(data: Bytes, at: Ints, sizes: Ints, names: Sequence[bytes]) 
         for name, (starts, lengths) in zip(names, found, strict=True):
             here = _behind(texts, begins, b"\x02" + name)
             row, column = np.divmod(here, width)
-            # Ignore matches outside the property text. The bytes after a text are arbitrary, and column 0 is the 0x02
-            # that `_texts` puts before the text.
+            # Ignore matches of the property's name outside the property text. The bytes after a text are arbitrary, and
+            # column 0 is the 0x02 that `_texts` puts before the text.
             inside = (column <= block_sizes[row]) & (column > len(name))
             here, row, column = here[inside], row[inside], column[inside]
             length = ends[np.searchsorted(ends, here)] - here - 1
@@ -86,7 +86,8 @@ def _blocks(sizes: Ints) -> Iterator[slice | Ints]:
         for first in range(0, len(sizes), rows):
             yield slice(first, min(first + rows, len(sizes)))
         return
-    classes = np.frexp(sizes)[1]  # group property texts by the number of bits of their sizes
+    # group the texts by the bit length of their sizes, so that sizes in a group differ by less than a factor of 2
+    classes = np.frexp(sizes)[1]
     for one in np.unique(classes).tolist():
         members = np.flatnonzero(classes == one)
         rows = max(_BLOCK_BYTES >> one, 1)
@@ -97,7 +98,8 @@ def _blocks(sizes: Ints) -> Iterator[slice | Ints]:
 def _texts(data: Bytes, at: Ints, sizes: Ints, width: int) -> Bytes:
     """Return the property texts as rows of a table with `width` columns. A row is 0x02, the text, 0x02, and then
     arbitrary bytes."""
-    # start one byte before the property text, in its length field, to make room for the first 0x02
+    # Begin each row one byte before the property text, in the text's length field, to make room for a 0x02 before the
+    # first property.
     table = _table(data, at - 1, width)
     table[:, 0] = 2
     table[np.arange(len(at)), sizes + 1] = 2
@@ -114,7 +116,7 @@ def _table(data: Bytes, starts: Ints, width: int) -> Bytes:
     table = np.zeros((len(starts), width), np.uint8)
     if within.any():
         table[within] = windows(data, width)[starts[within]].view(np.uint8).reshape(-1, width)
-    # rows of the table whose `width` bytes would extend beyond the end of `data`
+    # Copy separately each row whose `width` bytes would extend beyond the end of `data`.
     for row in np.flatnonzero(~within).tolist():
         part = data[starts[row] : starts[row] + width]
         table[row, : len(part)] = part
@@ -122,7 +124,7 @@ def _table(data: Bytes, starts: Ints, width: int) -> Bytes:
 
 
 def _behind(texts: Bytes, begins: Ints, before: bytes) -> Ints:
-    """Return the positions in `begins` that directly follow the bytes `before` in `texts`."""
+    """Return those positions in `begins` before which the bytes `before` stand in `texts`."""
     begins = begins[np.searchsorted(begins, len(before)) :]
     for distance, byte in enumerate(reversed(before), 1):
         begins = begins[texts[begins - distance] == byte]

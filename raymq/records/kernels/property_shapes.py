@@ -44,11 +44,11 @@ class Values:
     """Mask of the byte columns in which the property's values differ, shape (length of a value,)."""
 
     def first(self) -> bytes:
-        """Return the property's value in the first record."""
+        """Return the property's value in the first of these records."""
         return bytes(self.table[0])
 
     def part(self, start: int, end: int) -> Values:
-        """Return bytes `start` up to `end` of each record's value."""
+        """Return a part of each record's property value: bytes `start` up to, but not including, `end`."""
         return Values(self.rows, self.table[:, start:end], self.varies[start:end])
 
     def distinct(self) -> tuple[list[bytes], Ints]:
@@ -69,8 +69,8 @@ class Values:
         first = self.first()
         if not first.isdigit() or len(first) > _DIGITS_MAX:
             return None
-        # Start with the number in the first record. For each digit column that varies, add the difference to the first
-        # record's digit.
+        # Set all rows to the first record's number. Then add, for each digit column in which the values differ, the
+        # difference of the row's digit times the digit's place value.
         numbers = np.full(len(self.table), int(first), np.int64)
         for column in np.flatnonzero(self.varies).tolist():
             digits = self.table[:, column]
@@ -85,8 +85,8 @@ class Values:
         first = self.first()
         if not first.isascii():
             return None
-        # Start with the hash of the first record's value. For each byte column that varies, add the difference that the
-        # byte makes to the hash.
+        # Set all rows to the hash of the first record's value. Then add, for each byte column in which the values
+        # differ, the difference that the row's byte makes to the hash.
         hashes = np.full(len(self.table), java_hash(first.decode()) & 0xFFFFFFFF, np.uint32)
         for column in np.flatnonzero(self.varies).tolist():
             units = self.table[:, column]
@@ -163,13 +163,14 @@ def _shapes_max(count: int) -> int:
 
 
 def _shapes_of(texts: Bytes, rows: Ints) -> Iterator[PropertyShape | None]:
-    """Yield the shapes of the property texts with indices `rows`. The texts have equal lengths. Yields None last if a
-    text repeats a property."""
+    """Yield the shapes of the property texts with indices `rows`. The texts have equal lengths. If a text repeats a
+    property, yields None and ends."""
     size = texts.shape[1]
     if not size:
         yield PropertyShape(rows, texts, {}, np.zeros(0, bool))
         return
-    # The first remaining property text defines a shape. Texts of other shapes remain for the next iteration.
+    # In each pass, the first remaining property text defines a shape. Texts with another shape remain for the next
+    # pass.
     while len(rows):
         values = _parse(texts[0].tobytes())
         if values is None:

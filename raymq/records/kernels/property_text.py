@@ -89,8 +89,8 @@ def _property_rows(column: ListColumn) -> ByteColumn:
 
 def _key_rows(column: ListColumn) -> ByteColumn:
     [keys] = column.parts
-    # In each row, the property's name precedes the first key, a space precedes each further key, and the end byte
-    # (0x02) follows the last key.
+    # Write the KEYS property of each row: the property's name before the first key, a space before each further key,
+    # and the end byte (0x02) after the last key.
     filled = column.starts[1:] > column.starts[:-1]
     first, last = np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.bool_)
     first[column.starts[:-1][filled]] = True
@@ -118,7 +118,7 @@ def java_hashes(texts: ByteColumn) -> NDArray[np.int64]:
     sizes = texts.sizes
     if not len(units):
         return hashes
-    if units.max() > 127:  # Not ASCII: the UTF-8 bytes of a text differ from its UTF-16 code units.
+    if units.max() > 127:  # Not ASCII: Java hashes UTF-16 code units, which here differ from the UTF-8 bytes.
         distinct = {text: java_hash(text.decode()) for text in set(texts.tolist())}
         return np.array([distinct[text] for text in texts.tolist()], np.int64)
     # Java's hash multiplies the last byte of a text by 1, the byte before it by 31, the next by 31**2, and so on,

@@ -47,28 +47,31 @@ _FIELDS: Final = (
 )
 
 _ROWS_PER_TEMPLATE: Final = 64
-"""Minimum average number of records per template. With fewer records per template, it is faster to decode each record
-separately."""
+"""Minimum average number of records per template (shared layout of topic and properties). With fewer records per
+template, it is faster to decode each record separately."""
 _TRIED: Final = 4
-"""Number of templates to find before the average number of records per template is checked."""
+"""Number of templates (shared layouts of topic and properties) to find before the average number of records per
+template is checked."""
 _TAIL_MAX: Final = 4096
-"""Maximum length in bytes of a record's tail (the bytes after its body) for which templates are used."""
+"""Maximum length in bytes of a record's tail (the bytes after its body). If a tail is longer, the records are decoded
+without templates."""
 _SCRATCH_BYTES: Final = 100_000
 """Number of bytes of record tails that are processed at a time. The allocator reuses a block of this size. It would
 return a larger block to the system, and each new block would fault in its pages again."""
 INLINE_MAX: Final = 12
-"""Maximum length, in bytes, of a value that Arrow stores inside its view, without a separate buffer."""
+"""Maximum length, in bytes, of a value that Arrow's view layout stores in the view itself, without a separate
+buffer."""
 _ZERO: Final = int_array(np.zeros(1, np.int32))[0]
 _NO_TEXTS: Final = text_array([])
 
 
 @dataclass(frozen=True, slots=True)
 class RecordTemplate:
-    """A template and its m records. The records' tails (the bytes after the body) differ only in the properties'
-    values."""
+    """A template (layout of topic and properties) and its m records. The records' tails (the bytes after the body)
+    differ only in the properties' values."""
 
     rows: Ints
-    """The indices of the template's m records, shape (m,)."""
+    """The indices of the m records that share this template, shape (m,)."""
     tails: Bytes
     """The bytes of the records' tails, shape (m, length of a tail). A tail is the part of a record after its
     body."""
@@ -79,8 +82,8 @@ class RecordTemplate:
 
 @dataclass(frozen=True, slots=True)
 class TemplatedRecords:
-    """A group of n records that share a few templates (layouts of topic and properties). Each record has one
-    template."""
+    """A group of n records that share a few templates (layouts of topic and properties). Each record has one of the
+    templates."""
 
     head: dict[str, NDArray[Any]]
     """The records' header fields (_FIELDS), by name; each array has shape (n,)."""
@@ -119,13 +122,14 @@ class TemplatedRecords:
         chosen = [[name for name in template.values if wanted(name)] for template in self._templates]
         if not any(chosen):
             return pa.MapArray.from_arrays(pa.repeat(_ZERO, len(self.body_at) + 1), _NO_TEXTS, _NO_TEXTS)
-        # Count the properties (name-value pairs) of each record, and compute the index of each record's first pair.
+        # Count the wanted properties (name-value pairs) of each record, and compute the index of each record's first
+        # pair in the map array.
         counts = np.zeros(len(self.body_at), np.int32)
         for template, names in zip(self._templates, chosen, strict=True):
             counts[template.rows] = len(names)
         offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
-        # Property j of a record is pair number j after the record's first pair. Its name is stored as a code; its value
-        # is copied from the template's columns.
+        # Property j of a record is pair number j after the record's first pair. Its name is stored as a code, an index
+        # into `known`. Its value is copied from the template's record tails.
         known = list(dict.fromkeys(name for names in chosen for name in names))
         codes = np.zeros(int(offsets[-1]), np.int32)
         found = []
@@ -162,8 +166,8 @@ def find_templates(data: Bytes, starts: Ints) -> TemplatedRecords | None:
             return None
         templates.append(template)
         left -= len(template.rows)
-        # Record tails of the most common size are processed first. If too few of these tails share a template, the
-        # remaining tails do not share one either.
+        # Record tails (the bytes after the body) of the most common size are processed first. If too few of these tails
+        # share a template, the remaining, rarer tails are not expected to share one.
         if left and len(templates) >= _TRIED and len(starts) - left < len(templates) * _ROWS_PER_TEMPLATE:
             return None
     return TemplatedRecords(head, body_at, templates)
@@ -195,19 +199,21 @@ def _gather(data: Bytes, at: Ints, size: int) -> Bytes:
 
 
 def _templates(data: Bytes, at: Ints, sizes: Ints) -> Iterator[RecordTemplate | None]:
-    """Yield the templates of the record tails at positions `at`, which have `sizes` bytes. Tails of the most common
-    size come first. Yields None last if a tail is too rare to have a template."""
+    """Yield the templates of the record tails (the bytes after each body) at positions `at`, which have `sizes` bytes.
+    Tails of the most common size come first. Yields None last if a tail is longer than _TAIL_MAX, unusual or damaged.
+    """
     counts = np.bincount(np.minimum(sizes, _TAIL_MAX + 1))
     if len(counts) > _TAIL_MAX + 1:
         yield None
         return
     found = np.flatnonzero(counts)
     for size in found[np.argsort(-counts[found], kind="stable")].tolist():
-        # Process the record tails of one size at a time. Only tails of equal size can share a template, and they form a
-        # table.
+        # Process the record tails (the bytes after the body) of one size at a time, as the rows of a table. Only tails
+        # of equal size can share a template.
         rows = np.arange(len(at)) if counts[size] == len(at) else np.flatnonzero(sizes == size)
         tails = _gather(data, at[rows], size)
-        # The first remaining record tail defines a template. Tails that do not match it remain for the next iteration.
+        # The first remaining record tail defines a template (layout of topic and properties). Tails that do not match
+        # the template remain for the next iteration.
         while len(rows):
             parsed = _parse(tails[0].tobytes())
             if parsed is None:
@@ -247,12 +253,12 @@ def _parse(tail: bytes) -> tuple[str, dict[str, tuple[int, int]]] | None:
 def _alike(tails: Bytes, values: dict[str, tuple[int, int]]) -> NDArray[np.bool_]:
     """Return a mask of the tails that have the first tail's template, shape (m,) for m tails. Such a tail equals the
     first tail outside of the property values, and its values contain no separator."""
-    # `fixed`: mask of the tail's columns that belong to no property value.
+    # `fixed`: mask of the byte positions in a record tail that are outside of all property values.
     fixed = np.ones(tails.shape[1], bool)
     for start, end in values.values():
         fixed[start:end] = False
-    # Number of separators in a record tail of the template. All of them are in fixed columns (outside of the property
-    # values).
+    # Number of separator bytes in each record tail of this template. All of them are at fixed positions (outside of the
+    # property values).
     separators = int(np.count_nonzero((tails[0] == 1) | (tails[0] == 2)))
     alike = np.ones(len(tails), bool)
     step = max(_SCRATCH_BYTES // tails.shape[1], 1)
@@ -260,16 +266,17 @@ def _alike(tails: Bytes, values: dict[str, tuple[int, int]]) -> NDArray[np.bool_
         some = tails[at : at + step]
         same = some == tails[0]
         separates = some - np.uint8(1) < 2  # True for the separators 0x01 and 0x02
-        # Fast path: usually all record tails match the template. Then each fixed column has one value, and the tails
-        # have no separators outside of the fixed columns. Otherwise compare each tail separately.
+        # Fast path: usually all record tails match the template. Then the bytes at the fixed positions (outside of the
+        # property values) are equal in all tails, and the values contain no separator. Otherwise compare each tail
+        # separately.
         if not same.all(axis=0)[fixed].all() or np.count_nonzero(separates) != len(some) * separators:
             alike[at : at + step] = np.where(fixed, same, ~separates).all(axis=1)
     return alike
 
 
 def _strings(count: int, found: list[tuple[Ints, RecordTemplate, int, int]], *, nulls: bool) -> pa.Array:
-    """Return an array of `count` texts. Each entry (rows, template, start, end) of `found` copies columns `start` to
-    `end` of the template's tails to the texts at indices `rows`. All other texts are empty. If `nulls` is true, empty
+    """Return an array of `count` texts. For each entry (rows, template, start, end) of `found`, text rows[i] is the
+    bytes from `start` to `end` of the template's i-th record tail. All other texts are empty. If `nulls` is true, empty
     texts are null. Raises ArrowInvalid if a text is not UTF-8."""
     # Arrow stores texts as a buffer with all texts back to back, and an array of offsets, which are computed from the
     # sizes.
@@ -281,8 +288,8 @@ def _strings(count: int, found: list[tuple[Ints, RecordTemplate, int, int]], *, 
     buffer = pa.allocate_buffer(int(offsets[-1]))
     text = np.frombuffer(buffer, np.uint8)
     for rows, template, start, end in found:
-        # View columns `start` to `end` of each record tail as one opaque value, so that one assignment scatters all
-        # values.
+        # View the bytes from `start` to `end` of each record tail as one opaque value, so that one assignment copies
+        # the values of all tails.
         tails, size = template.tails, end - start
         values = np.ndarray(len(tails), f"V{size}", buffer=tails, offset=start, strides=(tails.shape[1],))
         windows(text, size)[offsets[rows]] = values

@@ -55,7 +55,7 @@ def units_from(maps: FileMaps, directory: Path, queue_offset: int) -> Iterator[N
     """Yield the entries (units) of a batch consume queue, starting with the unit that contains `queue_offset`. Each
     unit is an array of length one."""
     paths = sorted(directory / name for name in os.listdir(directory) if name.isdecimal())
-    # `queue_offset` is in the last file whose first unit does not begin after this offset.
+    # The file that contains `queue_offset` is the last file whose first unit begins at or before this offset.
     firsts = [int(units[0]["base_offset"]) for path in paths if len(units := read_units(maps, path))]
     for path in paths[max(bisect_right(firsts, queue_offset) - 1, 0) :]:
         units = read_units(maps, path)
@@ -86,7 +86,7 @@ def messages_of(
 
 
 EXT_ADDRESS_MAX: Final = -(2**31) - 1
-"""Largest value in the tag-code field of a consume-queue entry that is the address of an extension unit. Larger values
+"""Largest value of a consume-queue entry's tag-code field that means the address of an extension unit. Larger values
 are tag codes."""
 EXT_UNIT_DTYPE: Final = np.dtype(
     [("size", ">i2"), ("tags_code", ">i8"), ("store_timestamp", ">i8"), ("bitmap_size", ">i2")]

@@ -54,8 +54,8 @@ _FILTER_BYTES: Final = 32 << 20
 """Limit of the bytes of records that one fetch checks with a filter expression. Once the checked records exceed it, the
 fetch ends."""
 _FILTER_UNITS_FIRST: Final = 256
-"""Minimum number of messages in the first step of a filtered fetch. The step is small because a small fetch needs few
-messages if most of them match."""
+"""Minimum number of messages that the first step of a fetch checks with a filter expression; each further step checks
+four times as many. The first step is small, because a small fetch needs few messages if most of them match."""
 _SPAN_MAX: Final = 1 << 30
 """Maximum distance, in bytes, between the first and the last record in one LocatedRecords object. Positions within this
 distance fit in the 32 bits of an Arrow view."""
@@ -143,7 +143,8 @@ class LogReader:
     def ext_units(
         self, topic: str, queue_id: int, addresses: NDArray[np.int64]
     ) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
-        """Return the units at `addresses` in a queue's extension, and a mask of the units that exist."""
+        """Return the units at `addresses` in a queue's consume-queue extension, and a mask of the units that
+        exist."""
         return self._extensions.units(topic, queue_id, addresses)
 
     def store_timestamps(self, physical_offsets: NDArray[np.int64]) -> NDArray[np.int64]:

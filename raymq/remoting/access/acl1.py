@@ -109,8 +109,8 @@ class Account:
         for resource, perm in own.items():
             pattern = Pattern(resource.type, resource.name, is_prefix=False)
             allowed = _allowed(perm)
-            # Without this DENY entry, the default entries below would allow an action that the account's permission on
-            # this name does not allow.
+            # This DENY entry is for the actions that the account's permission on this name does not allow. Without the
+            # entry, the account's default entries (built below) could allow these actions.
             denied = _BOTH if perm & Perm.DENY else _allowed(defaults[resource.type]) & ~allowed
             made += _entry(pattern, _actions(allowed), Decision.ALLOW, PolicyType.CUSTOM)
             made += _entry(pattern, _actions(denied), Decision.DENY, PolicyType.DEFAULT)
@@ -236,7 +236,7 @@ def _perm(text: Any, to_resource: Any) -> tuple[Resource, Perm]:
     if len(parts) != 2:
         raise InvalidArgumentError(f"{text!r} must be NAME=PERM, such as orders=PUB|SUB")
     resource = to_resource(parts[0].strip())
-    Pattern.parse(str(resource))  # Raises if the name cannot be used in a policy entry.
+    Pattern.parse(str(resource))  # Reject a name that cannot be used in a policy entry (raises InvalidArgumentError).
     if resource.name.endswith("*"):
         raise InvalidArgumentError(
             f"{text!r} contains a *: ACL 1.0 has no prefixes, and names of topics and groups cannot contain a *"

@@ -56,7 +56,7 @@ def source_matches(source: str, address: str) -> bool:
         at = ip_address(address)
     except ValueError:
         return False
-    mapped = getattr(at, "ipv4_mapped", None)  # An IPv6 socket reports an IPv4 peer as an IPv4-mapped address.
+    mapped = getattr(at, "ipv4_mapped", None)  # An IPv6 socket reports IPv4 peers as mapped addresses; compare as IPv4.
     return (mapped or at) in ip_network(source)
 
 

@@ -45,7 +45,7 @@ class Credentials:
     def __post_init__(self) -> None:
         if self.user != INTERNAL_USER:
             check_user_name(self.user)
-        _ = self.key  # Raises if the secret is too short.
+        _ = self.key  # Deriving the key raises InvalidArgumentError if the secret is too short.
 
     @property
     def identity(self) -> Identity:

@@ -108,8 +108,8 @@ def _looking(given: Sequence[Any]) -> Iterable[Need]:
 
 
 def _sequences(given: Sequence[Any]) -> Iterable[Need]:
-    """Return the permissions that reading a producer's sequence numbers needs. Internal queues of messages that wait
-    for delivery need no permission, because they reveal no topic."""
+    """Return the permissions that a caller needs to read a producer's sequence numbers. Internal queues, in which
+    messages wait for their delivery, need no permission, because they reveal no topic."""
     return [_on_topic(queue[0], _PUB) for queue in given[2] if not names_real_topic(queue[0])]
 
 
@@ -168,7 +168,7 @@ def _receive(given: Sequence[Any]) -> Iterable[Need]:
 def _host(given: Sequence[Any]) -> Iterable[Need]:
     settings, name = given[0].settings, given[0].instance.name
     # The caller also needs the permission for the group in the instance's name. Otherwise a caller could host an
-    # instance under the name of another group's instance, which would end that instance.
+    # instance of its own group under the name of another group's instance, which would end the other group's instance.
     groups = (settings.group, InstanceName.parse(name).group)
     topics = (one.topic for one in settings.subscriptions)
     return [*(_on_group(group, _SUB) for group in groups), *(_on_topic(topic, _SUB) for topic in topics)]

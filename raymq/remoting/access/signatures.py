@@ -35,8 +35,8 @@ be earlier or later."""
 LIFE_BYTES: Final = 16
 NONCE_BYTES: Final = 16
 NONCES_MAX: Final = 1_000_000
-"""Maximum number of nonces that a server stores, about 100 MB. If it receives more signed requests within 2 · SKEW_MS,
-the server refuses them as busy."""
+"""Maximum number of nonces that a server stores, about 100 MB. If this number is reached, the server refuses further
+signed requests with SystemBusyError. Each nonce is stored for 2 · SKEW_MS."""
 
 _LABEL: Final = b"raymq request 2"
 
@@ -137,8 +137,8 @@ class SeenNonces:
                 "more; try again later"
             )
         self._seen.add(one)
-        # A signature expires SKEW_MS after its own time, so it expires no later than this entry for its nonce. Entries
-        # are appended in order of expiry.
+        # A fresh signature's time is at most SKEW_MS ahead of `now_ms`, and a signature expires SKEW_MS after its time.
+        # So the signature expires no later than this entry for its nonce. Entries are appended in order of expiry.
         self._order.append((now_ms + 2 * SKEW_MS, one))
 
     def _forget(self, now_ms: int) -> None:

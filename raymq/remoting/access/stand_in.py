@@ -74,7 +74,7 @@ class OwnerAuthentication:
     ) -> None:
         self._access, self._clock = access, clock
         self._lock = threading.Lock()
-        """Guards the authenticator, which stores the nonces of accepted calls."""
+        """Lock that guards the authenticator, which stores the nonces of accepted calls."""
         owner, internal = access.owner, access.call_key or None
         if owner.user == INTERNAL_USER:
             self._state, internal = NO_USERS, owner.key

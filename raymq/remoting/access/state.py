@@ -163,7 +163,7 @@ class AuthState:
             policies = {name: tuple(map(read_entry, entries)) for name, entries in dumped["policies"].items()}
             version = int(dumped["version"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            # Show only the class of the cause, because its text may contain part of a user's key.
+            # Name only the class of the original error, because the error's text may contain part of a user's key.
             raise InvalidArgumentError(f"users and policies cannot be read: {type(error).__name__}") from None
         return _from_dicts({user.name: user for user in users}, policies, version)
 
@@ -187,7 +187,8 @@ def _read_user(dumped: Mapping[str, Any]) -> User:
             UserType(dumped["type"]),
             UserStatus(dumped["status"]),
             white_addresses=dumped["white_addresses"],
-            # States that raymq 0.1 stored have only the first two quotas of each user.
+            # A state that raymq 0.1 stored has only the first two quotas of each user; missing quotas become 0 (no
+            # limit).
             **{name: dumped.get(name, 0) for name in BOUNDS},
         )
     )

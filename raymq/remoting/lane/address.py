@@ -117,8 +117,8 @@ class TlsContext:
                 stamps = self.files.stamps()
                 if stamps != self._stamps:
                     self._context = self._make(self.files)
-                    # `stamps` was taken before the TLS files were read, so a change during the read causes another
-                    # read.
+                    # `stamps` (inodes, sizes and times of change) was taken before the TLS files were read. So a change
+                    # during the read causes another read.
                     self._stamps = stamps
                     logger.info(
                         "new lanes (raymq's connections for messages) use the new certificate in %s",

@@ -76,8 +76,8 @@ class ClientHandles:
         return handle, _OPEN.pack(handle, queue_id) + topic.encode()
 
     def known(self, topic: str, queue_id: int) -> int | None:
-        """Return a queue's handle, or None if the queue has none. This call does not count as a use of the handle, so
-        the handle may be reused earlier."""
+        """Return a queue's handle (a number), or None if the queue has no handle. This call does not count as a use of
+        the handle, so the handle may be reused earlier."""
         return self._handles.get((topic, queue_id))
 
     def forget(self) -> None:
@@ -103,7 +103,8 @@ class ServerHandles:
         self._names[handle] = topic, queue_id
 
     def get(self, handle: int) -> QueueName:
-        """Return the queue that has this handle. Raises ProtocolError if the handle was not opened."""
+        """Return the queue for which the client opened this handle (a number). Raises ProtocolError if the handle was
+        not opened."""
         try:
             return self._names[handle]
         except KeyError:
@@ -227,8 +228,8 @@ def decode_append(payload: memoryview, count: int, handles: ServerHandles) -> li
 
 
 def _decode_one(payload: memoryview, handles: ServerHandles) -> EncodedBatch | None:
-    """Decode an APPEND frame of one message with a sequence, an id stem and no tag. This is the fast path for most
-    single sends.
+    """Decode an APPEND frame of one message with a producer sequence, an id stem (the message id without its last four
+    digits) and no tag. This is the fast path for most single sends.
 
     Returns None for any other APPEND, and for an invalid payload.
     """

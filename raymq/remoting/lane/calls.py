@@ -22,8 +22,9 @@ from raymq.remoting.lane.connection import LaneRequest
 from raymq.remoting.lane.frames import Buffer
 
 Submit = Callable[[str, Callable[[], None], Callable[[RaymqError], None]], object]
-"""A function that runs the call of a named method, now or later, in any thread. If the call is refused, the function
-passes the error to its last argument, or raises the error."""
+"""Type of a function that runs a method call now or later, in any thread. Its arguments are the method's name, a
+function that makes the call, and a function that receives an error. If the call is refused, the error is passed to the
+third argument, or raised."""
 
 Guard = Callable[[LaneRequest, str, Sequence[Any]], None]
 """A function that raises unless the user of a request may call a method with the given arguments. It runs in the lane

@@ -65,7 +65,8 @@ class Lane:
         self._header_bytes = CHECKED_HEADER.size if remote else HEADER.size
         self._buffer = memoryview(bytearray(SMALL_ANSWER_BYTES))
         self._have = 0
-        """Number of received bytes in the buffer that follow the last returned answer."""
+        """Number of bytes in the receive buffer that belong to answers which are not yet returned to the
+        caller."""
         self._correlation = 0
         self._timeouts_s = [-1.0, -1.0]
         """The socket's current timeouts for receiving and for sending, in seconds."""
@@ -80,7 +81,8 @@ class Lane:
         close_in_child(self)
         try:
             self._shake_hands(address.secret)
-        # In TLS 1.3 the server can still refuse the client after the client's part of the handshake has succeeded.
+        # The lane's handshake may also fail with a TLS error: in TLS 1.3 the server can still refuse the client after
+        # the client's part of the TLS handshake has succeeded.
         except ssl.SSLError as error:
             self.close()
             raise _tls_refused(error, address, rays_tls()) from error
@@ -159,7 +161,8 @@ class Lane:
             if sent != len(data):
                 self._send((memoryview(data)[sent:],), len(data) - sent, time.monotonic() + timeout_s)
             start = self._header_bytes
-            # If bytes are buffered, they are answers to earlier requests, and the fast path cannot be used.
+            # If the buffer holds bytes, they belong to answers to earlier requests. Then the general code receives the
+            # answer, instead of this fast path.
             if not self._have:
                 self._have = have = self._stream.recv_into(self._buffer)
                 if not have:
@@ -351,7 +354,7 @@ class Lane:
         if left_s <= 0:
             raise BlockingIOError
         if abs(left_s - self._timeouts_s[index]) <= left_s * 0.02:
-            return  # The socket's present timeout differs by at most 2 %: keep it and save a system call.
+            return  # The present timeout is within 2 % of the wanted timeout: save a system call.
         self._small_timeout_s = -1.0
         if self._is_tls:
             self._stream.settimeout(left_s)
@@ -366,7 +369,7 @@ def open_anywhere(address: LaneAddress, timeout_s: float) -> Lane:
     TCP. Raises like `Lane`."""
     try:
         return Lane(address, timeout_s=timeout_s)
-    except ConnectionRefusedError:  # This node has no such socket: the server is on another node, or has ended.
+    except ConnectionRefusedError:  # The server's socket is not on this node: the server is elsewhere, or has ended.
         if not address.port:
             raise
         return Lane(address, remote=True, timeout_s=timeout_s)
@@ -395,7 +398,8 @@ def _connect_unix(address: LaneAddress, timeout_s: float) -> socket.socket:
             try:
                 stream.connect(address.name)
                 break
-            # If the server's backlog is full, connecting to a Unix socket raises this error without blocking.
+            # If the server's backlog is full, connecting to its Unix socket raises BlockingIOError at once instead of
+            # waiting.
             except BlockingIOError:
                 if time.monotonic() + BACKLOG_PAUSE_S >= deadline_s:
                     raise

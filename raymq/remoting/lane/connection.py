@@ -244,7 +244,8 @@ class Connection:
         """Time, in seconds, at which bytes of the large frame were last received, or bytes of the buffered answers were
         last sent."""
         self._began_s = 0.0
-        """The time, in seconds, at which the large frame got its turn."""
+        """The time, in seconds, at which the server allowed the client to send its large frame (granted the
+        turn)."""
         self._is_checked = False
         """True while a timer runs that checks the progress of the large frame or of the buffered answers."""
         self._refusal: BaseException | None = None
@@ -361,7 +362,7 @@ class Connection:
         self.user = handshake.user_of(self._rest)
         try:
             key = self.server.users(self.user)
-        except RaymqError:  # The server does not have the users yet; the client retries.
+        except RaymqError:  # The server has not loaded its users (access control) yet; the client retries.
             return HandshakeStatus.NOT_READY
         if key is None or not handshake.check_user(key, self._hello, self._rest):
             logger.warning(
@@ -444,7 +445,7 @@ class Connection:
             self.refuse_turn()
 
     def begin_turn(self) -> None:
-        """Start to receive the large frame that waited for its turn. The server has granted the turn."""
+        """Start to receive the large frame that waited for its turn. The server has now granted the turn."""
         size = self._large_fields[0]
         self._large = self.server.buffers.take(size)
         self._filled = len(self._rest)
@@ -506,8 +507,8 @@ class Connection:
             self._watch()
 
     def _read_rest(self, free: Callable[[], memoryview]) -> bool:
-        """Receive the available bytes of the large frame. `free` returns the memory for the bytes that are still
-        missing.
+        """Receive the available bytes of the large frame. `free` returns the memory into which the missing bytes are
+        received.
 
         Returns True if the frame is complete.
         """

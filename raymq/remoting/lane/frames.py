@@ -100,6 +100,6 @@ def decode_error(payload: Buffer) -> RaymqError:
     if kind is not None and arguments is not None:
         try:
             return kind(*arguments)
-        except Exception:  # In another raymq version the error class may take other arguments.
+        except Exception:  # A server with another version of raymq may give this error class other arguments.
             return ServiceNotAvailableError(f"{name}: {text}")
     return ServiceNotAvailableError(f"{name}: {text}")

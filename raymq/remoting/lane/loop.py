@@ -37,8 +37,9 @@ class Loop:
     """An event loop that waits for events and runs callbacks in one thread.
 
     Any thread may call `call_soon`, `call_now` and `stop`. Only the loop's thread calls the other methods; before the
-    thread starts, any thread may call them. A turn first serves each ready socket once. Then it runs the queued calls,
-    one step of `background`, and the timers that are due. So no call waits for more than one step of `background`.
+    thread starts, any thread may call them. `background` is a queue of callbacks that take longer, such as the handling
+    of a large frame. A turn first serves each ready socket once. Then it runs the queued calls, the first callback of
+    `background`, and the timers that are due. So no call waits for more than one callback of `background`.
     """
 
     def __init__(self, name: str) -> None:
@@ -171,7 +172,8 @@ class Loop:
                     turn.acquire()
                 for descriptor, events in ready:
                     callback = callbacks.get(descriptor)
-                    # If the callback is None, an earlier callback of this turn stopped watching the descriptor.
+                    # No callback is left if an earlier callback of the same turn has stopped watching this file
+                    # descriptor.
                     if callback is not None:
                         try:
                             callback(events)

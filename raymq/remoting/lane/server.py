@@ -129,7 +129,8 @@ class LaneServer:
         self.buffers = FrameBuffers()
         self.turns: LargeFrames[Connection] = LargeFrames(LARGE_FRAMES_BYTES, longest_wait_s=LONGEST_TURN_WAIT_S)
         self.unsent_bytes = 0
-        """Number of bytes of buffered answers, which the clients' sockets have not accepted yet."""
+        """Total number of bytes in the buffered answers of all connections: bytes that the clients' sockets have not
+        accepted yet."""
         self.loop = Loop(f"lane-{label}")
         self._contexts = contexts
         self._connections: set[Connection] = set()
@@ -216,7 +217,7 @@ class LaneServer:
                 client, peer = door.listener.accept()
             except BlockingIOError:
                 return
-            except OSError as error:  # No file descriptor is free.
+            except OSError as error:  # No file descriptor is free: stop accepting connections for a while.
                 if not door.is_failing:
                     logger.warning("the lane server cannot accept connections now, retrying: %s", error)
                 door.is_failing = True
@@ -297,8 +298,8 @@ class LaneServer:
     # The turns in which large frames are received
 
     def ask_turn(self, connection: Connection, size: int) -> Turn:
-        """Request a turn to receive a connection's large frame of `size` bytes. Returns whether the turn is granted,
-        must be waited for, or is refused."""
+        """Request a turn (permission to receive a large frame of `size` bytes) for a connection. Returns whether the
+        turn is granted, must be waited for, or is refused."""
         turn = self.turns.ask(connection, size, time.monotonic())
         if turn is Turn.WAITING:
             self._look_after_turns()
@@ -309,7 +310,8 @@ class LaneServer:
         return self.turns.wait_s()
 
     def finish_turn(self, connection: Connection) -> None:
-        """End the turn of a connection whose large frame was handled."""
+        """End the turn of a connection whose large frame was handled, so that waiting large frames can be
+        received."""
         self._let_in(self.turns.finish(connection, time.monotonic()))
 
     def _let_in(self, connections: list[Connection]) -> None:

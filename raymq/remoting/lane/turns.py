@@ -29,7 +29,7 @@ OwnerT = TypeVar("OwnerT", bound=Hashable)
 
 
 class Turn(Enum):
-    """The server's answer to a connection that requests a turn to send a large frame."""
+    """The server's answer to a connection that requests a turn, which is the permission to send a large frame."""
 
     GRANTED = "granted"
     WAITING = "waiting"
@@ -40,8 +40,8 @@ class Turn(Enum):
 class _Frame:
     size: int
     since_s: float
-    """The time, in seconds, at which the large frame's turn was granted. While the frame waits, the time at which the
-    turn was requested."""
+    """The time, in seconds, at which the frame's turn (the permission to send it) was granted. While the frame waits,
+    the time at which the turn was requested."""
 
 
 class LargeFrames(Generic[OwnerT]):
@@ -67,8 +67,8 @@ class LargeFrames(Generic[OwnerT]):
         return ahead / max(self._speed, SLOWEST_SPEED)
 
     def ask(self, owner: OwnerT, size: int, now_s: float) -> Turn:
-        """Request a turn for a large frame of `size` bytes of the connection `owner`. The owner must not have another
-        large frame."""
+        """Request a turn (permission to send a large frame of `size` bytes) for the connection `owner`. The owner must
+        not have another large frame."""
         if not self._waiting and self._fits(size):
             self._grant(owner, size, now_s)
             return Turn.GRANTED
@@ -79,8 +79,8 @@ class LargeFrames(Generic[OwnerT]):
         return Turn.WAITING
 
     def finish(self, owner: OwnerT, now_s: float) -> list[OwnerT]:
-        """End the turn of the connection `owner`, whose large frame was handled. Returns the waiting owners that may
-        send now, in order."""
+        """End the turn of the connection `owner`, whose large frame was handled. Returns the waiting connections
+        (owners) that may now send their large frames, in order."""
         frame = self._granted.get(owner)
         if frame is not None:
             took_s = max(now_s - max(self._finished_s, frame.since_s), 1e-6)
@@ -89,8 +89,8 @@ class LargeFrames(Generic[OwnerT]):
         return self.leave(owner, now_s)
 
     def leave(self, owner: OwnerT, now_s: float) -> list[OwnerT]:
-        """Remove the closed connection `owner` and its large frame. Returns the waiting owners that may send now, in
-        order."""
+        """Remove the closed connection `owner` and its large frame. Returns the waiting connections (owners) that may
+        now send their large frames, in order."""
         granted = self._granted.pop(owner, None)
         if granted is not None:
             self.granted_bytes -= granted.size

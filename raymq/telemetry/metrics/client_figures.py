@@ -115,7 +115,8 @@ class ClientFigures:
         reported."""
         self._up: tuple[str, str] | None = None
         self._lock = threading.Lock()
-        """Guards the tables of histograms, bytes and sources. A thread that holds the lock never blocks."""
+        """Lock that guards the tables of histograms, bytes and sources. A thread that holds the lock never
+        blocks."""
         self._histograms: dict[tuple[str, ...], Histogram] = {}
         """Histograms by metric name and label values. The label values are in the order of the metric's labels."""
         self._out_bytes: dict[tuple[str, str], int] = {}
@@ -129,11 +130,11 @@ class ClientFigures:
         self._reporter: tuple[str, ClientMetrics, Reporter] | None = None
         self._next_s = clock()
         self._told_idle: set[tuple[str, str]] = set()
-        """Pairs of (topic, group) that were idle in the last report and are not reported again."""
+        """Pairs of (topic, group) whose consumer metrics were all 0 in the last report. Pairs that are still 0 are not
+        reported again."""
 
     def identify(self, role: str, name: str) -> None:
-        """Also report the metric `raymq_up` for this process. The method is called if the process is an actor
-        of raymq."""
+        """Mark this process as an actor of raymq, so that it also reports the metric `raymq_up` from now on."""
         self._up = role, name
 
     @property

@@ -112,7 +112,7 @@ class Reporter:
         name is unknown, and ValueError if the metric does not have the labels."""
         series = self._find(name, InstrumentKind.COUNTER, labels)
         new = total - series.total if total >= series.total else total
-        if new > 0:  # Ray refuses to add 0
+        if new > 0:  # Ray's counters refuse to add 0
             series.metric(name).inc(new, series.limited)
         series.total = total
 

@@ -281,7 +281,7 @@ def _fields(record: TraceRecord) -> Sequence[str]:
 
 
 def _beginning(record: Pub | EndTransaction) -> Sequence[object]:
-    """Return the fields that Pub records and EndTransaction records have in common; both begin with them."""
+    """Return the fields with which both Pub records and EndTransaction records begin."""
     return (
         record.time_ms, record.region, record.group, record.topic, record.message_id, _given(record.tags),
         _given(record.keys), record.store_host,

@@ -183,7 +183,7 @@ class SendSpan:
     def __init__(self, span: Span, count: int) -> None:
         self._span, self._left = span, count
         self._lock = threading.Lock()
-        """Guards the span, because the messages of one send may complete in several threads."""
+        """Lock that guards the span, because the messages of one send may complete in several threads."""
 
     def fail(self, error: BaseException) -> None:
         """End the span of the send with an error, because the messages could not be passed to the sender. Does nothing
@@ -274,9 +274,10 @@ def _with_context(messages: Sequence[Message], carrier: Mapping[str, str]) -> Se
 
 
 def _legal(carrier: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the properties of a span context that a message may have. A program may install any propagator, and its
-    values must not break a record or make a send fail."""
-    # The context of OpenTelemetry's own propagators is recognised without a full check.
+    """Return the properties of the span context `carrier` that are valid message properties. A program may install any
+    propagator, whose values must not break a record or make a send fail."""
+    # Fast path: OpenTelemetry's own propagators create only these names, with printable ASCII values that need no full
+    # check.
     if carrier.keys() <= _CARRIED_NAMES and all(
         isinstance(text, str) and text.isascii() and text.isprintable() and text.strip() for text in carrier.values()
     ):
@@ -305,7 +306,7 @@ def _rows_with(texts: ByteColumn, names: Collection[str]) -> NDArray[np.bool_]:
     """Return a mask of the rows of property texts that have a property with one of the names."""
     written = texts.data[texts.offsets[0] : texts.offsets[-1]].tobytes()
     if not any(f"{name}\x01".encode() in written for name in names):
-        return np.zeros(len(texts), np.bool_)  # a search in the joined texts is faster than an expression for each row
+        return np.zeros(len(texts), np.bool_)  # one search in all texts is faster than a regex on each row
     pattern = f"(?:^|\x02)(?:{'|'.join(map(re.escape, names))})\x01"
     return mask_of(pc.match_substring_regex(texts.array(), pattern))
 

@@ -52,7 +52,7 @@ def version() -> CommandResult:
     names = ("raymq", "ray", "pyarrow", "numpy", "pyspark", "raydp")
     found = {}
     for name in names:
-        with suppress(PackageNotFoundError):  # an extra that is not installed
+        with suppress(PackageNotFoundError):  # the package belongs to an extra that is not installed
             found[name] = package_version(name)
     found["python"] = platform.python_version()
     return CommandResult(found, *(f"{name} {text}" for name, text in found.items()))
@@ -66,7 +66,8 @@ def main() -> NoReturn:
 def run_command(command: click.Command) -> NoReturn:
     """Run a command with the process's arguments, and exit the process with the command's exit code."""
     if not sys.stdout.isatty():
-        # Output to a file has no terminal width. Text that is wrapped in a table cell is hard to search for.
+        # Output to a file or a pipe has no terminal width. Use wide lines, because text that is wrapped in a table cell
+        # is hard to search for.
         out.width = 200
     try:
         code = command.main(standalone_mode=False)
@@ -80,6 +81,7 @@ def run_command(command: click.Command) -> NoReturn:
         say_error("interrupted")
         sys.exit(130)
     finally:
-        # Ray may print until the process exits, and Ray's lines must not mix with the command's output.
+        # Ray may print until the process exits. Send Ray's lines to standard error, so that they do not mix with the
+        # command's output.
         sys.stdout = sys.stderr
     sys.exit(code if isinstance(code, int) else 0)

@@ -144,7 +144,7 @@ def completion(ctx: click.Context, shell: str, install: bool, as_json: bool) -> 
         return CommandResult({"shell": shell, "installed": done}, done)
     if as_json:
         return CommandResult({"shell": shell, "script": script})
-    click.echo(script, file=out.file)  # as it is: a table or a text of rich would wrap long lines
+    click.echo(script, file=out.file)  # print the script unchanged: rich would wrap its long lines
     return None
 
 

@@ -52,7 +52,7 @@ queues."""
 
 @command(cli, quiet=True)
 @topic_argument
-@click.argument("body", required=False, type=click.UNPROCESSED)  # any bytes
+@click.argument("body", required=False, type=click.UNPROCESSED)  # the body may have any bytes, not only UTF-8
 @click.option("--tags", help="The message's tag.")
 @click.option("--key", "keys", multiple=True, help="A key of the message; repeatable.")
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="A user property; repeatable.")
@@ -102,7 +102,7 @@ def send(
         except RaymqError as error:
             if not sent:
                 raise
-            failed = number, error  # `number` is set: a line before it was sent
+            failed = number, error  # `number` is defined, because an earlier line was already sent
         counter.expect(len(sent))
         results = []
         for number, future in sent:
@@ -124,8 +124,8 @@ def send(
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of `stream` that are not blank, each with its number from 1 on and without its line end.
 
-    Of a line that is too long for a message, only the beginning is read. The beginning is too long, too, and is the
-    last line.
+    If a line is too long for a message, only its beginning is read. This beginning, which is also too long for a
+    message, is yielded as the last line.
     """
     longest = MAX_MESSAGE_SIZE_BYTES + len(b"\r\n")
     for number in count(1):
@@ -195,8 +195,8 @@ def consume(
     ):
         consumer.subscribe(topic_name, expression)
         while left is None or left > 0:
-            # True if the consumer already had queues before the poll. Queues that are assigned during the poll were not
-            # polled for the whole timeout.
+            # `held`: True if the consumer already had queues before the poll. Queues that are assigned during the poll
+            # were not polled for the whole timeout.
             held = bool(consumer.assignment())
             messages = consumer.poll(min(left or 500, 500), 1.0 if timeout is None else max(timeout, 0.1))
             if messages:

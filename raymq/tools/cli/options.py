@@ -48,15 +48,15 @@ TIME: Final = TimeType()
 
 
 class RenamedOption(click.Option):
-    """An option that had other names in an earlier version, `former`. They still work, and neither help nor completion
-    lists them."""
+    """An option that had other names in earlier versions (`former`). The former names still work, but help and
+    completion do not list them."""
 
     def __init__(self, *args: Any, former: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.former = list(former)
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        """Let the parser accept the present and the former names."""
+        """Let the parser accept the option's present and former names."""
         listed = self.opts
         self.opts = [*listed, *self.former]
         try:

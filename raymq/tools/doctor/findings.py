@@ -73,8 +73,8 @@ def fail(seen: str, do: str, where: str = "") -> Finding:
 
 def run_checks(checks: Iterable[Check], snapshot: DoctorSnapshot) -> list[Finding]:
     """Run all checks in order, and return their findings. A skipped check has one finding with the reason."""
-    # The text before the colon is the reason. The text after the colon is advice for users who need a cluster; drop it,
-    # because the doctor also works without a cluster.
+    # In the snapshot's errors, the text before the colon is the reason. The text after the colon is advice for users
+    # who need a cluster. Drop the advice, because the doctor also works without a cluster.
     missing = {
         "nodes": "" if snapshot.nodes else snapshot.ray_error.partition(": ")[0] or "no Ray cluster runs",
         "cluster": "" if snapshot.cluster else snapshot.cluster_error.partition(": ")[0] or "no raymq runs",

@@ -70,5 +70,5 @@ class ClusterShape:
             "console": {
                 "enable": True,
                 "host": "0.0.0.0",
-            },  # Address inside the pod; network.yaml limits access to this address.
+            },  # The console listens on all addresses of the pod; network.yaml limits access to it.
         }

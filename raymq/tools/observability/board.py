@@ -23,8 +23,8 @@ DATA_SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 _ON_EVERY_SERIES: Final = 'SessionName=~"$SessionName",ray_io_cluster=~"$Cluster"'
 
 VARIABLES: Final = (
-    # Only a PodMonitor adds the name of a KubeRay cluster to the series. If the user selects all clusters, series
-    # without a cluster name match too.
+    # A series has the label of a KubeRay cluster only if a PodMonitor collects it. If the user selects all clusters,
+    # the query also matches series without this label.
     ("SessionName", "label_values(ray_raymq_up, SessionName)", "Ray sessions"),
     ("Cluster", 'label_values(ray_raymq_up{SessionName=~"$SessionName"}, ray_io_cluster)', "KubeRay clusters"),
     ("broker", f"label_values(ray_raymq_broker_permission{{{_ON_EVERY_SERIES}}}, broker)", "Broker groups"),

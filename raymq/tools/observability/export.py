@@ -19,7 +19,7 @@ METRICS_PORT_NAME: Final = "metrics"
 """Name of a pod's port that serves the metrics of its Ray node."""
 METRICS_PORT: Final = 8080
 SCRAPE_INTERVAL: Final = "10s"
-"""The time between two scrapes. raymq updates its metrics at the same interval."""
+"""Interval at which Prometheus scrapes the metrics. raymq updates its metrics at the same interval."""
 
 
 def pod_monitor(name: str = "raymq") -> dict[str, Any]:

@@ -70,9 +70,9 @@ def _of(
 ) -> InstrumentLines:
     """Return the chart lines of an instrument: one line for each combination of values of the labels `by`.
 
-    The line of a counter is its rate per second (or its `increase`). The lines of a histogram are its `percents`. The
-    line of a gauge is its maximum, or the result of another function of raymq.tools.observability.series (`how`).
-    `legend`: text before the labels. `equal`: the value that a label must have.
+    A counter's line is its rate per second (or its `increase`). A histogram has one line for each percentile in
+    `percents`. A gauge's line is its maximum, or the result of another function of raymq.tools.observability.series
+    (`how`). `legend`: text before the labels. `equal`: the value that a label must have.
     """
     instrument = INSTRUMENTS[name]
     unit = _GAUGE_UNITS.get(instrument.unit, "none")

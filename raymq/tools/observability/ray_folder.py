@@ -42,7 +42,7 @@ def watched_folder(root: Path) -> Path | None:
         providers = yaml.safe_load((root / PROVIDER_FILE).read_text())["providers"]
         return Path(providers[0]["options"]["path"])
     except (OSError, KeyError, IndexError, TypeError, yaml.YAMLError):
-        return None  # Ray has no web dashboard, or the dashboard's files have another layout.
+        return None  # Ray runs no web dashboard, or this version of Ray lays out the dashboard's files differently.
 
 
 def install_board(output: str | None = None) -> dict[str, Any]:

@@ -120,8 +120,8 @@ def throughput(address: LaneAddress, *, remote: bool, messages: int, total: int)
 
 
 def watched_appends(address: LaneAddress, count: int) -> str:
-    """Measure the time from an append until a watch of the queue's end answers. Returns the percentiles of `count`
-    times as text."""
+    """Measure the time from an append to a queue until the store answers a waiting watch of the queue's end. Returns
+    the percentiles of `count` times as text."""
     lane, one, watch = StorageLane(address, remote=False), [batch(1, 1)], EndsWatch("bench", address)
     end = lane.call("queue_bounds", ("bench", 1), QueueBounds, TIMEOUT_S).max_offset
     times_s = []

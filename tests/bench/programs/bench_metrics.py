@@ -66,8 +66,8 @@ def cluster(*, metrics: bool) -> Iterator[raymq.Client]:
 
 
 Samples = dict[tuple[str, bool], list[tuple[float, float]]]
-"""Samples of calls, by the call's name and by whether metrics are on. Each sample is the number of messages per second
-and the CPU time per message in us."""
+"""Samples of producing and consuming calls. A key is the call's name, and True if metrics are on. A sample is the
+number of messages per second and the CPU time per message in us."""
 
 
 def cost(rounds: int, seconds: float) -> None:
@@ -151,7 +151,8 @@ def idle_shares(topics: int, groups: int, seconds: float, *, watched: bool) -> d
             with client.pull_consumer(f"idle-g{number}", auto_commit=False) as consumer:
                 consumer.assign(queues)
                 consumer.commit(dict.fromkeys(queues, 0))
-        time.sleep(SETTLE_S)  # Wait for two reports, so that the metrics agent has all time series.
+        # Wait until the servers have reported their metrics twice, so that the metrics agent has all time series.
+        time.sleep(SETTLE_S)
         before = {process.pid: (server_name(process), cpu_of(process.pid)) for process in processes()}
         start_s = time.monotonic()
         while time.monotonic() < start_s + seconds:

@@ -95,7 +95,7 @@ class AppendRound(NamedTuple):
     times: list[float]
     # Time in s from the last append until the index covers all messages.
     index_s: float
-    # CPU time of this process for the appends and the index, in s, without the opening of the store.
+    # CPU time in s that this process uses for the appends and the index, but not for opening the store.
     cpu_s: float
 
 

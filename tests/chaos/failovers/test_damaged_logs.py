@@ -140,7 +140,7 @@ def _is_stopped(pid: int) -> bool:
     """Return True if all threads of a process are stopped by SIGSTOP."""
     try:
         states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
-    except FileNotFoundError:  # the thread has just ended
+    except FileNotFoundError:  # The thread ended after its directory entry was listed.
         return False
     return set(states) == {"T"}
 

@@ -132,8 +132,8 @@ def test_a_master_whose_disk_fails_gives_up_its_role_and_returns_after_the_fault
                 f"{time.monotonic() - broken_s - led_s:.2f} s more"
             )
             eventually(lambda: not psutil.pid_exists(pid), "the end of the process")
-            # While the disk is broken, the replica stays out of the group and reports the reason; the other replicas
-            # continue.
+            # While its disk is broken, the former master stays out of the broker group and reports the reason. The
+            # other replicas continue.
             why = eventually(lambda: why_out(left, patient=True), "a reason")
             print(f"{fault}: {why}")
             seen = len(reader.seen)
@@ -193,7 +193,8 @@ def test_on_a_full_disk_consumers_commit_join_and_receive_and_sends_are_refused_
         read = poll_until(first, 10)
         try:
             disk.fill(share)
-            # Compare the reported reason of each replica: a slave is never writable, whether its disk is full or not.
+            # Compare the reason that each replica reports, not its field `writable`: a slave is never writable, even if
+            # its disk has space.
             eventually(
                 lambda: all("% full" in str(status["not_writable_reason"]) for status in statuses()),
                 "disks that are found to be full",

@@ -133,8 +133,8 @@ def test_each_replica_with_a_damaged_log_is_named_with_the_damage_and_the_remedy
     roots = [box.data / f"{BROKER}-{replica}" for replica in range(REPLICAS)]
     for root in roots:
         flip(root, damaged.physical_offset, "body", file_size=SMALL_LOG_FILE_BYTES)
-    # Delete the snapshots. Recovery reads the log only from the snapshot on, and a running store writes a snapshot
-    # every 10 s.
+    # Delete the snapshots, because recovery reads the log only from the last snapshot on, and so would not find the
+    # damage. Delete them again after the kill: a running store writes a snapshot every 10 s.
     for root in roots:
         (root / SNAPSHOT_FILE).unlink(missing_ok=True)
     kill_actors("Storage")

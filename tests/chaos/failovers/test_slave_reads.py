@@ -25,8 +25,8 @@ SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2, slav
 
 @contextmanager
 def nobody_leads(replicas: RayReplicas) -> Iterator[None]:
-    """Keep the broker group without a master during a `with` block: stop the master, and the Controller, which would
-    elect another master."""
+    """Keep the broker group without a master during a `with` block. Stop the processes of the master and of the
+    Controller, because the Controller would elect another master."""
     [controller] = actor_processes("Controller")
     stopped = [controller.pid, replicas.pid(replicas.settled()["master"])]
     with standing_still(*stopped):

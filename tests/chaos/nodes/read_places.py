@@ -59,7 +59,8 @@ def note_reads(directory: Path) -> None:
 
 
 def main(directory: Path) -> None:
-    os.dup2(2, 1)  # Redirect standard output to standard error: only the result may be printed there.
+    # Redirect standard output to standard error, because only the result may be printed to standard output.
+    os.dup2(2, 1)
     with raymq.connect() as mq:
         mq.admin.create_topic(TOPIC, queues=4)
         with mq.producer() as producer:

@@ -94,7 +94,7 @@ def test_the_doctor_checks_every_node_and_the_connections_between_nodes(
         states.setdefault(one.check, []).append(one.state)
     for name in ("nodes answer", "same token", "clocks", "lanes", "metrics ports"):
         assert states[name] == [State.OK] * 3, [one for one in findings if one.check == name]
-    # one result for each of the three nodes, and one for the machine of this program
+    # The doctor checks four installed versions: on each of the three nodes, and on the machine of this program.
     assert states["versions"] == [State.OK] * 4
     # The four lanes (direct socket connections) are to one broker and three stores.
     assert {one.seen for one in findings if one.check == "lanes"} == {"4 lanes open"}

@@ -1,5 +1,5 @@
-"""Tests of routes during two overlapping faults: routes that the faults remove from the NameServers return after the
-last repair."""
+"""Tests of routes during two overlapping faults. The faults remove routes from the NameServers; after the last repair
+the NameServers have these routes again."""
 
 from __future__ import annotations
 

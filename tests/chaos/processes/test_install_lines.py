@@ -50,7 +50,8 @@ def environ(tmp_path: Path) -> Iterator[dict[str, str]]:
     home.mkdir()
     own = user_environment()
     own.pop("JAVA_HOME", None)
-    # Compilation takes half of the processor time of pip. Python compiles the few modules that the test imports.
+    # pip does not compile the packages, which would take half of its processor time. Python compiles the few modules
+    # that the test imports.
     yield own | {"HOME": str(home), "PIP_CACHE_DIR": cache.stdout.strip(), "PIP_NO_COMPILE": "1"}
     for folder in (home, tmp_path / "image"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -83,9 +84,11 @@ def test_a_node_is_set_up_by_the_commands_of_cluster_yaml(environ: dict[str, str
     environ["PATH"] = os.pathsep.join([str(programs), "/usr/local/bin", "/usr/bin", "/bin"])
     *installs, variables, bashrc = CLUSTER["setup_commands"]
     assert sum("pip install" in command for command in installs) == 2
-    for command in (*installs, variables, bashrc, variables, bashrc):  # `ray up` also runs them again
+    # Run the last two commands twice, because a second `ray up` also repeats them.
+    for command in (*installs, variables, bashrc, variables, bashrc):
         shell(command, environ, home)
-    assert (home / ".bashrc").read_text().count("raymq/env") == 2  # one line that names the file twice
+    # .bashrc has the line only once; the line contains "raymq/env" twice.
+    assert (home / ".bashrc").read_text().count("raymq/env") == 2
     profile = ". ~/.bashrc && "
     assert shell(f"{profile}raymq --version", environ, home).startswith("raymq")
     origin, development = shell(f"{profile}python -I -c '{PROBE}'", environ, home).splitlines()

@@ -69,8 +69,8 @@ def calls_in(notes: ListenerNotes) -> list[ListenerCall]:
 
 
 def steps_back(heard: Sequence[ListenerCall]) -> list[int]:
-    """Return, for each time that a listener received earlier messages of a queue again, how many offsets it went back.
-    Raises AssertionError if offsets of a queue were skipped."""
+    """Find each moment at which a listener received earlier messages of a queue again. Returns how many offsets the
+    listener went back each time. Raises AssertionError if offsets of a queue were skipped."""
     place: dict[str, int] = {}
     steps = []
     for call in heard:

@@ -38,7 +38,8 @@ INVISIBLE_S = 2.0
 def start_consumers(topic: str, group: str, notes: ListenerNotes, seed: int) -> list[Any]:
     """Start simple consumers in actors. An actor receives messages as soon as it is created, and again after Ray has
     restarted it."""
-    path = str(notes.path)  # Pass the path, because Ray's workers cannot import the class of `notes`.
+    # Pass only the path of `notes` to the actors, because Ray's workers cannot import the class of `notes`.
+    path = str(notes.path)
 
     class Taker:
         """A consumer that writes each received message to a file, and acknowledges most messages."""

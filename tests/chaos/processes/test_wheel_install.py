@@ -93,7 +93,8 @@ class Installed:
         return json.loads(self.run("raymq", *arguments, "--json"))
 
     def pip(self, *arguments: str) -> None:
-        """Run pip in the virtual environment. No test call of pip uses a package index."""
+        """Run pip in the virtual environment. The caller must pass arguments with which pip uses no package
+        index."""
         self.run("python", "-I", "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments)
 
     @property

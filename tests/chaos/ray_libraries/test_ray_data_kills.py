@@ -164,7 +164,7 @@ class PausedRead:
         marks.mkdir()
         self._begun, self._go_on = marks / "begun", marks / "go on"
         source = FaultyTasks(topic, self._pausing, fail_on_data_loss=fail_on_data_loss)
-        # These options allow all read tasks to run at the same time.
+        # Two blocks and a tenth of a CPU per task: with these options all read tasks run at the same time.
         self._dataset = ray.data.read_datasource(source, override_num_blocks=2, num_cpus=0.1)
 
     def _pausing(self, number: int, read: Read) -> Read:
@@ -193,8 +193,8 @@ class PausedRead:
         self._go_on.touch()
 
 
-# The next test must run first, because it deletes the oldest log files. After a failover, a reader may still read the
-# files of the former master.
+# The next test deletes the oldest log files, so it must run before the tests with failovers. After a failover, a reader
+# may still read the files of the former master.
 
 
 def test_a_read_of_messages_that_are_deleted_during_the_read_fails_or_reports_the_gap(
@@ -226,7 +226,8 @@ def test_a_read_of_messages_that_are_deleted_during_the_read_fails_or_reports_th
     missing = (once_each() - found).total()
     eventually(lambda: said_to_be_left_out(box, topic) == missing, f"warnings that name {missing} offsets")
     left = numbers([row["value"] for row in read_topic(topic, columns=["value"]).take_all()])
-    assert left < found  # A task that had begun could still read the deleted files.
+    # The paused read has more rows than a new read, because a task that had begun could still read the deleted files.
+    assert left < found
 
 
 def said_to_be_left_out(box: Sandbox, topic: str) -> int:

@@ -93,15 +93,16 @@ class ForgetsGrace(SlotLease):
 
 
 class SpeaksWithoutLooking(SlotLease):
-    """A planted bug: a Rebalance actor acts as the holder of a slot although another actor has claimed the slot, until
-    it reads the claim in the register."""
+    """A planted bug: a Rebalance actor acts as the owner of a slot (a share of the consumer groups) although another
+    actor has claimed the slot. The bug ends when the actor reads this claim in the register."""
 
     def valid(self, now_s):
         return self.held
 
 
 class ClaimsWhatIsClaimed(SlotLease):
-    """A planted bug: a Rebalance actor overwrites another Rebalance actor's claim in the register."""
+    """A planted bug: a Rebalance actor claims a slot (a share of the consumer groups) that another Rebalance actor has
+    claimed, and overwrites that claim in the register."""
 
     def look(self, clock, wall_ns):
         look, answer = super().look(clock, wall_ns), None

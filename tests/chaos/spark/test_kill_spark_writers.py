@@ -104,8 +104,8 @@ def test_executors_are_killed_while_they_write(mq: raymq.Client, box: Sandbox, t
         writing = threading.Thread(target=lambda: summaries.append(write_topic(rows, topic, client=mq)))
         writing.start()
         for kill in range(KILLS):
-            # Kill an executor after another half of a partition was written. So the kill hits a running task, not the
-            # time between two tasks, even if only one executor writes.
+            # Wait until half of a partition was written since the last kill, then kill an executor. So a task is
+            # running at the moment of the kill, even if only one executor writes.
             goal = kill * ROWS_PER_KILL + rows_per_partition // 2
             eventually(lambda goal=goal: stored(mq, topic) >= goal, f"{goal} rows in the topic", 90)
             victim = sorted(eventually(executor_pids, "an executor with a worker", 90))[0]

@@ -170,7 +170,8 @@ def run_and_kill(root: Path, flush: str, dice: random.Random, known: Acknowledge
         live(root, flush, dice, known, writing, call)
     os.close(writing)
     child = os.pidfd_open(pid)
-    select.select([child], [], [], life_s)  # Wait for a random time before the kill. No thread relies on this wait.
+    # Kill the child after a random time. The wait may end at any moment: no other thread depends on it.
+    select.select([child], [], [], life_s)
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     os.close(child)

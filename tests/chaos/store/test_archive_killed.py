@@ -27,7 +27,9 @@ def test_ten_runs_killed_one_after_another_leave_an_archive_with_each_message_on
         command = [sys.executable, "-m", "tests.support.stores.archiving", str(tmp_path)]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
             assert run.stdout is not None
-            for _ in range(dice.randint(1, 2)):  # Wait for one or two output lines: the run begins, or ends a round.
+            # Wait for one or two output lines. The archive run prints a line when it begins, and a line at the end of
+            # each round.
+            for _ in range(dice.randint(1, 2)):
                 run.stdout.readline()
             time.sleep(dice.uniform(0.0, KILL_WITHIN_S))
             run.kill()

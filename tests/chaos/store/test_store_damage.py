@@ -571,8 +571,8 @@ IN_THE_MIDDLE = {
 @pytest.mark.parametrize("end", ["a clean stop", "a crash", "a crash that lost the queue"])
 @pytest.mark.parametrize("name", IN_THE_MIDDLE)
 def test_a_damaged_record_in_the_middle_loses_no_other_record(tmp_path, name, end):
-    """A record in the middle of the log is damaged. It keeps its offset, its bytes and its place in the log. This
-    opening and all later openings report the damage."""
+    """A record in the middle of the log is damaged. It keeps its queue offset, its bytes and its place in the log. The
+    next opening of the store and all later openings report the damage."""
     root = written_store(tmp_path, stopped=end == "a clean stop")
     if end != "a clean stop":
         # Write a checkpoint which states that the whole log was flushed, but no queue.

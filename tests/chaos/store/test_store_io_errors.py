@@ -277,8 +277,8 @@ def test_a_failed_flush_shows_in_the_status(tmp_path):
     with disk.installed():
         store = open_store(tmp_path / "store", **FILES)
         store.append([make_batch([b"before"])])
-        # Wait until the next log file exists, because the thread that creates it also flushes it, which counts as a
-        # flush.
+        # Wait until the next log file exists, because the thread that creates the file also flushes it. Only then is
+        # the count of flushes final, and the next flush fails.
         eventually((tmp_path / "store" / "commitlog" / f"{4096:020d}").exists, "the next file is made")
         disk.nth = disk.calls["flush"]
         with pytest.raises(StoreNotWritableError, match="this append may or may not be stored"):

@@ -184,8 +184,8 @@ def test_without_a_property_crc_a_misplaced_record_is_reported(tmp_path, field, 
     """One bit is flipped in each log file, in a field whose value is also known from the queue or from the record's
     place in the log.
 
-    The record keeps its offset in its own queue, and no other queue gets the record. Recovery reads the whole log after
-    this crash. After this clean stop, recovery reads only the last file, because the snapshot is missing.
+    The record keeps its offset in its own queue, and no other queue gets the record. After a crash, recovery reads the
+    whole log. After a clean stop, recovery reads only the last log file, because the snapshot is missing.
     """
     seed = random.SystemRandom().getrandbits(32)
     print("seed", seed)
@@ -210,9 +210,10 @@ def test_without_a_property_crc_a_misplaced_record_is_reported(tmp_path, field, 
         assert all(message.body == BODIES[index] for index, message in enumerate(found) if index not in damaged)
         assert bodies_of(store, queue_id=1) == [b"other"] * 3
         assert store.topics.queue_ids() == {"orders": [0, 1, 2][: 2 + turn]}
-        # Only records in the part of the log that recovery scans become holes (known damaged ranges). Recovery accepts
-        # a record with a changed physical offset at its place in the log; only a reader reports it. The second opening
-        # scans nothing new, because the stop after the first opening wrote a snapshot.
+        # Only records in the part of the log that recovery scans become holes (known damaged ranges). If only the
+        # physical offset of a record is changed, recovery accepts the record at its place in the log, and only a reader
+        # reports the change. The second opening scans nothing new, because the stop after the first opening wrote a
+        # snapshot.
         walked = offsets[-1:] if stopped else offsets
         assert [hole.offset for hole in store.mender.holes] == (walked if field != "physical_offset" else [])
         assert store.append([make_batch([b"next"], queue_id=2)])[0].queue_offset == turn

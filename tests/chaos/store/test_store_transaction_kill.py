@@ -40,7 +40,7 @@ def run_and_kill(root: Path, database: Path, life_s: float, count: int) -> bool:
     assert child.stdout is not None
     readable, _, _ = select.select([child.stdout], [], [], START_TIMEOUT_S)
     assert readable, "the child did not start"
-    time.sleep(life_s)  # Wait for a random time before the kill. No other process relies on this wait.
+    time.sleep(life_s)  # Kill the child after a random time. No process waits for the end of this sleep.
     child.send_signal(signal.SIGKILL)
     output, errors = child.communicate(timeout=START_TIMEOUT_S)
     assert child.returncode in (-signal.SIGKILL, 0), errors.decode()

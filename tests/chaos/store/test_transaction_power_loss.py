@@ -125,7 +125,9 @@ class Life:
         try:
             getattr(Transaction(self.store, name, *self.begun[name]), wanted)(from_transaction_check=True)
         except TransactionError:
-            return  # The transaction already has the other outcome, or the store has given it up after too many checks.
+            # The store refuses this outcome: the transaction already has the other outcome, or has failed too many
+            # checks.
+            return
         assert self.ended.setdefault(name, wanted) == wanted
 
     def check(self) -> None:

@@ -36,7 +36,7 @@ HELPERS_MOST = 3
 """Maximum number of helper threads at the program's end. More helper threads mean that interrupts leaked
 threads."""
 ASYNC = {"AsyncPullConsumer"}
-"""Kinds of objects that async_program interrupts instead of this program."""
+"""Kinds of client objects that this program skips, because async_program interrupts their calls."""
 
 
 class SignallingCall(parallel._HelperCall):

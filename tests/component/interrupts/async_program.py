@@ -182,7 +182,7 @@ class Program:
             self.loop.run_until_complete(tasks[0])
 
         interrupted = self.interrupter.call(run, point)
-        if not tasks:  # The interrupt occurred before the call's coroutine became a task.
+        if not tasks:  # The interrupt occurred before the call's coroutine became a task, so the call has no result.
             assert interrupted
             return True, None
         [task] = tasks

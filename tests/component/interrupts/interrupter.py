@@ -35,13 +35,15 @@ CHECKING = {
 instruction after it."""
 CHECKING.discard(dis.opmap.get("JUMP_BACKWARD_NO_INTERRUPT", -1))
 FROM_C = {dis.opmap["CALL"], dis.opmap["CALL_FUNCTION_EX"]}
-"""Bytecode instructions at which a caller's frame stands while C code runs a Python function for it.
+"""Bytecode instructions at which the caller's frame stands if the caller has called C code, and this C code runs a
+Python function.
 
 If a Python function calls another Python function directly, the caller's frame stands at the CACHE after its CALL.
 """
 BY_CALL = {dis.opmap["CACHE"], *FROM_C}
-"""Bytecode instructions at which a caller's frame stands while a function runs that one of the call instructions in
-CHECKING has called. At any other instruction, Python called the function without a call instruction."""
+"""Bytecode instructions at which the caller's frame stands while a function runs, if one of the call instructions in
+CHECKING called this function. If the frame stands at any other instruction, Python called the function without a call
+instruction."""
 RESUME = dis.opmap["RESUME"]
 RESUME_CHECKS = 2
 """Smallest argument of a RESUME instruction that continues a function after an await; such a RESUME does not check for

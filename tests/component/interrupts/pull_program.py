@@ -147,8 +147,8 @@ class Program:
         print(json.dumps(self.points))
 
     def calling_from_c(self, consumer: PullConsumer) -> None:
-        """Interrupt a poll that C code calls; Python calls it from C code because the call unpacks a tuple of
-        arguments. The signal handler runs after the poll has returned, so the poll's result is lost.
+        """Interrupt a poll that Python calls from C code, because the call unpacks a tuple of arguments. The signal
+        handler runs after the poll has returned, so the poll's result is lost.
 
         After a seek to the committed offset, the consumer polls the lost messages again.
         """

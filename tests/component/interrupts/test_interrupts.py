@@ -40,8 +40,8 @@ WAITS = 2
 """Number of interrupts of a caller that waits for a helper thread: one before the helper thread runs the function, and
 one after it."""
 MAKES_AN_OBJECT = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-"""Checks for functions that only create a coroutine, generator or async generator; the work runs later in that
-object."""
+"""Predicates for functions that only create a coroutine, a generator or an async generator. The created object does the
+work later."""
 
 
 def run_program(name: str, *arguments: object) -> str:

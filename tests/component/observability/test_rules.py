@@ -46,8 +46,8 @@ def gauge(name: str, labels: str, values: str) -> dict[str, str]:
 def sends(fast: str, slow: str) -> dict[str, str]:
     """Return the bucket series of a histogram of send times, in promtool's notation.
 
-    `fast`: the number of sends that take at most 5 ms. `slow`: the number of all sends, including sends that take more
-    than 500 ms.
+    `fast`: the number of sends that take at most 5 ms. `slow`: the number of all sends; a send that takes more than 5
+    ms takes more than 500 ms.
     """
     bucket = f'ray_raymq_send_cost_time_milliseconds_bucket{{{ALL},topic="t",invocation_status="success",le='
     return {f'{bucket}"5"}}': fast, f'{bucket}"500"}}': fast, f'{bucket}"+Inf"}}': slow}

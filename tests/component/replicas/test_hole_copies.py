@@ -454,9 +454,9 @@ def test_a_replica_that_got_a_hole_passes_on_units_that_consumers_do_not_see_yet
 
 
 def test_an_offset_without_a_unit_leads_to_the_damaged_record_before_it_until_that_is_mended(tmp_path):
-    """A slave copies a hole (damaged range of the log) without a consume-queue entry for its offset. A read of the
-    offset returns the damaged record, and later the repaired one. The master's entry may be wrong: it may point to
-    another record."""
+    """A slave copies a hole (damaged range of the log), but not the consume-queue entry for the hole's offset: the
+    master's entry may be wrong and point to another record. A read of the offset returns the damaged record, and after
+    the repair the intact record."""
     master, slave = hole_of_two_stores(tmp_path)
     [hole] = master.mender.holes
     data, copy = master.chunks.read_hole(hole.offset, master.log.end_offset)

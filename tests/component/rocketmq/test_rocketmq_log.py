@@ -54,8 +54,8 @@ def test_a_record_whose_last_property_ends_in_nul_is_whole(tmp_path, which, cras
     of = {"one in the middle": {200}, "all": set(range(1000)), "the last": {999}}[which]
     rows = [Row("T", 0, i, NUL % i if i in of else b"TAGS\x01t\x02UNIQ_KEY\x01M%d" % i) for i in range(1000)]
     end = write_log(tmp_path / "store", rows, crashed=crashed)
-    # Check that the NUL is not the first byte of a sector. Otherwise recovery could take it for the result of a power
-    # failure.
+    # Check that the NUL at the end of the last record is not the first byte of a sector. Otherwise recovery could take
+    # this NUL for the result of a power failure.
     assert end % 512 != 1
     for _ in range(2):
         store = open_store(tmp_path / "store")

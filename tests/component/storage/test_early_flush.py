@@ -63,7 +63,8 @@ def quick_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mes
 
 
 def late_copies(store: MessageStore) -> ReplicaAcks:
-    """Return replica acknowledgements that report the copies as complete only at the third check."""
+    """Return replica acknowledgements for one append. They report that the other replicas have the copies only when the
+    store checks for the third time."""
     looks: list[int] = []
 
     def has_copies(end_offset: int) -> bool:

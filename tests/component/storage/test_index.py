@@ -427,8 +427,9 @@ def test_an_index_without_disk_space_continues_when_space_is_free(tmp_path, no_f
 
 
 def test_an_index_stopped_by_a_short_log_file_continues_when_the_file_is_back(tmp_path, no_flushes, monkeypatch):
-    """A log file was truncated. The index continues once the file has its bytes again. Until then queries do not wait
-    for the index, and the store accepts appends, because the log has lost bytes, not the index."""
+    """A log file was truncated, so the index thread cannot read its records. The index continues after the file has its
+    bytes again. Until then queries do not wait for the index, and the store accepts appends, because the index itself
+    has not failed."""
     monkeypatch.setattr(index_service, "INDEX_RETRY_S", 0.01)
     monkeypatch.setattr(index_service, "INDEX_INTERVAL_S", 3600.0)  # Make the index thread run only on request.
     root = tmp_path / "store"

@@ -775,8 +775,8 @@ class TestLifeCycle:
             assert len(bodies_of(store, queue_id=queue_id)) == 15
         assert len(list((root / "commitlog").iterdir())) > 8
         assert len(store._parts.reader.maps._maps) <= 8
-        # Six further descriptors are allowed: the current and the next log file, each with its map, and the newest
-        # index file, twice. Retry, because the store's threads may briefly open another file.
+        # Six more descriptors are allowed, two for each of three files: the current log file, the next log file, and
+        # the newest index file. Retry, because the store's threads may briefly open another file.
         eventually(lambda: len(open_below(root)) <= before + 8 + 8 + 6, "so few files are open")
         store.close()
 

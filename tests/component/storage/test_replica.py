@@ -202,7 +202,7 @@ def test_records_of_an_old_master_only_are_cut_when_it_follows(make):
     group.settle()
     old, others = group.master, [r for r in group.replicas.values() if r is not group.master]
     group.settle()
-    old.append([make_batch(bodies(0, 10))])  # No replica copies these records of the old master.
+    old.append([make_batch(bodies(0, 10))])  # No other replica copies these records of the old master.
     longer = old.account().end_offset
     name = group.control_state.record.master
     group.replicas.pop(name)
@@ -346,7 +346,8 @@ def test_a_slave_serves_confirmed_messages_and_waits_for_later_offsets(make):
     group.settle()
     group.master.append([make_batch(bodies(0, 10))])
     for name in sorted(group.names):
-        group.copy(name)  # No slave has the information yet that the other slave has the records too.
+        # Each slave has copied the records, but has not yet been informed that the other slave has them too.
+        group.copy(name)
     slave, master = slave_of(group), group.master
     assert fetch(slave, 0).count == 0
     for offset in (0, 7, 10):
@@ -441,8 +442,8 @@ def test_a_master_whose_disk_fails_is_replaced_at_once_and_comes_back_when_its_d
     left = group.control_state.record.master
     told: list[str] = []
     group.master.call_on_failure(lambda: told.append("failed"))
-    # These bodies are longer than one write into a memory map. They are also longer than two log files, because the
-    # next log file may already be preallocated.
+    # All bodies of this batch together are longer than one write into a memory map. They are also longer than two log
+    # files, because the next log file may already be preallocated.
     long_bodies = [body.ljust(LOG_FILE_BYTES // 8, b".") for body in bodies(20, 20)]
     batch = make_batch(long_bodies, producer=("p", 0, 20))
     with monkeypatch.context() as patch:

@@ -96,7 +96,8 @@ def arrow(dataset: Dataset) -> Iterator[Any]:
 def test_a_count_reads_nothing(mq: raymq.Client, flights: pd.DataFrame) -> None:
     dataset = read_topic("data-flights")
     assert dataset.count() == FLIGHTS
-    assert "ReadTopic" not in dataset.stats()  # `stats` lists only operators that Ray Data has executed.
+    # The dataset was not read: `stats` lists only operators that Ray Data has executed.
+    assert "ReadTopic" not in dataset.stats()
     assert read_topic("data-flights", tags="UA").count() == (flights.carrier == "UA").sum()
 
 

@@ -141,7 +141,8 @@ def test_a_user_with_rights_sends_and_consumes_over_each_api(mq: raymq.Client, t
 
 
 def test_a_suggestion_names_only_topics_that_the_user_may_see(mq: raymq.Client) -> None:
-    """A user gets suggestions from its own namespace, and the super user from all topics without a namespace."""
+    """An error for a missing topic suggests similar names. A user gets names from its own namespace, and the super user
+    gets names of all topics without a namespace."""
     mq.admin.create_topic("pisa%orders", 1)
     mq.admin.create_topic("pisa%borders", 1)
     mq.admin.create_topic("oslo%orders", 1)

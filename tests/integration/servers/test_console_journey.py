@@ -164,8 +164,8 @@ def replay(page: Page, group: str) -> None:
     page.get_by_role("button", name="Replay chosen").click()
     expect(page.get_by_text("brought back").first).to_be_visible()
     page.goto(f"/groups/{group}/dead-letters")
-    # Reload the page until it lists only the other dead letter. The page finds the replayed copy of a dead letter with
-    # the message index, which is updated a moment after the log.
+    # Reload the page until it lists only the dead letter that was not replayed. To hide a replayed dead letter, the
+    # page looks up the replayed copy in the message index, which is updated a moment after the log.
     reload_until(page, lambda: page.get_by_role("checkbox").count() == 1, "the other dead letter alone")
 
 

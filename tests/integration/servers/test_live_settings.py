@@ -105,7 +105,8 @@ def test_a_broker_group_that_is_not_writable_is_read_only(mq: raymq.Client, monk
 
 
 def test_every_broker_group_is_checked(mq: raymq.Client) -> None:
-    for _ in range(2):  # The first run creates the topic, and the second finds it.
+    # The first `raymq check send` creates the topic for its messages, and the second finds this topic.
+    for _ in range(2):
         checks = json.loads(run("check", "send", "--count", "5", "--json"))["checks"]
         assert [(row["broker"], row["sent"], row["failed"]) for row in checks] == [
             ("broker-a", 5, 0),

@@ -144,7 +144,7 @@ def test_each_row_is_stored_once_and_in_order(seeds):
                 store.script = []
             assert not attempts.unexpected
             assert attempts.write(chance, kill_share=0.0) == table.num_rows
-            # a further attempt succeeds, and stores no row a second time
+            # A further attempt without failures succeeds, and stores no row a second time.
             assert attempts.write(chance, kill_share=0.0) == table.num_rows
             for queue, bodies in expected(writers, table).items():
                 before[queue] = [*before.get(queue, []), *bodies]

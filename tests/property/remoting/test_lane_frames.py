@@ -320,8 +320,8 @@ def test_a_frame_may_come_in_pieces_cut_anywhere(server, remote, size):
     near = 60
     for cut in [*range(1, min(len(frame), near)), *range(max(near, len(frame) - 5), len(frame))]:
         lane._stream.sendall(frame[:cut])
-        # Wait until the server has answered other clients: it has then also read the first part of the incomplete
-        # frame.
+        # Wait until the server has answered other clients. By then it has also read the first part of the frame that
+        # this client cut.
         check_others(server)
         lane._stream.sendall(frame[cut:])
         assert bytes(lane.receive(float("inf")).payload) == body
@@ -330,7 +330,8 @@ def test_a_frame_may_come_in_pieces_cut_anywhere(server, remote, size):
 
 def test_an_oversized_frame_costs_the_server_no_memory(server, remote):
     eventually(lambda: not len(server.turns), "the turns of earlier tests to end")
-    # Wait until the server has answered other clients: its thread has then released the buffers of earlier tests.
+    # Wait until the server has answered other clients. By then its thread has released the buffers of earlier tests,
+    # which would change the number of buffered bytes.
     check_others(server)
     before = len(server.turns), server.buffers.kept_bytes
     with_header = pack_header(2**32 - 1, ECHO, 0, 0, 1, checked=remote)

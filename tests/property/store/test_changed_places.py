@@ -32,7 +32,8 @@ pytestmark = pytest.mark.usefixtures("no_flushes")
 
 SEEDS = 2000 if os.environ.get("RAYMQ_SOAK") == "1" else 24
 ONE_SEED = os.environ.get("RAYMQ_PLACES_SEED")
-# A changed bit can turn the topic "orders" into "orderr", or one queue id into another queue id of this list.
+# A changed bit can turn the topic "orders" into "orderr", or a queue id into another id. Each result is a queue in
+# QUEUES, so the changed record seems to belong to an existing queue.
 QUEUES = [("orders", 0), ("orders", 1), ("orders", 2), ("orders", 3), ("orderr", 0), ("pays", 1)]
 Sent = dict[tuple[str, int], list[bytes]]
 
@@ -143,8 +144,9 @@ def check_one(seed: int, root: Path) -> bool:
                 expected[record.view.queue_offset] = None
             found = placed_bodies(store, *key)
             if found != expected:
-                # Recovery may take an adjacent record for the changed record, but only if the two cannot be
-                # distinguished and no consume-queue entry decides.
+                # Recovery may wrongly mark an adjacent record of the queue as damaged instead of the changed record.
+                # That is allowed only if the two records cannot be distinguished and no consume-queue entry shows which
+                # is right.
                 wrong = [index for index in range(len(bodies)) if found[index] != expected[index]]
                 assert not stopped, text
                 assert not has_units, text
@@ -185,8 +187,8 @@ def test_every_other_message_is_read_at_its_own_offset(directory: Path) -> None:
 def test_every_other_message_is_read_at_its_own_offset_with_small_blocks(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every message except the damaged message is read at its own offset. Recovery compares the records of one small
-    block at a time, so that a block covers only a little of the log."""
+    """Every message except the damaged message is read at its own offset. This also holds if recovery compares the
+    records of only a small block of the log at a time, as in this test."""
     monkeypatch.setattr(storage.recovery.changed_places, "SURVEY_BYTES", 20_000)
     monkeypatch.setattr(storage.recovery.walk, "SURVEY_BYTES", 20_000)
     monkeypatch.setattr(storage.dispatch.record_blocks, "BLOCK_BYTES", 3000)

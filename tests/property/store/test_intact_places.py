@@ -48,7 +48,8 @@ SETTINGS = {
     "mapper_file_size_batch_consume_queue_bytes": 460,
     "message_index_enable": False,
 }
-# The topics, and the queue ids, differ from each other in a single bit.
+# Some topic names differ from each other in a single bit, and so do some queue ids. Recovery might take such a record
+# for a record with a changed bit.
 QUEUES = [("orders", 0), ("orders", 1), ("orderr", 0), ("orders", 2), ("pays", 1)]
 LIGHT_QUEUES = ["%LMQ%a", "%LMQ%b", "%LMQ%c", "%LMQ%a,%LMQ%b"]
 Bodies = dict[tuple[str, int], dict[int, bytes]]
@@ -155,7 +156,7 @@ def copied(store: MessageStore, root: Path, dice: random.Random) -> MessageStore
 
 def lose_some(dice: random.Random, root: Path, *, crashed: bool) -> bool:
     """Delete random store files that recovery can rebuild or does not need. Returns True if the list of deleted topics
-    is among them, so that deleted topics may reappear."""
+    was deleted. Without this list, recovery may restore deleted topics from the log."""
     if crashed:
         (root / "abort").write_text("1")
     for name in ("dedup", "checkpoint"):
@@ -230,8 +231,8 @@ def seeds(count: int) -> list[int]:
 def test_every_record_of_an_intact_log_keeps_its_place(
     part: int, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every record of an intact log keeps its queue offset. For half of the stores, recovery compares only small blocks
-    of the log at a time."""
+    """Every record of an intact log keeps its queue offset. This also holds if recovery compares the records of only a
+    small block of the log at a time, as for half of the stores."""
     if part % 2:
         monkeypatch.setattr(storage.recovery.changed_places, "SURVEY_BYTES", 5000)
         monkeypatch.setattr(storage.recovery.walk, "SURVEY_BYTES", 5000)
@@ -260,8 +261,8 @@ def test_every_record_of_a_log_that_rocketmq_may_have_written_keeps_its_place(pa
         for _ in range(2):
             settings = SETTINGS | {"mapped_file_size_commit_log_bytes": FILE_BYTES}
             store = open_store(root, **settings)
-            # The random log has queue offsets that no store would accept. Recovery reports these records for other
-            # reasons, which this test ignores.
+            # The random log has queue offsets that no store would write, and recovery reports these records. The test
+            # checks only that recovery reports no record as changed by damage.
             reasons = [hole.reason for hole in store.mender.holes if hole.reason.startswith(PLACE_REASON)]
             assert reasons == [], f"seed {seed}; RAYMQ_PLACES_SEED repeats it"
             store.close()

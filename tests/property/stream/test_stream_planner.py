@@ -116,7 +116,7 @@ def test_every_offset_is_read_once_and_in_order_or_reported_lost(
         assert seen[queue] == sorted(seen[queue])
         begin = min([*seen[queue], *lost[queue], high])
         assert sorted(seen[queue] + lost[queue]) == list(range(begin, high))
-        # When a query finds a new queue, it starts at the queue's first message of that moment.
+        # When a query finds a new queue, it starts at the first message that the queue has at that time.
         assert begin <= low or begin == high
 
 
@@ -137,9 +137,9 @@ def test_a_loss_is_an_error_unless_it_is_allowed(held: list[int], position: int,
         plan_batch(previous, bounds, BatchLimits())
     [loss] = plan.lost
     assert plan.offsets is not None
-    # The queue has no message at the query's position. If old messages were deleted or the queue was created again, the
-    # query continues at the first existing message, as RocketMQ's consumers do. Otherwise it continues at the queue's
-    # end.
+    # The query's position lies outside of the queue's offset range. If old messages were deleted or the queue was
+    # created again, the query continues at the first existing message, as RocketMQ's consumers do. Otherwise it
+    # continues at the queue's end.
     begin = low if position < low or low == 0 else high
     assert (loss.start_offset, loss.end_offset) == ((position, low) if position < low else (high, position))
     assert plan.offsets.starts == {queue: begin}

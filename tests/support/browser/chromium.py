@@ -39,10 +39,11 @@ def launched() -> Iterator[Browser]:
     """Yield a running browser. The calling thread has an event loop while the browser runs, so a test must not call
     asyncio.run."""
     path = chromium_path()
-    # tests run the browser as root, in containers with a small /dev/shm
+    # Chromium's sandbox refuses to run as root, and a container's /dev/shm is too small for Chromium. Tests run in both
+    # situations.
     arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
     with TemporaryDirectory(prefix="chromium") as home, sync_playwright() as playwright:
-        # Chromium stores files in HOME, even if it has a separate profile directory.
+        # Use a temporary HOME, because Chromium stores files in HOME even if it has a separate profile directory.
         environment = {**os.environ, "HOME": home}
         browser = playwright.chromium.launch(executable_path=path, args=arguments, env=environment)
         try:

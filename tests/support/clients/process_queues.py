@@ -1,5 +1,5 @@
-"""Makes a started ProcessQueues (the core that decides a consumer's fetches and deliveries) for tests, and has steps
-that several tests use."""
+"""Helpers for tests of ProcessQueues, the core that decides a consumer's fetches and deliveries: make a started
+ProcessQueues, grant its queues, and complete its fetches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_process_queues(*queues: MessageQueue, start: int = 0, reset_version: in
 
 
 def grant(core: ProcessQueues, *queues: MessageQueue, generation: int = GENERATION, at_s: float = 0.0) -> None:
-    """Grant the consumer exactly these queues, as the group's Rebalance actor does."""
+    """Grant the consumer these queues and revoke all others, as the group's Rebalance actor does."""
     core.assignment_received(GroupAssignment(generation, frozenset(queues), 1), at_s)
 
 

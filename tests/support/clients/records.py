@@ -28,8 +28,8 @@ def fetched_of(offsets: Sequence[int], next_offset: int | None = None) -> Fetche
 
 
 def offsets_of(part: PolledRecords) -> list[int]:
-    """Return the queue offsets of a slice of polled records. Call this function before the consumer takes the
-    slice."""
+    """Return the queue offsets of a slice of polled records. Call this function before the consumer removes the slice,
+    because the slice is found from the first remaining record."""
     first = part.fetched.first
     offsets: list[int] = part.fetched.records.offsets[first : first + part.count].tolist()
     return offsets

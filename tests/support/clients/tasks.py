@@ -1,5 +1,5 @@
-"""Makes tasks for a listener's process, for tests of push consumers. The messages are in the task, or in the files of a
-small store."""
+"""Makes consume tasks, as a Pull actor sends them to a listener's process, for tests of push consumers. A task contains
+its messages, or references to records in the files of a small store."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Program:
 
 
 def as_user(credentials: raymq.Credentials | None, work: Callable[[raymq.Client], Any]) -> Any:
-    """Run `work` in a separate program with these credentials. Returns the result of `work`, or raises its
+    """Run `work` in a separate program that connects with `credentials`. Returns the result of `work`, or raises its
     error."""
     program = Program.remote(credentials)
     try:
@@ -97,7 +97,7 @@ def consume_with_predicates(topic: str, group: str, stop: Path) -> Callable[[ray
         with consumer.on_message(lambda message: None).start():
             store = StorageClient("storage-broker-a-0", ray.get_runtime_context().get_node_id())
             shipped = pickle.loads(pickle.dumps(raymq.predicate(lambda message: True, name="own")))
-            # A predicate that was pickled runs in an actor, not in this process.
+            # A predicate that was pickled runs in a predicate actor. Without pickling, it would run in this process.
             reader = GroupPredicate(group, shipped).read_from(store)
             until_s, found = time.monotonic() + CALL_S, 0
             while not stop.exists() and time.monotonic() < until_s:
@@ -111,8 +111,8 @@ def consume_with_predicates(topic: str, group: str, stop: Path) -> Callable[[ray
 
 
 def all_own_kinds_run() -> bool:
-    """Return whether at least one actor of each kind of raymq's actors runs, and predicate actors of two users
-    run."""
+    """Return whether all kinds of raymq's actors have a running actor, and exactly two users have predicate
+    actors."""
     names = [name for _, name in named_actors()]
     users = {name.rpartition("-")[2] for name in names if name.startswith("predicate-")}
     return len(users) == 2 and all(any(name.startswith(kind) for name in names) for kind in OWN_KINDS)

@@ -73,8 +73,8 @@ store:
 
 
 def one_group(replication: str) -> str:
-    """Return settings of a cluster with one broker group with small files. `replication`: the group's replication
-    mapping, in braces."""
+    """Return the settings, in YAML, of a cluster with one broker group and small files. `replication`: the value of the
+    key `replication`, a YAML mapping in braces."""
     return f"""\
 broker_groups: 1
 store:
@@ -141,7 +141,7 @@ def _remove_abandoned() -> None:
     for root in Path("/tmp").glob(f"{PREFIX}*"):
         try:
             if time.time() - root.stat().st_ctime < YOUNG_S:
-                continue  # the process that made this sandbox directory may be about to lock it
+                continue  # a new sandbox directory is kept: its maker may not have locked it yet
             lock = _lock(root)
         except OSError:
             continue  # the sandbox directory is in use, belongs to another user, or was just removed

@@ -36,7 +36,7 @@ def standing_still(*pids: int) -> Iterator[None]:
 class _Killer:
     """Kills a random process of a set with SIGKILL each time the workload's progress reaches the next threshold.
 
-    The seed decides the `kills` thresholds. A threshold is between a tenth and nine tenths of `total`.
+    The seed decides the thresholds; `kills` is their number. A threshold is between a tenth and nine tenths of `total`.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class _Killer:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the killer's thread. First completes the kills of all thresholds that the progress has reached, because a
-        killed process may still be restarting."""
+        """End the killer's thread. If the progress has reached the last threshold, first waits until all kills are
+        done. A kill may still wait for a process that is restarting."""
         self._thread.join(60 if self._progress() >= self._marks[-1] else 0)
         self._stop.set()
         self._thread.join(60)

@@ -170,7 +170,7 @@ def _get(reference: Any, timeout: float | None = None) -> Any:
     try:
         return reference.result(timeout)
     except FutureTimeoutError as error:
-        if reference.done():  # the actor call itself raised the error
+        if reference.done():  # the call itself raised a TimeoutError; the wait did not time out
             raise
         raise GetTimeoutError(f"not in {timeout} s") from error
 

@@ -122,7 +122,7 @@ class World:
         """Start a machine with log-in at a loopback address. Returns as soon as the machine's sshd listens."""
         _furnish(self.directory / name)
         home = self.root(name)
-        # Let the machine's programs import the raymq under test.
+        # The machine's programs import raymq from this repository, not an installed version.
         (home / ".bashrc").write_text(f"export PYTHONPATH={REPOSITORY}\n")
         config = home.parent / "sshd_config"
         config.write_text(SSHD_CONFIG.format(address=address, directory=self.directory))

@@ -43,8 +43,8 @@ class Network:
         machines.run("sh", "-c", FORWARD, timeout_s=START_S)
         for number, name in enumerate(self._names, start=1):
             self._pids[name] = pid = machines.start_alone(name)
-            # Name a machine's interface after the machine. Make the peer interface in a process that sees both
-            # networks.
+            # Give the machine's end of the link the name eth0, and the other end the machine's number. Run `ip` in the
+            # world's network, and move the machine's end to the machine's network.
             subprocess.run(
                 [
                     *("nsenter", "--target", str(machines.pid), "--net", "--"),
@@ -85,7 +85,7 @@ class Network:
     def end(self, process: subprocess.Popen[bytes]) -> None:
         """Kill a program that `spawn` started. Returns after the program has ended.
 
-        `process`: the process that `spawn` returned. The program is a child of that process.
+        `process`: the process that `spawn` returned, which is the parent of the program.
         """
         if process.poll() is None:
             programs = psutil.Process(process.pid).children(recursive=True)
@@ -112,7 +112,8 @@ class Network:
         self._ray(name, f"--address={self.address(self._names[0])}:{PORT}")
 
     def _ray(self, name: str, *options: str) -> None:
-        # Do not wait until the command's output streams close: Ray's agents keep these streams open.
+        # Write the output of `ray start` to a file. Ray's agents keep the command's output streams open, so reading the
+        # streams to their end would never return.
         command = " ".join(f"'{word}'" for word in (*RAY, f"--node-ip-address={self.address(name)}", *options))
         log = f"{self.root(name).parent}/ray.log"
         self.run(name, "env", "RAY_AUTH_MODE=token", "sh", "-c", f"{command} > {log} 2>&1 || {{ cat {log}; exit 1; }}")

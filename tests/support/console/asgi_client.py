@@ -88,7 +88,7 @@ class AsgiClient:
         try:
             await self.app(scope, receive, send)
         except Exception:
-            if not sent:  # a real server would log the error, and send the response bytes that precede it
+            if not sent:  # after the response has begun, a server logs the error, and the client gets the bytes so far
                 raise
         start = sent[0]
         found = {name.decode().lower(): value.decode() for name, value in start["headers"]}

@@ -116,8 +116,8 @@ def members_of(
 
 
 def as_in(real: Callable[..., Any]) -> Callable[[Callable[[Any, Any], Any]], Callable[..., Any]]:
-    """Return a decorator for a fake call. It binds the call's arguments as the method `real` does, and passes all of
-    them, including defaults, by name in one object."""
+    """Return a decorator for a fake method that replaces the method `real`. The decorator binds the arguments by the
+    signature of `real`, and passes them in one object with an attribute per argument, defaults included."""
     known = signature(real)
 
     def decorate(call: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -283,8 +283,8 @@ class FakeCluster:
         """Return the metrics of each broker. The first broker reports the metrics of all topics and groups; the second
         reports none.
 
-        An error in `errors["figures"]` fails only the calls without group-topic pairs, which read the samples for the
-        charts.
+        The console reads the samples for its charts without group-topic pairs. An error in `errors["figures"]` fails
+        only these calls.
         """
         self._begin("readings" if a.with_pairs else "figures")
         pairs = {
@@ -488,7 +488,7 @@ class FakeCluster:
     ) -> Arrived:
         """Return the newest messages of a topic, and the position after them.
 
-        A position is an index into the topic's list of messages. The topic's first queue is the key of the position.
+        A position maps the topic's first queue to an index into the topic's list of messages.
         """
         self._begin("tail")
         queue = self._queues(topic)[0]

@@ -37,7 +37,8 @@ NAME = '"><img src=x onerror=alert(1)>%|{{7*7}}'
 """An attack text that a page's path contains as the name of a topic, group or client. Name checks keep such a name out
 of clusters, but a page must not rely on name checks."""
 FOREIGN = "img, iframe, script:not([src]), style, [onerror], [onload], [hx-get*=logout], [hx-on\\:click]"
-"""CSS selector of elements and attributes that no page of the console contains."""
+"""CSS selector of elements and attributes that no page of the console contains, unless an attack text has taken
+effect."""
 
 
 def hostile_message(offset: int = 0) -> MessageExt:

@@ -100,8 +100,8 @@ class Ledger:
             tenures[:] = [tenure for tenure in tenures if tenure.owner is not owner]
 
     def fenced(self, owner: Owner, queue: MessageQueue) -> None:
-        """Record that a member must give up a queue. Marks all the member's tenures of the queue, because a reset
-        begins a new tenure."""
+        """Record that a member must give up a queue. The member may have several tenures of the queue, because a reset
+        begins a new tenure. All of them are marked as fenced."""
         for tenure in self._tenures[queue]:
             tenure.fenced = tenure.fenced or tenure.owner is owner
 

@@ -1,6 +1,7 @@
-"""Processes of a simulated cluster on one virtual clock: brokers, Rebalance actors, the register, group members.
+"""Processes of a simulated cluster on one virtual clock: brokers, Rebalance actors, group members, and the register in
+Ray's GCS, which records the Rebalance actor that holds the group.
 
-Each process runs a pure core of the product (BrokerState, RebalanceServer, ProcessQueues), and calls its functions in
+Each process runs the product's decision code (BrokerState, RebalanceServer, ProcessQueues), and calls its functions in
 the order of the real process. The processes call each other over a network that loses, delays and repeats calls
 (`World.call`). If a process is killed, messages in transit to the process are lost. If a process is paused, it receives
 all messages late. Each process has a wall clock, which a fault may set, and its own monotonic clock, which runs faster
@@ -82,7 +83,7 @@ class Process:
 
 
 class Broker(Process):
-    """The control plane of one broker group. After a restart the broker rebuilds its state from its records. The
+    """A simulated broker of one broker group. After a restart the broker rebuilds its state from its records. The
     records do not contain the owners of queues."""
 
     def __init__(self, world: World, name: str, topics: dict[str, int]) -> None:
@@ -165,8 +166,8 @@ class Register(Process):
 
 
 class Rebalance(Process):
-    """A simulated Rebalance actor. It reads the register between its heartbeats, as the real actor's thread
-    does."""
+    """A simulated Rebalance actor. Between its heartbeats it reads the register, which records the actor that holds the
+    group, as the real actor's thread does."""
 
     group_class = RebalanceGroup
     lease_class = SlotLease
@@ -245,8 +246,8 @@ class Member(Process):
         self.poll()
 
     def stop(self) -> None:
-        """Finish the batches in flight, commit and leave the group, beginning with the commit of the current
-        turn."""
+        """Let this member stop: from the next commit of its turn on, it accepts no queues. It leaves the group after it
+        has finished and committed its batches in flight."""
         self.stopping = True
 
     def kill(self) -> None:
@@ -447,8 +448,8 @@ class Member(Process):
     def in_turn(
         self, items: Sequence[T], step: Callable[[T, Callable[[], None]], None], finished: Callable[[], None]
     ) -> None:
-        """Run `step` for each item, one after another, and then call `finished`. Each step calls its second argument
-        when the step is done."""
+        """Run `step` for each item, one after another, and then call `finished`. A step gets its item and a function,
+        and calls this function when it is done."""
         if not items:
             finished()
         else:

@@ -2,10 +2,10 @@
 traces.
 
     World     the clock, the network, the processes (.processes) and their ledger (.invariants)
-    trouble   members join, leave, are killed, restarted and stand still; heartbeats, commits and their answers are
-              lost, late and repeated; Rebalance actors and brokers restart; Rebalance actors also stand still, cannot
-              reach the register, and are away for so long that the other actor takes over; clocks are set; offsets
-              are reset; listeners fail and take long. Producers send all the time.
+    trouble   members join, leave, are killed, restarted and paused; heartbeats, commits and their answers are
+              lost, late and repeated; Rebalance actors and brokers restart; Rebalance actors are also paused, cannot
+              reach the register in Ray's GCS, and stay down so long that the other actor takes over; clocks are set;
+              offsets are reset; listeners fail and take long. Producers send all the time.
 
 After the faults the network is repaired. The group must then consume and commit every message.
 """
@@ -48,7 +48,8 @@ STRATEGIES = (
 )
 PROFILES = (
     ((4, 2, 2, 3, 3, 1.5, 0.7, 0.7, 2, 1.5, 1), 0.03),  # a profile with every kind of fault
-    # A profile with every kind of fault, in which a Rebalance actor rarely takes over from another.
+    # a profile with every kind of fault, in which Rebalance actors are rarely restarted, paused or disconnected, so
+    # that one rarely takes over from another
     ((4, 2, 2, 3, 3, 0.3, 0.3, 0.3, 2, 1.5, 1), 0.03),
     ((4, 4, 0.2, 0.2, 0.2, 0.2, 0.1, 0.1, 0.5, 4, 0), 0.3),  # a profile with many joins and leaves, and slow listeners
     # a profile in which Rebalance actors often cannot reach the register
@@ -221,7 +222,8 @@ class World:
         self._bad_network_until_s = 0.0
         for rebalance in self.rebalances.values():
             rebalance.cut_off_until_s = 0.0
-        # Start one more member, because the other members may be leaving, or may subscribe only to the topic `orders`.
+        # The final check needs a member that stays and subscribes to all topics. The existing members may be leaving,
+        # or may subscribe only to the topic `orders`.
         self._start_member("last", frozenset(TOPICS))
 
     def _any_member(self) -> Member | None:
@@ -268,13 +270,14 @@ class World:
         self._stand_still(self._any_rebalance())
 
     def _cut_off(self) -> None:
-        """Disconnect one Rebalance actor from the register for a while. Members can still call the actor."""
+        """Disconnect one Rebalance actor for a while from the register, in which it renews its lease on the group.
+        Members can still call the actor."""
         rebalance = self._any_rebalance()
         rebalance.cut_off_until_s = self.now_s + self.chance.uniform(2.0, 4 * TAKE_OVER_AFTER_S)
         self.note("is cut off", rebalance.name, f"until {rebalance.cut_off_until_s:.2f}")
 
     def _any_rebalance(self) -> Rebalance:
-        """Return a random Rebalance actor, usually the actor that holds the group."""
+        """Return a random Rebalance actor. An actor that holds the group's lease is more likely."""
         holders = [rebalance for rebalance in self.rebalances.values() if rebalance.lease.held]
         return self.chance.choice(holders * 4 + list(self.rebalances.values()))
 

@@ -37,7 +37,7 @@ class ListenerNotes:
     def distinct_numbers(self) -> list[int]:
         """Return the numbers in the file in ascending order, each number once.
 
-        If a queue moves to another consumer instance, its last messages may be delivered again. On a loaded machine any
-        queue may move.
+        A number may be in the file twice: if a queue moves to another consumer instance, the queue's last messages may
+        be delivered again. On a loaded machine a queue may move at any time.
         """
         return sorted(set(self.numbers()))

@@ -77,8 +77,8 @@ def outcome_of(sent: Sent, future: Future[raymq.SendResult]) -> Operation:
         return Operation(sent, Outcome.UNKNOWN, error=str(error))
     except raymq.RaymqError as error:
         return Operation(sent, Outcome.FAILED, error=str(error))
-    # Any status other than SEND_OK means that too few replicas have a copy, or that the message was not flushed in
-    # time.
+    # With any other status than SEND_OK, too few replicas have a copy of the message, or it was not flushed in time.
+    # The message may be lost, so the outcome counts as unknown.
     if result.status is not raymq.SendStatus.SEND_OK:
         return Operation(sent, Outcome.UNKNOWN, error=result.status.value)
     return Operation(sent, Outcome.OK, result.queue, result.queue_offset)

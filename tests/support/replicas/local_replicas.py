@@ -40,7 +40,8 @@ PATIENT = ReplicaRules(lease_s=60.0, slave_timeout_s=60.0)
 
 
 class LocalCalls:
-    """Calls the methods of a storage actor that repair damaged logs, directly on a replica in this process."""
+    """Stand-in for calls of a storage actor's methods that repair damaged logs. It calls a replica in this process
+    directly."""
 
     def __init__(self, group: LocalReplicas, name: int) -> None:
         self._replica, self.name = group.replicas[name], f"{GROUP}-{name}"
@@ -138,8 +139,8 @@ class LocalReplicas:
         """Run the Controller in `rounds` rounds. In each round it pings all replicas and carries out its
         decisions."""
         orders: dict[int, Any] = {}
-        # Run one more round than requested: in the round in which a new master is due, the replicas' status may be
-        # older than the due time.
+        # Run one round more than requested. A new master may be due in the last requested round. If the replicas'
+        # status is too old in that round, the Controller decides one round later.
         for _ in range(rounds + 1):
             for name, replica in list(self.replicas.items()):
                 record = self.control_state.record
@@ -223,7 +224,7 @@ class LocalReplicas:
             try:
                 self.copy(name)
             except (RaymqError, KeyError, *LANE_NOT_OPENED):
-                pass  # a role has changed, or a replica is closed: try again, as the Replicator actor does
+                pass  # a replica changed its role or is closed: copy again later, as the Replicator actor does
             self._stopping.wait(0.002)
 
     @property
@@ -263,8 +264,8 @@ def filled_groups(root: Path, bodies: list[bytes], **defaults: Any) -> Iterator[
 
 
 def append(group: LocalReplicas, bodies: list[bytes]) -> None:
-    """Append each body as a record that all replicas acknowledge. On return, every replica has reported its status
-    again."""
+    """Append each body as a record that all replicas acknowledge. Returns after every replica has copied the whole log
+    and reported its status to the Controller."""
     for body in bodies:
         settle_append(group, make_batch([body]))
     group.settle()

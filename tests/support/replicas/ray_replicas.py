@@ -27,8 +27,8 @@ class RayReplicas:
         self._replicas = replicas
 
     def account(self) -> dict[str, Any]:
-        """Return the Controller's status of the group. If the Controller does not answer, return a status without a
-        master whose reason is the error."""
+        """Return the Controller's status of the group. If the Controller does not answer, the returned status has no
+        master, and its `reason` is the text of the error."""
         try:
             report = ActorRef(CONTROLLER).call("status", timeout_s=CALL_TIMEOUT_S)
         except RaymqError as error:

@@ -52,10 +52,11 @@ class Checks:
         self.faults.append(f"replica {replica} refuses to follow the master of epoch {epoch}")
 
     def give_hole(self, world: World, master: Node, offset: int, may_have: Collection[int]) -> None:
-        """Check that a master may send a damaged record (a hole) to a slave as damaged: no replica in `may_have` has
-        the intact record.
+        """Check that a master may send a damaged record (a hole) to a slave as damaged: no other replica can still
+        repair it.
 
-        If the master has led for less than HOLE_WAIT_S, no replica at all may have the intact record.
+        `may_have`: the replicas that must not have the intact record. Until the master has led for HOLE_WAIT_S, no
+        replica at all may have it.
         """
         has_waited = world.now - master.holes.led_since_s >= HOLE_WAIT_S
         record = (offset, *master.disk.log[offset])

@@ -1,5 +1,5 @@
 """The disk of a simulated replica: the replica's log, the part of the log that survives a power cut, and the small
-files.
+files. A small file contains, for example, the confirm floor or the list of holes.
 
 Add to this module changes to the data that a replica keeps when its process or its machine fails.
 """

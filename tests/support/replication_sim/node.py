@@ -260,8 +260,8 @@ class Node:
 
     @property
     def given_end(self) -> int:
-        """Return the offset up to which followers may copy: the written end, or with fixed roles the flushed
-        end."""
+        """Return the offset up to which followers may copy: the end of the written log. With fixed roles, the end of
+        the flushed log."""
         return self.disk.flushed if self.world.fixed else len(self.disk.log)
 
     def give_epochs(self, asker: Node, epoch: int) -> None:

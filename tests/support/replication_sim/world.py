@@ -24,8 +24,8 @@ from tests.support.replication_sim.controller import CONTROLLER, Controller
 from tests.support.replication_sim.node import Node
 
 GRACE_S = 20.0
-"""Grace period in seconds. It is longer than the longest restart of a process plus the longest delay of a status
-report."""
+"""Longest time, in seconds, that the simulated Controller waits for replicas that do not answer before it elects a
+master. It is longer than the longest restart of a process plus the longest delay of a status report."""
 ACCOUNT_DELAY_MAX_S = 10.0
 ROT_FAULTS = ("rot", "rot each", "rot all", "wipe", "kill", "cut")
 """Kinds of faults after which replicas repair damaged records, or copy them as holes (records that stay
@@ -99,7 +99,7 @@ class World:
         self.trace.append(f"{self.now:.4f} {text}")
 
     def note_destroyed(self, records: Collection[tuple[int, int, int]]) -> None:
-        """Record that a fault destroyed the last intact copy of these records."""
+        """Record that a fault destroyed the last intact copy of each of the given log records."""
         self.destroyed |= {message for _, _, message in records}
 
     def at(self, delay_s: float, action: Callable[[], None]) -> None:

@@ -103,8 +103,8 @@ def _far_store(address: tuple[str, int], pid: int) -> FarStore:
 
 @dataclass(frozen=True)
 class FarConnection:
-    """A connection of Spark's sink (raydp_jobs.sink.partitions.TopicConnection) to a StoreServer, with one
-    topic."""
+    """Stand-in for raydp_jobs.sink.partitions.TopicConnection, the connection of Spark's sink. It sends to a
+    StoreServer and has one topic."""
 
     address: tuple[str, int]
     route: TopicRoute

@@ -56,7 +56,7 @@ class Driver:
 def kill_again_and_again(start: Callable[[], Driver], sink: BatchFiles, rng: random.Random, kills: int) -> None:
     """Start and kill a driver `kills` times.
 
-    Each kill follows the begin or the end of the driver's first or second batch.
+    A random choice decides when the driver is killed: when it has begun, or has written, its first or second batch.
     """
     for _ in range(kills):
         sink.forget_unfinished()

@@ -19,7 +19,8 @@ from raydp_jobs.session import spark_configs
 from raymq.client.cluster.java import java_environment
 
 PAUSE_S = 0.05
-"""Pause before each of Spark's Arrow batches, in seconds, so that a micro-batch takes long enough to be killed."""
+"""Pause before each of Spark's Arrow batches, in seconds. The pauses make a micro-batch so long that a test can kill
+the driver during the batch."""
 ARROW_ROWS = 50
 FILES_PER_BATCH = 2
 

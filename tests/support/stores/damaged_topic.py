@@ -103,7 +103,8 @@ def _filled(
 
 
 def _storage(store: MessageStore) -> SimpleNamespace:
-    """Return a stand-in for a StorageClient that has the calls of readers. The store answers the calls."""
+    """Return a stand-in for a StorageClient, with the calls that clients make to read messages. It passes the calls to
+    the store in this process."""
     queries = store.queries
     return SimpleNamespace(
         fetch=lambda requests, max_bytes, wait_s, timeout_s: store.fetch(requests, max_bytes=max_bytes, wait_s=0),

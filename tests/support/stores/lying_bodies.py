@@ -37,7 +37,8 @@ def bomb(kind: CompressionType, mib: int = 64) -> bytes:
 
 
 def garbage(kind: CompressionType) -> bytes:
-    """Return bytes that begin like a compressed body of this type and continue with garbage."""
+    """Return a message body that begins like a compressed body of the given compression type and continues with
+    garbage."""
     return {
         CompressionType.ZLIB: b"\x78\x9cgarbage",
         CompressionType.LZ4: b"\x04\x22\x4d\x18garbage",
@@ -59,8 +60,8 @@ def lying_bodies() -> dict[str, tuple[bytes, int]]:
 
 
 def lying_batch(stored: Sequence[tuple[bytes, int]], **changes: object) -> EncodedBatch:
-    """Return a batch of records with these stored bodies and system flags. The CRCs and sizes of the records are
-    correct.
+    """Return a batch of records with the given stored bodies and system flags, which need not fit each other. The CRCs
+    and sizes of the records are correct.
 
     `changes`: arguments of `make_batch`.
     """

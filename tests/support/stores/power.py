@@ -216,7 +216,7 @@ class LossyDisk:
         image: dict[Path, bytes | None] = {}
         for path, file in sorted(names.items()):
             if path.parent != self._directory and path.parent not in image:
-                continue  # the image does not contain the parent directory of this name
+                continue  # The power cut removed the parent directory, so the image contains nothing below it.
             if file is _DIRECTORY:
                 image[path] = None
             else:

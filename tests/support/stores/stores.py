@@ -157,7 +157,7 @@ def closed_copy(store: MessageStore, root: Path, target: Path, *, clean: bool, l
 
 
 def _copy_if_there(source: str, target: str) -> None:
-    # The store may remove the scratch file of its file allocator during the copy.
+    # Ignore a file that disappears during the copy: the store may remove the scratch file of its file allocator.
     with contextlib.suppress(FileNotFoundError):
         shutil.copy2(source, target)
 

@@ -19,8 +19,8 @@ from actors.register import LIVES_KEPT, next_life
 from tests.support.group_sim.processes import carry_out
 
 ORDERING = ("epoch", "life", "incarnation", "generation", "version", "sequence")
-"""Words by which the test recognises the names of certain numbers. Such a number orders the incarnations of a process,
-or is derived from a number that does."""
+"""Words in the names of numbers that order the incarnations of a process, or that are derived from such a number. The
+test finds these numbers by the words."""
 CLOCKS = {"time_ns", "time", "now", "utcnow"}
 
 

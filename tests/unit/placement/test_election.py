@@ -458,8 +458,8 @@ def test_a_master_that_may_not_lead_any_more_is_away():
 
 def test_while_a_lease_may_be_held_another_is_elected_only_where_the_old_process_is_known_to_be_gone():
     elected = {view for view in MasterView if MASTER_STEPS[view, False] is MasterStep.ELECT}
-    # The view FAILED is in the set, because a master whose disk failed releases its lease before it reports the
-    # failure.
+    # The view FAILED also permits an election, because a master whose disk failed releases its lease before it reports
+    # the failure.
     assert elected == {MasterView.NOBODY, MasterView.ANNULLED, MasterView.RESTARTED, MasterView.FAILED}
 
 
@@ -570,8 +570,9 @@ def test_a_log_that_ends_before_the_confirm_offset_of_another_member_is_not_comp
 
 
 def test_after_a_restart_of_the_whole_set_all_are_waited_for_and_the_longest_log_leads():
-    """After a restart of all members, the Controller waits for all of them. Offsets that were confirmed just before the
-    restart may be missing from all stored confirm floors."""
+    """After a restart of all members, the Controller waits for all of them, because one may have a longer log. The
+    members' stored confirm floors may be older than the last confirmed offset, so they do not show which log is
+    complete."""
     world = World(RESTARTED)
     world._change(0, end_offset=98, confirm_floor=95)
     world.silent = {1, 2}

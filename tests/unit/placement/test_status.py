@@ -17,8 +17,8 @@ STORE = {"root": "/data/broker-a-0", "beside": ["broker-a-0", "broker-b-0", "los
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return a table that replaces the servers' answers in the test. It maps a server's name to an answer, or to an
-    error to raise."""
+    """Replace the calls of the servers, and return the table of their answers. It maps a server's name to the answer,
+    or to an error that the call raises."""
     known: dict[str, Any] = {"broker-a": {"ready": True}, "rebalance-0": {"groups": []}, "storage-broker-a-0": STORE}
 
     def call(name: str) -> Any:

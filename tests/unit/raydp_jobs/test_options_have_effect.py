@@ -28,7 +28,7 @@ from raymq.common.message import MessageQueue
 from raymq.data import datasink, datasource, iterating, reading
 from tests.support.clients.scan_source import T0_MS, Queues
 
-# PySpark raises these warnings
+# Ignore PySpark's deprecation warning about distutils.
 pytestmark = pytest.mark.filterwarnings("ignore:distutils Version classes:DeprecationWarning")
 
 SPARK: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
@@ -114,7 +114,8 @@ SCAN_VALUES: dict[str, Any] = {
     "fail_on_data_loss": False,
 }
 NEEDED: dict[str, dict[str, Any]] = {
-    # without the option, these options raise an error
+    # Each of these options decides between an error and a result. With the further options below, a plan without the
+    # tested option raises an error.
     "starting_offsets_by_timestamp_strategy": {"starting_timestamp": T0_MS + 50_000},
     "fail_on_data_loss": {"starting_offsets": {"broker-a": {"0": 1, "1": 5}}},
 }
@@ -266,7 +267,7 @@ def test_each_option_of_a_job_reaches_the_job(
     monkeypatch: pytest.MonkeyPatch, module: ModuleType, option: str, tmp_path: Path
 ) -> None:
     class ReachedError(Exception):
-        """Ends the command when the job begins."""
+        """Raised by the fake `run`, to end the command after the arguments are recorded."""
 
     def record(*more: str) -> list[Any]:
         seen: list[Any] = []

@@ -16,7 +16,7 @@ from raydp_jobs.stream import spark_internals, spark_source
 from raydp_jobs.stream.spark_internals import check_spark
 from raymq.common.errors import ClientStateError
 
-# PySpark raises these warnings
+# Ignore PySpark's deprecation warning about distutils.
 pytestmark = pytest.mark.filterwarnings("ignore:distutils Version classes:DeprecationWarning")
 
 ROOT = Path(raydp_jobs.__file__).parent

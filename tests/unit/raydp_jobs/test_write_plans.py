@@ -10,12 +10,12 @@ from raydp_jobs.sink.plans import WritePlan
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MessageQueue
 
-# PySpark raises these warnings
+# Ignore PySpark's deprecation warning about distutils.
 pytestmark = pytest.mark.filterwarnings("ignore:distutils Version classes:DeprecationWarning")
 
 QUEUES = tuple(MessageQueue("orders", name, number) for name in ("broker-a", "broker-b") for number in range(2))
 VERSION_1 = '{"version": 1, "queues": "broker-a:2;broker-b:2", "time_ms": 17, "partitions": 8}'
-"""The text of a plan as raymq wrote it before plans had a first queue."""
+"""The text of a plan in the format of an earlier raymq, whose plans did not have the field `first_queue`."""
 
 
 @pytest.mark.parametrize("first_queue", [0, 3])

@@ -234,7 +234,8 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("raymq.ConsumeLater.__init__", "suspend_ms"): NumberRange(-1, 2**31 - 1),
     ("raymq.ConsumeLater.__init__", "first"): NOT_NEGATIVE,
     ("raymq.predicate", "timeout_s"): NumberRange(0.1, 300.0),
-    # The call also compares the index with the batch's size, and raises another InvalidArgumentError.
+    # Every negative number is accepted by the check of numbers. The call itself then compares the index with the
+    # batch's size, and raises an InvalidArgumentError with another text.
     ("raymq.PutBatch.refuse", "index"): SIGNED,
     # Limits of numbers for administration
     ("raymq.GroupConfig.__init__", "retry_queue_nums"): "Admin.create_group checks it, as it checks GroupChanges",
@@ -383,8 +384,8 @@ def of_function(door: PublicNumber, value: object) -> None:
 
 
 def required(function: Callable[..., Any], door: PublicNumber) -> dict[str, Any]:
-    """Return placeholder values for the other required arguments of a call. The call must fail before it uses
-    them."""
+    """Return placeholder values for the required arguments of a call, except the number under test. The call must
+    refuse the number before it uses the placeholders."""
     numbers = {one.argument for one in DOORS if one.call == door.call}
     return {
         name: 1 if name in numbers else (lambda message: True) if door.call == "raymq.predicate" else None
@@ -420,7 +421,7 @@ def scan_options(options: Mapping[str, Any]) -> None:
 
 
 def call(door: PublicNumber, value: object) -> None:
-    """Pass `value` to the public call that `door` names."""
+    """Pass `value` to the public call as the argument that `door` names."""
     if door.call in MAKERS:
         MAKERS[door.call](**{door.argument: value})
     elif door.call.removeprefix("raymq.").partition(".")[0] in OBJECTS:
@@ -430,7 +431,7 @@ def call(door: PublicNumber, value: object) -> None:
 
 
 def absurd_values(bounds: NumberRange, annotation: str) -> list[object]:
-    """Return values that an argument with these limits must refuse."""
+    """Return values that an argument must refuse if its numbers have the limits `bounds`."""
     whole = "float" not in annotation
     values: list[object] = [*NOT_NUMBERS, *([0.5, np.float32(2.0)] if whole else [])]
     if bounds.high == 2**63 - 1 and not whole:

@@ -23,7 +23,7 @@ def fake_python(path: Path, version: str, exit_code: int = 0) -> str:
 
 @pytest.fixture
 def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the only folder of PATH, which is empty."""
+    """Make an empty folder the only folder of PATH, and return it."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -48,7 +48,7 @@ def test_the_newest_release_in_pyenvs_folder_is_found(on_path: Path, tmp_path: P
 
 
 def test_a_program_that_fails_or_has_another_version_is_passed_over(on_path: Path, tmp_path: Path) -> None:
-    fake_python(on_path / "python3.12", "3.12", exit_code=127)  # as pyenv's, if the version is not chosen
+    fake_python(on_path / "python3.12", "3.12", exit_code=127)  # like pyenv's python3.12 while no version is chosen
     assert find_interpreter("3.12", tmp_path / "versions") is None
     fake_python(on_path / "python3.12", "3.13")
     assert find_interpreter("3.12", tmp_path / "versions") is None

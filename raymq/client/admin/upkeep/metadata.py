@@ -289,7 +289,7 @@ class MetadataAdmin(GroupAdmin):
             self.create_group(group.config)
             before = set() if known is None else set(known.forbidden)
             for topic in sorted(before ^ set(group.forbidden)):
-                # Call every broker, because the topic may later be created on any of them.
+                # Forbid or allow the topic at every broker, because any broker may get queues of the topic later.
                 for broker_name in self._broker_names():
                     self._call_broker(broker_name, "forbid_topic", name, topic, topic in group.forbidden)
         return "created" if known is None else "changed"

@@ -106,7 +106,7 @@ class AssignedQueue(ABC):
     """True if the consumer moved to an offset before the committed offset. The next commit then lowers the committed
     offset and is marked as a backward commit."""
     asked: OffsetCommit | None = None
-    """The last commit of this queue that `ask` created. None after an offset reset, so that the answer to an earlier
+    """The latest commit that was created for this queue. None after an offset reset, so that the answer to an earlier
     commit is ignored."""
     forbidden: NoPermissionError | None = None
     """The reason why the group may not read the queue now; None if the group may read it. A forbidden queue stays

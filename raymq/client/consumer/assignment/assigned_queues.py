@@ -97,8 +97,8 @@ class AssignedQueues(ABC, Generic[Q]):
 
     @property
     def forbidden(self) -> Mapping[MessageQueue, NoPermissionError]:
-        """The queues of this member that the group may not read now, each with the reason. The mapping is live, so a
-        caller that keeps it must copy it."""
+        """The queues of this member that the group may not read now, each with the reason. The mapping changes with the
+        queues, so a caller that keeps it must copy it."""
         return self._forbidden
 
     @property
@@ -209,8 +209,8 @@ class AssignedQueues(ABC, Generic[Q]):
         return now_s > self._lease_until_s and self.lose_all()
 
     def is_absent(self, now_s: float) -> bool:
-        """True if the member must leave its group for now. A pull consumer is absent if its program does not
-        poll."""
+        """True if the member is absent, so that it must leave its group for now. A pull consumer is absent while its
+        program does not poll."""
         return False
 
     # Methods that commit offsets

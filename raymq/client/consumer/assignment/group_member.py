@@ -3,9 +3,9 @@
     next_heartbeat (wanted topics, queues held) → Rebalance → assigned: AssignedQueues.assignment_received, a new lease
                                                             → unanswered, too long: AssignedQueues.fence
 
-If a Rebalance actor dies, nothing happens while the lease lasts: the next actor rebuilds the group from the heartbeats
-of its members. The new actor counts offset resets from 0 again, so the members ask their brokers about resets. Only
-`leave` blocks.
+If a Rebalance actor dies, the members keep their queues while their leases last. The next actor rebuilds the group from
+the heartbeats of its members. The new actor counts offset resets from 0 again, so the members ask their brokers about
+resets. Only `leave` blocks.
 """
 
 from __future__ import annotations

@@ -288,7 +288,7 @@ class _BrokerThread:
                 )
                 self._not_before_s = time.monotonic() + backoff.next()
                 work.schedule(now=True)
-            except Exception:  # a bug in one consumer must not stop the queues of the other consumers
+            except Exception:  # catch a bug in one consumer, so that this thread still serves the other consumers
                 logger.exception(
                     "member %s cannot read or commit offsets at broker group %s, retrying",
                     work.committer.name,
@@ -425,7 +425,7 @@ class _BrokerWork:
             for assigned in starting:
                 try:
                     start = self._start_offset(assigned, starts, refusals)
-                # The topic was deleted, or has fewer queues now, so that this queue no longer exists.
+                # The queue no longer exists: its topic was deleted, or has fewer queues now.
                 except (TopicNotExistError, InvalidArgumentError) as error:
                     logger.warning("member %s releases queue %s: %s", committer.name, assigned.queue, error)
                     with committer.lock:

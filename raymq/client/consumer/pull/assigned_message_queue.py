@@ -18,7 +18,7 @@ from raymq.common.protocol.group import QueueOffset
 
 @dataclass(slots=True)
 class QueueFlags:
-    """The state of one queue that SubscriptionState last used to update its tables and totals."""
+    """The state of one queue with which SubscriptionState last updated its tables and totals."""
 
     tables: tuple[bool, ...] = ()
     """For each table of SubscriptionState, True if the table contains the queue."""
@@ -46,7 +46,7 @@ class AssignedMessageQueue(AssignedQueue):
     buffered_count: int = 0
     buffered_bytes: int = 0
     noted: QueueFlags = field(default_factory=QueueFlags)
-    """The state of this queue that was last used to update the consumer's tables and totals."""
+    """The state of this queue with which the consumer's tables and totals were last updated."""
     mapped: bool = False
     """True if the queue is read in place, from mapped files of a storage actor on this node; False if it is read by
     fetches."""

@@ -210,7 +210,8 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
                 if found(taken):
                     polls.end(turn)
                     return _Step(taken)
-                return _Step()  # the subscription excluded all of these records; more may be available
+                # check again: the subscription excluded all records of this step, but more may be available
+                return _Step()
             left_s = deadline_s - time.monotonic()
             if left_s > 0 and not engine.closed:
                 polls.raise_loss()
@@ -313,7 +314,7 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
             if not self._engine.closed:
                 await self._call(partial(self._engine.close, finished=finished))
         finally:
-            if self._engine.closed:  # an engine that is still open shows that the close was cancelled before it began
+            if self._engine.closed:  # the engine is still open if this close was cancelled before it began
                 self._end_pools()
                 if asyncio.get_running_loop() is self._loop:
                     aside(self._unwatch)
@@ -331,7 +332,7 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
         try:
             self._loop.call_soon_threadsafe(call, *args)
         except RuntimeError:
-            pass  # the loop is closed, so no poll can be waiting
+            pass  # ignore the error: the event loop is closed, so no poll can be waiting
 
     def _look_again(self) -> None:
         self._wake()

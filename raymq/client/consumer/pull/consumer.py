@@ -156,7 +156,8 @@ class PullConsumer(PullConsumerBase):
         try:
             messages = as_messages(aside(turn.step, self._poll, turn, decode, max_messages, timeout_s))
         except BaseException:
-            turn.abandoned = True  # abandon the poll by a single assignment, which a signal handler cannot interrupt
+            # mark the poll as abandoned by a single assignment, which a signal handler cannot interrupt
+            turn.abandoned = True
             raise
         return messages
 

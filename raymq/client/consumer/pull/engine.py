@@ -280,7 +280,7 @@ class PullEngine:
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Continue reading a queue at `offset`. Blocks for a remote call. Raises OffsetOutOfRangeError if the queue
         does not hold `offset`."""
-        self.position(queue)  # raises ClientStateError before any remote call, if the queue is not assigned
+        self.position(queue)  # raise ClientStateError before any remote call if the queue is not assigned
         bounds = self._lookup.bounds(queue)
         if not bounds.min_offset <= offset <= bounds.max_offset:
             raise OffsetOutOfRangeError(str(queue), offset, bounds.min_offset, bounds.max_offset)
@@ -391,7 +391,7 @@ class PullEngine:
         """Return the start offsets of queues that are assigned without a group."""
         generations = dict.fromkeys(queues, 0)
         starts = self._offsets.start_offsets(generations, self.settings.start, GROUP_CALL_TIMEOUT_S)
-        # The common call omitted this queue. A call for the queue alone raises the reason.
+        # The call for all queues omitted this queue. A call for this queue alone raises the reason.
         for queue in generations.keys() - starts.keys():
             starts[queue] = self._offsets.start_offset(queue, self.settings.start, 0, GROUP_CALL_TIMEOUT_S)
         return starts
@@ -414,7 +414,7 @@ class PullEngine:
             )
         with self._lock:
             if not self._core.reads(queue, offset):
-                return  # the queue's position has changed after the fetch was sent
+                return  # ignore the loss: the queue's position has changed since the fetch was sent
             self._lost.add(queue, offset, error)
         self._wake()
 
@@ -442,7 +442,7 @@ class PullEngine:
                 self._commit(finished=finished)
         finally:
             self._reader.stop()
-            if not polling:  # if a poll is running, the poll closes the files when it ends
+            if not polling:  # if a poll is running, that poll closes the mapped files when it ends
                 self._reader.close_files()
             self._watch.stop()
             self._member.leave()

@@ -38,19 +38,19 @@ class FetchedRecords:
 
     records: LocatedRecords
     next_offset: int
-    """The queue offset at which reading continues: after these records, and after the following messages that the tags
-    excluded."""
+    """The queue offset at which reading continues: after the fetched records, and after the following messages that the
+    tags excluded."""
     first: int = 0
-    """The number of these records that polls have taken."""
+    """The number of fetched records that polls have taken."""
 
     @property
     def count(self) -> int:
-        """The number of these records that no poll has taken yet."""
+        """The number of fetched records that no poll has taken yet."""
         return len(self.records.starts) - self.first
 
     @property
     def size_bytes(self) -> int:
-        """Total size in bytes of all these records, including the records that polls have taken."""
+        """Total size in bytes of all fetched records, including the records that polls have taken."""
         return int(self.records.sizes.sum())
 
 
@@ -75,7 +75,8 @@ class PolledRecords:
 
     @property
     def places(self) -> RecordPlaces:
-        """The location of each record, in the order of `starts`."""
+        """The expected queue offset, physical offset and size of each record of this slice, in the order of
+        `starts`."""
         records = self.fetched.records.part(self.fetched.first, self.fetched.first + self.count)
         return RecordPlaces.of(self.queue, records)
 
@@ -86,12 +87,12 @@ class PolledRecords:
 
     @property
     def size_bytes(self) -> int:
-        """Total size in bytes of these records."""
+        """Total size in bytes of the slice's records."""
         return int(self.fetched.records.sizes[self.fetched.first : self.fetched.first + self.count].sum())
 
     @property
     def next_offset(self) -> int:
-        """The queue offset after the last of these records."""
+        """The queue offset after the slice's last record."""
         end = self.fetched.first + self.count
         offsets = self.fetched.records.offsets
         return self.fetched.next_offset if end == len(offsets) else int(offsets[end - 1]) + 1
@@ -248,7 +249,8 @@ def _decode_part(
         # A damaged record has no born timestamp, and its tags are unknown, so it counts as wanted.
         chosen = pc.is_in(batch.column("tags"), value_set=text_array(sorted(tags)))
         wanted = mask_of(pc.or_(chosen, batch.column("born_timestamp").is_null()))
-        if not wanted.all():  # excluded messages are rare here, because the tags' hash codes were compared before
+        # rarely needed: a comparison of the tags' hash codes has already excluded most unwanted messages
+        if not wanted.all():
             # Arrow cannot filter view columns, so choose the rows before decoding them.
             batch = decode(starts[wanted], places=places.pick(np.flatnonzero(wanted)))
     if batch.column("error").null_count < batch.num_rows:

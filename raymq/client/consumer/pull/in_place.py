@@ -2,10 +2,12 @@
 
     ask (queues and offsets) → the store's answer: their visible ends → units → records in the map
 
-Records reach the poll without another thread and without a copy. The store answers as soon as one of the queues has new
-messages, so a poll waits for the file descriptors of the watches. If the mapped files do not show a queue's next
-record, fetches (raymq.client.consumer.fetcher) read the queue until a fetch has returned a result. Reasons are: the
-record is deleted or lost, or the queue's records hold several messages each.
+Records reach the poll without another thread and without a copy. A watch is a connection on which the store reports new
+messages. The store answers a watch request as soon as one of the queues has new messages. So a poll waits for the file
+descriptors of the watches.
+
+The mapped files may not show a queue's next record, if it is deleted or lost, or if the queue's records hold several
+messages each. Then fetches (raymq.client.consumer.fetcher) read the queue until a fetch has returned a result.
 
 A thread of the fetcher finds the storage actor of a queue and opens its watch. The thread or task that polls does
 everything else.
@@ -55,7 +57,8 @@ LOOK_AT_MAX: Final = 1024
 predicate accepted."""
 LOOK_AT_MAX_BYTES: Final = 64 << 20
 OPEN_AGAIN_AFTER_S: Final = 1.0
-"""Time in s for which a storage actor is read by fetches after its watch has ended or could not be opened."""
+"""Time in s for which a storage actor is read by fetches after its watch has ended or could not be opened. A watch is
+the connection that reports new messages."""
 STAY_CHECK_S: Final = 1.0
 """Interval in s between checks whether a queue that is read from a slave can be read from its master again."""
 
@@ -147,13 +150,15 @@ class InPlaceReader:
         """Guards `_stores`, `_not_before_s` and `_closed`; never held during a remote call."""
         self._stores: dict[str, _MappedStore] = {}
         self._not_before_s: dict[str, float] = {}
-        """For each storage actor on this node, the time before which no new watch is opened."""
+        """For each storage actor on this node, the time before which its watch (the connection that reports new
+        messages) is not opened again."""
         self._closed = False
         self._store_of: dict[MessageQueue, _MappedStore] = {}
         self._finds: Counter[MessageQueue] = Counter()
         """Number of calls of `InPlaceReader.found` for each queue."""
         self._retried_s: dict[MessageQueue, float] = {}
-        """For each queue that could not be watched, the time of the next attempt to read it in place."""
+        """For each queue whose storage actor has no watch (connection that reports new messages): the time of the next
+        attempt to read the queue in place."""
         self._functions: dict[str, FunctionHere] = {}
         """The predicate function of each topic."""
         self._made: set[MessageQueue] = set()
@@ -170,7 +175,7 @@ class InPlaceReader:
             again_s = self._not_before_s.get(name)
         with self._lock:
             self._finds[queue] += 1
-            # the store's watch may have ended after the store was found
+            # Read the queue by fetches if the store is not on this node, or if its watch has ended since it was opened.
             if store is None or self._stores.get(name) is not store:
                 self._store_of.pop(queue, None)
                 if again_s is not None or store is not None:
@@ -184,8 +189,8 @@ class InPlaceReader:
             return True
 
     def is_to_be_found_again(self, queue: MessageQueue) -> bool:
-        """Return True if it is time to call `found` again for a queue whose storage actor could not be watched before.
-        Returns True only once."""
+        """Return True if it is time to try again to read a queue in place by `found`, after its storage actor's watch
+        was missing. Returns True only once."""
         with self._lock:
             due = self._retried_s.get(queue, math.inf) <= time.monotonic()
             if due:
@@ -236,8 +241,8 @@ class InPlaceReader:
         return [store.watch.fileno() for store in self._all() if store.asked]
 
     def wait_max_s(self) -> float:
-        """Return the longest time in s to wait for the watches' file descriptors; 0 if more records can be read at
-        once."""
+        """Return the longest time in s for which a poll may wait for the stores' answers about new messages; 0 if more
+        records can be read at once."""
         with self._lock:
             if self._core.has_unread:
                 return 0.0
@@ -275,7 +280,8 @@ class InPlaceReader:
             try:
                 records, next_offset = self._find(store, queue, request, end, left_bytes, until_s)
             except PredicateFailedError:
-                self._read_by_fetches([queue])  # fetches then report the failure, and retry the queue after a pause
+                # a fetch of this queue then reports the predicate's failure, and the fetcher retries after a pause
+                self._read_by_fetches([queue])
                 continue
             except DataLossError as error:
                 logger.info("cannot read queue %s from its files, reading by one fetch instead: %s", queue, error)
@@ -332,7 +338,8 @@ class InPlaceReader:
         return kept.records, kept.next_offset
 
     def close(self) -> None:
-        """Close the watches of all storage actors. Called after the last poll."""
+        """Close the watches (connections that report new messages) of all storage actors. Called after the last
+        poll."""
         with self._open_lock:
             self._closed = True
             stores = list(self._stores.values())
@@ -378,7 +385,8 @@ class InPlaceReader:
             finds = self._finds[queue]
         if self._replaced(queue, store.name, pull_from):
             with self._lock:
-                # if the counts differ, `found` has already recorded the queue's new storage actor
+                # If `found` was called during `_replaced` (the counts differ), it has already recorded the queue's new
+                # storage actor.
                 if self._finds[queue] == finds:
                     self._store_of.pop(queue, None)
                     self._core.read_by_fetches(queue)
@@ -391,14 +399,14 @@ class InPlaceReader:
             if store.asked and store.version == version:
                 return
             if store.version == version and self._core.has_unread and now_s - store.answered_s < WATCH_AGAIN_AFTER_S:
-                return  # the poll returns the known records first; the next poll sends the watch request
+                return  # send no request yet: this poll returns known records, and the next poll sends the request
             waits = self._core.waits()
             if len(self._stores) > 1:
                 waits = [wait for wait in waits if self._store_of.get(wait[0]) is store]
         if waits:
             store.watch.ask([request for _, request in waits], WATCH_WAIT_S)
             store.asked_s = now_s
-        # If no queue waits for messages, the previous request stays in flight, but its answer is not read.
+        # If no queue waits for messages, the previous watch request stays in flight, but its answer is ignored.
         store.asked, store.version = waits, version
 
     def _read_by_fetches(self, queues: Sequence[MessageQueue]) -> None:
@@ -408,8 +416,8 @@ class InPlaceReader:
         self._by_fetches()
 
     def _break(self, store: _MappedStore, error: Exception) -> None:
-        """Close the watch of a storage actor that has ended or hangs. The actor's queues are read by fetches until the
-        actor is found again."""
+        """Close the watch (connection that reports new messages) of a storage actor that has ended or hangs. The
+        actor's queues are read by fetches until the actor is found again."""
         logger.info("the connection that watches storage actor %s has ended: %s", store.name, error)
         with self._open_lock:
             self._stores.pop(store.name, None)

@@ -49,7 +49,7 @@ class LostMessages:
         self._errors: dict[MessageQueue, tuple[int, DataLossError | PredicateFailedError]] = {}
         """For each queue, the last offset that could not be read, and the error."""
         self._unraised: set[MessageQueue] = set()
-        """Queues whose error was not raised to the program yet."""
+        """Queues with a lost message whose error was not raised to the program yet."""
 
     def add(self, queue: MessageQueue, offset: int, error: DataLossError | PredicateFailedError) -> None:
         """Record that the message at an offset could not be read. Its error will be raised, even if the same error was
@@ -130,7 +130,8 @@ class Polls:
             self._began_ns = time.time_ns()
         now_s = time.monotonic()
         with self._lock:
-            # checked under the lock, so that no poll begins after `close` has looked for running polls
+            # Check under the lock that the consumer is open. Otherwise a poll could begin after `close` has looked for
+            # running polls.
             self._check_open()
             if turn.abandoned:
                 raise ClientStateError("the poll was interrupted before it began")
@@ -197,7 +198,7 @@ class Polls:
     def peek(self, max_messages: int) -> list[PolledRecords]:
         """Return the next records of the consumer's queues. The records stay buffered until they are taken. On the
         storage actor's node this call also finds records in the actor's mapped files."""
-        self._member.fence()  # the process may have been suspended since the last call, so the lease may have expired
+        self._member.fence()  # give up the queues if the lease expired, for example while the process was suspended
         self._reader.look(max_messages)
         with self._lock:
             return self._core.peek(max_messages)

@@ -92,7 +92,7 @@ class QueueReader:
         return self._in_place.wait_max_s()
 
     def read_more(self) -> None:
-        """Wake the reader threads, because queues or offsets may have become wanted."""
+        """Wake the reader threads, because more queues or other offsets may be fetched now."""
         with self._lock:
             hungry = list(self._core.wanted())
         self._in_place.take_up(hungry)

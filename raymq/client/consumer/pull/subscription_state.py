@@ -83,8 +83,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     @property
     def version(self) -> int:
-        """Version number of the queues and offsets to wait for. It changes if they change for any reason other than
-        normal reading."""
+        """Version number of the queues and offsets for which the consumer waits. It changes if they change for any
+        reason other than normal reading."""
         return self._version
 
     @property
@@ -94,7 +94,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     @property
     def hungry_count(self) -> int:
-        """Number of queues that `wanted` returns."""
+        """Number of queues that may be fetched now."""
         return len(self._hungry) if self._has_capacity else 0
 
     @property
@@ -342,7 +342,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         find the reason."""
         assigned = self._queues.get(queue)
         if assigned is None or not assigned.mapped or assigned.silent or offset < assigned.fetch_offset:
-            return True  # the request is outdated, or the queue was moved to an offset that this answer does not cover
+            return True  # ignore an outdated answer, and an answer that does not cover the queue's next offset
         if not min_offset <= assigned.fetch_offset <= max_offset:
             return False
         assigned.known_end = max_offset

@@ -32,7 +32,7 @@ class Replier(Protocol):
         why it is invalid, or an empty string if it is valid. Never raises."""
 
     def statistics(self) -> ReplyStatistics:
-        """The numbers of replies that were sent, and of replies that could not be sent."""
+        """How many replies to requests were sent, and how many could not be sent."""
 
 
 def judge(answer: Any, messages: range, call: Any, replier: Replier | None) -> Failure | None:
@@ -71,7 +71,7 @@ def _unknown(answer: Any) -> str:
     """Return the text that explains why an undefined return value of a listener counts as a failure."""
     try:
         shown = repr(answer)
-    except Exception as error:  # the object's own __repr__ is user code and may raise
+    except Exception as error:  # `repr` calls the object's own __repr__, which is user code and may raise
         shown = f"an object whose repr raises {type(error).__name__}"
     shown = shown if len(shown) <= ANSWER_SHOWN_MAX else shown[:ANSWER_SHOWN_MAX] + "…"
     return (

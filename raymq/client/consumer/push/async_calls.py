@@ -54,12 +54,12 @@ class AsyncCall:
         self._task.add_done_callback(self._end)
 
     def _cancel(self) -> None:
-        if self._task is not None:  # the task exists only if `_start` ran before
+        if self._task is not None:  # if `_start` has made no task, there is nothing to cancel
             self._task.cancel()
 
     async def _run(self) -> tuple[Any, BaseException | None]:
-        """Return the awaitable's result or its exception as a value. If the task raised a SystemExit, for example, it
-        would end the loop of all listener calls."""
+        """Return the awaitable's result or its exception as a value. If this coroutine raised SystemExit, for example,
+        the exception would end the event loop of all listener calls."""
         try:
             return await self._awaitable, None
         except BaseException as error:

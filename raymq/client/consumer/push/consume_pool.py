@@ -50,8 +50,8 @@ QUICK_CALL_S: Final = PROCESS_BOUNDS_MS[0] / 1000
 """Upper bound, in s, of the first bucket of the metric of listener calls. Calls up to this duration are counted
 together."""
 SETTLE_AFTER_S: Final = 0.05
-"""Time in s that a listener call must exceed before the pool may have given the call up. Only after such a call does
-the thread take the lock and check this."""
+"""Minimum duration in s of a listener call after which its thread checks whether the pool has given the call up. The
+check takes the lock, so quick calls skip it."""
 
 logger = logging.getLogger(__name__)
 
@@ -247,7 +247,8 @@ class ConsumePool:
                     answer = handler(calls[index])
                     if answer is not None:
                         failure = self._judged(request, index, answer, worker)
-                except BaseException:  # user code: an uncaught sys.exit would end only this thread, without a message
+                # catch all exceptions of user code: an uncaught sys.exit would end only this thread, without a message
+                except BaseException:
                     failure = _raised(request, index)
             else:
                 failure = self._call(request, index, worker)
@@ -306,7 +307,7 @@ class ConsumePool:
         begun_s, raised = time.monotonic(), False
         try:
             failure = self._judged(request, 0, self._handler(call))
-        except BaseException:  # user code may raise SystemExit, as in `_run`
+        except BaseException:  # catch all exceptions of user code, which may raise SystemExit
             failure, raised = _raised(request, 0), True
         took_ms = (time.monotonic() - begun_s) * 1000
         context.success, context.error = failure is None, "" if failure is None else failure.error
@@ -328,7 +329,7 @@ class ConsumePool:
         call_hooks(self._hooks, "before", context)
         try:
             failure = self._judged(request, index, self._handler(call), worker)
-        except BaseException:  # user code may raise SystemExit, as in `_run`
+        except BaseException:  # catch all exceptions of user code, which may raise SystemExit
             failure = _raised(request, index)
         context.success, context.error = failure is None, "" if failure is None else failure.error
         call_hooks(self._hooks, "after", context)
@@ -359,13 +360,13 @@ class ConsumePool:
             try:
                 return call.result(self._timeout_s)
             except TimeoutError:
-                if call.done:  # the awaitable itself raised this TimeoutError
+                if call.done:  # the awaitable has ended, so the awaitable itself raised this TimeoutError
                     raise
                 raise TimeoutError(f"the listener has not returned after {self._timeout_s:g} s") from None
             finally:
                 call.cancel()
         worker.awaited = call
-        if worker.given_up:  # the listener call was given up before `awaited` was set
+        if worker.given_up:  # cancel the awaitable, because its listener call was given up before `awaited` was set
             call.cancel()
         try:
             return call.result()
@@ -379,7 +380,7 @@ class ConsumePool:
     def _was_given_up(self, worker: _Worker) -> bool:
         with self._lock:
             if not worker.given_up:
-                worker.started_s = 0.0  # after this assignment the call can no longer be given up
+                worker.started_s = 0.0  # mark the listener call as ended, so that the pool can no longer give it up
             return worker.given_up
 
     def _give_up_late(self, request: ConsumeRequest) -> float:

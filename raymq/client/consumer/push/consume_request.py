@@ -35,7 +35,8 @@ class ConsumeRequest:
         self.key = key
         self.damaged = damaged
         self.topic = topic
-        self.indices = iter(range(len(calls)))  # all threads share the iterator: each next() takes one call
+        # all threads take the indices of their listener calls from this iterator
+        self.indices = iter(range(len(calls)))
         self.ended: list[int] = []
         """Indices of the listener calls that have ended, with or without success. Threads append to the list without a
         lock."""
@@ -57,7 +58,8 @@ class ConsumeRequest:
         self.lease_until_s = float("inf")
         """Time after which the request is cancelled, unless its lease is renewed."""
         self.join_at_s = 0.0
-        """Time at which `joining` further threads join this request, unless all calls have ended."""
+        """Time at which more threads (as many as `joining`) join this request, unless all its listener calls have
+        ended."""
         self.joining = 1
         self.done = threading.Event()
         """Event that is set when no thread makes calls of this request, and no further call will begin."""

@@ -212,7 +212,7 @@ class PushConsumer(OfProcess):
                     self._make_trace,
                     access=None if user is None else ActorOwner(name, user, call_key),
                 )
-            except ValueError:  # another actor has this name
+            except ValueError:  # another actor has this name: try the next name
                 continue
             return RunningInstance(instance, listener, traced=self._make_trace is not None)
         raise AssertionError("this code cannot be reached")

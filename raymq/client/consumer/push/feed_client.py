@@ -51,8 +51,8 @@ class FeedClient:
         )
 
     def next_tasks(self, epoch: int, got: int) -> TaskBatch:
-        """Return the task batch that follows batch number `got` of epoch `epoch`. If there are no tasks, returns a
-        batch without tasks after NEXT_WAIT_S."""
+        """Return the task batch that follows batch number `got` of `epoch`. Each start of the instance at a Pull actor
+        begins a new epoch. If there are no tasks, returns a batch without tasks after NEXT_WAIT_S."""
         payload = encode_call("next_tasks", (self._name, self._life, epoch, got))
 
         def over_lane(lane: Lane, left_s: float) -> TaskBatch:
@@ -61,8 +61,8 @@ class FeedClient:
         return self._lanes.call("next_tasks", over_lane, NEXT_WAIT_S + FEED_CALL_TIMEOUT_S)
 
     def report(self, epoch: int, reports: Sequence[TaskReport]) -> None:
-        """Report the progress of tasks of epoch `epoch` to the Pull actor. When the call returns, the Pull actor has
-        received the reports."""
+        """Report to the Pull actor the progress of tasks that it sent in `epoch`. When the call returns, the Pull actor
+        has received the reports."""
         payload = encode_call("report", (self._name, self._life, epoch, list(reports)))
         self._lanes.call(
             "report", lambda lane, left_s: lane.call(FrameKind.CALL, (payload,), left_s), FEED_CALL_TIMEOUT_S

@@ -42,5 +42,5 @@ def call_hooks(hooks: Sequence[ConsumeHook], name: str, context: ConsumeContext)
         method: Callable[[ConsumeContext], None] = getattr(hook, name)
         try:
             method(context)
-        except Exception:  # an exception in the user's hook must not make the message fail
+        except Exception:  # catch an exception in the user's hook, because it must not make the message fail
             logger.exception("consume hook %s.%s raised an exception", type(hook).__name__, name)

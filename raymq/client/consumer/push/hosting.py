@@ -62,9 +62,9 @@ class Hosting:
 
 @dataclass(frozen=True, slots=True)
 class HostAnswer:
-    """The Pull actor's answer to a hosting request. `hosted`: False after the instance was stopped. `keep`: the new
-    state that the process must keep; None for no change. `metrics`: the cluster's metrics settings; None until the Pull
-    actor has received them from a broker."""
+    """The Pull actor's answer to a hosting request. `hosted`: False after the instance was stopped. `keep`: a state of
+    the Pull actor that the Listener's process must store for it; None if the stored state is current. `metrics`: the
+    cluster's metrics settings; None until the Pull actor has received them from a broker."""
 
     hosted: bool
     keep: object = None
@@ -73,7 +73,7 @@ class HostAnswer:
 
 class Hosted:
     """The thread of a Listener's process that makes a Pull actor host the instance. `make_call` creates the hosting
-    request; `keep` is called with a state that the process must keep."""
+    request. `keep` is called with a state of the Pull actor that this process must store for it."""
 
     def __init__(
         self,

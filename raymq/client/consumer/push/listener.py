@@ -183,7 +183,8 @@ class Listener:
         return self._failure
 
     def reply_statistics(self) -> ReplyStatistics:
-        """Return the counts of the replies that the listener has returned since this process began."""
+        """Return how many of the listener's replies to requests were sent, and how many could not be sent, since this
+        process began."""
         return ReplyStatistics() if self._replier is None else self._replier.statistics()
 
     def close_trace(self) -> None:
@@ -210,7 +211,8 @@ class Listener:
             self._direct.release()
 
     def keep(self, state: object) -> None:
-        """Store a state for the Pull actor. The Pull actor reads the state back after it was restarted."""
+        """Store the Pull actor's state for this instance in the Listener's process. A restarted Pull actor gets the
+        state back."""
         self._state = state
 
     def kept(self) -> object:

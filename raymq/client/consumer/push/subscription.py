@@ -187,8 +187,8 @@ class PushSubscription(OfProcess):
         return [_status_of(instance.call("instance_status"), self._names) for instance in self.instances]
 
     def reply_statistics(self) -> ReplyStatistics:
-        """Return the counts of the replies that the listeners of all instances have returned since their processes
-        began."""
+        """Return how many of the listeners' replies to requests were sent, and how many could not be sent. The counts
+        are sums over all instances, since each listener process began."""
         replies = [instance.ask_listener("reply_statistics") for instance in self.instances]
         return ReplyStatistics(*(sum(counts) for counts in zip(*map(astuple, replies), strict=True)))
 

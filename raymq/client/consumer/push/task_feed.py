@@ -39,8 +39,8 @@ report."""
 FEED_IDLE_S: Final = 0.5
 """Maximum time in s that the reporting thread sleeps."""
 AWAKE_S: Final = 0.2
-"""Time in s after a report for which the reporting thread checks for work by itself. In this time a new task need not
-wake the thread."""
+"""Time in s after a report for which the reporting thread checks for work every JOIN_AFTER_S. In this time a new task
+need not wake the thread."""
 FEED_RETRY_S: Final = 0.3
 """Pause in s after a failed call to the Pull actor."""
 FEED_PAUSE_MAX_S: Final = 5.0
@@ -54,11 +54,12 @@ class Feed(Protocol):
     """Interface of the calls to the Pull actor (raymq.client.consumer.push.feed_client)."""
 
     def next_tasks(self, epoch: int, got: int) -> TaskBatch:
-        """Return the task batch that follows batch number `got` of epoch `epoch`. Raises RaymqError if the call
-        fails."""
+        """Return the task batch that follows batch number `got` of `epoch`. Each start of the instance at a Pull actor
+        begins a new epoch. Raises RaymqError if the call fails."""
 
     def report(self, epoch: int, reports: Sequence[TaskReport]) -> None:
-        """Report the progress of tasks of epoch `epoch` to the Pull actor. Raises RaymqError if the call fails."""
+        """Report to the Pull actor the progress of tasks that it sent in `epoch`. Raises RaymqError if the call
+        fails."""
 
 
 class TaskFeed:
@@ -110,8 +111,9 @@ class TaskFeed:
         """Reports about tasks that this process could not begin."""
 
     def start(self, feed: Feed, ready: Callable[[float], object]) -> None:
-        """Start to take tasks from `feed`. `ready(wait_s)` is called before each request. It waits up to `wait_s` until
-        a Pull actor can be asked, and then returns a non-empty value."""
+        """Start to take tasks from `feed`. `ready(wait_s)` is called before each request for tasks. It waits up to
+        `wait_s` for a Pull actor that hosts the instance. It returns an empty value if no Pull actor hosts the instance
+        by then."""
         for name, run in (("tasks", lambda: self._receive(feed, ready)), ("reports", lambda: self._report(feed))):
             threading.Thread(target=run, name=name, daemon=True).start()
 
@@ -147,12 +149,13 @@ class TaskFeed:
 
     def _begin_task(self, task: ShippedTask) -> None:
         if task.number in self._requests:
-            # the task already runs: the Pull actor resent it because it received the report of unreadable records twice
+            # Ignore the task, because it already runs. The Pull actor sends a task again if it receives the same report
+            # of unreadable records twice.
             return
         failure = ""
         try:
             request = self._consume_request(task)
-        except Exception as error:  # unreadable records, or a bug: later tasks must not wait for this task
+        except Exception as error:  # catch unreadable records and bugs, so that later tasks need not wait for this task
             logger.exception("cannot begin a task of queue %s", task.queue)
             request, failure = None, f"the messages cannot be read: {error!r}"
         with self._lock:
@@ -230,7 +233,7 @@ class TaskFeed:
             except RaymqError as error:
                 logger.info("cannot receive tasks from the Pull actor, retrying: %s", error)
                 self._closed.wait(max(FEED_RETRY_S, min(error.retry_after_s or 0.0, FEED_PAUSE_MAX_S)))
-            except Exception:  # a bug: if this thread ended, the listener would never be called again
+            except Exception:  # catch bugs: if this thread ended, the listener would never be called again
                 logger.exception("cannot receive tasks from the Pull actor, retrying")
                 self._closed.wait(FEED_RETRY_S)
 
@@ -254,7 +257,7 @@ class TaskFeed:
                     reports, awake_until_s = [], time.monotonic() + AWAKE_S
             except RaymqError as error:
                 logger.info("cannot report consumed messages to the Pull actor, retrying: %s", error)
-            except Exception:  # a bug: if this thread ended, no message would be committed
+            except Exception:  # catch bugs: if this thread ended, no message would be committed
                 logger.exception("cannot report consumed messages to the Pull actor, retrying")
                 self._closed.wait(FEED_RETRY_S)
 

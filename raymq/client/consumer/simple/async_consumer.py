@@ -97,7 +97,7 @@ class AsyncSimpleConsumer(AsyncConsumer[SimpleConsumer]):
             if not self._engine.closed:
                 await self._call(self._engine.close)
         finally:
-            if self._engine.closed:  # an engine that is still open shows that the close was cancelled before it began
+            if self._engine.closed:  # the engine is still open if this close was cancelled before it began
                 self._calls.shutdown(wait=False)
 
     async def __aenter__(self) -> AsyncSimpleConsumer:

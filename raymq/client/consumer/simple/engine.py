@@ -272,7 +272,8 @@ class SimpleEngine:
         whole = len(messages) if len(messages) == handed_out else 0
         receipt = Receipt(*places, self.settings.ordered, whole)
         result = received(self.names.shown_messages(messages), receipt)
-        # The record of a retry-topic message counts the message's earlier attempts.
+        # A message of the retry topic may be over the limit although its lease is not, because its record counts
+        # earlier attempts.
         if given.attempts > retry_max_times or given.topic == retry_topic(self.settings.group):
             dead = [index for index, message in enumerate(result) if message.attempt > retry_max_times + 1]
             for index in dead:
@@ -287,8 +288,9 @@ class SimpleEngine:
         return result
 
     def _settle_unreadable(self, name: str, given: LeasedRange, found: LeasedMessages, retry_max_times: int) -> None:
-        """Send unreadable messages over the retry limit to the dead letters. Removes these messages, and messages with
-        damaged records, from `found.unreadable`, so that they are acknowledged."""
+        """Handle the unreadable messages of a leased range, so that the caller can acknowledge them. Sends messages
+        over the retry limit to the dead letters. Removes these messages, and messages with damaged records, from
+        `found.unreadable`."""
         for offset, (message, error, record) in list(found.unreadable.items()):
             self._unreadable.note(error)
             if error.record_damaged:
@@ -438,7 +440,8 @@ def _bits(receipt: Receipt, messages: Iterable[ReceivedMessage]) -> str:
 
 
 def _renewed(receipt: Receipt, messages: Sequence[ReceivedMessage], new: LeasedRange) -> list[ReceivedMessage]:
-    """Return the messages that the renewed lease `new` still includes, with its receipt."""
+    """Return the messages that the renewed lease `new` still includes. Each returned message has the receipt of that
+    lease."""
     without = int(new.without, 16)
     places = (receipt.topic, receipt.broker_name, receipt.queue_id)
     renewed = Receipt(*places, new.start, new.pop_ms, new.invisible_ms, new.attempts, receipt.ordered)

@@ -132,8 +132,8 @@ def _parts(
 def _fetch(storage: StorageClient, request: FetchRequest, max_bytes: int, end: int) -> tuple[LocatedRecords, int]:
     [result] = storage.fetch([request], max_bytes, 0.0, LEASE_FETCH_TIMEOUT_S)
     if result.max_offset < end:
-        # The lease's last offset is not visible at this master yet. It is visible at another store, or will soon be
-        # visible here.
+        # The lease's last offset is not visible at this master yet. Retry later: the offset will soon be visible here,
+        # or another store serves it.
         raise ServiceNotAvailableError(
             f"storage actor {storage.name} does not serve offset {end - 1} of topic {request.topic!r} yet; retry later"
         )

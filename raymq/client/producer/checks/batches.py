@@ -57,7 +57,7 @@ def _columns(batch: list[Message]) -> MessageColumns | None:
         texts = ByteColumn.of([own_properties(message).encode() for message in batch])
         codes = np.array([tags_code(message.tags) for message in batch], np.int64)
         if texts.sizes.max() > USUAL_PROPERTIES_BYTES:
-            return None  # a message may exceed the maximum record size
+            return None  # return None: with long properties, a message may exceed the maximum record size
     cost = sum(map(len, bodies)) + OVERHEAD_BYTES * len(bodies) + (0 if texts is None else len(texts.data))
     return MessageColumns(topic, ByteColumn.of(bodies), texts, codes) if cost <= REQUEST_MAX_BYTES else None
 

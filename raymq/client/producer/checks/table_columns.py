@@ -78,7 +78,7 @@ def _plain(array: pa.Array) -> pa.Array:
     if pa.types.is_run_end_encoded(kind):
         return _plain(pc.run_end_decode(array))
     if any(is_kind(kind) for is_kind in _LIST_KINDS):
-        # Arrow's own cast of a list view with nulls loses entries (pyarrow 26.0.1).
+        # Convert the list view here, because Arrow's own cast of a list view with nulls loses entries (pyarrow 26.0.1).
         lengths = np.asarray(pc.fill_null(pc.list_value_length(array), 0)).astype(np.int64)
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         made = pa.LargeListArray.from_arrays(int_array(offsets), _plain(array.flatten()), mask=array.is_null())

@@ -28,8 +28,8 @@ from raymq.records.kernels.message_columns import MessageColumns
 
 _KEYS: Final = f"{PROPERTY_KEYS}\x01".encode()
 _FROM_ELSEWHERE: Final = frozenset((TopicMessageType.DELAY, TopicMessageType.TRANSACTION))
-"""Types of messages that first wait in a system topic. Each of them is later delivered alone to its topic's
-queue."""
+"""Types of messages that first wait in a system topic. The store later delivers each message of these types alone to
+its topic's queue."""
 _WAYS: Final = {
     TopicMessageType.NORMAL: "send it without sharding key, delay and transaction",
     TopicMessageType.FIFO: "send it with a sharding_key",
@@ -47,7 +47,7 @@ def check_types(
     attributes = route.attributes
     if attributes.is_compacted and not _have_keys(messages):
         raise no_key_error(route.topic)
-    # MessageColumns hold only delayed messages, or only half messages, or no message of these two types.
+    # All messages in MessageColumns have the same type: all are delayed, all are half messages, or none is either.
     if isinstance(messages, MessageColumns):
         given = {_type_by_queue(destination, stored)}
     else:

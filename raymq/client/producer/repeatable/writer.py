@@ -350,7 +350,7 @@ def _split_times(table: pa.Table | pa.RecordBatch) -> tuple[pa.Table | pa.Record
     """Return the table without its column of deliver times, and the deliver times in ms since 1970. The times are None
     if the table has no such column."""
     if not isinstance(table, (pa.Table, pa.RecordBatch)) or table.schema.names.count(DELIVER_TIME) != 1:
-        return table, None  # TableRows checks the table and reports the error
+        return table, None  # return the table unchanged: TableRows checks it and reports an invalid table
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     column = table.column(DELIVER_TIME)

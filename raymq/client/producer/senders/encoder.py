@@ -101,8 +101,8 @@ class BatchEncoder:
         self._compresses_from = compression.threshold_bytes if compression.type is not CompressionType.NONE else 1 << 62
 
     def encode(self, sends: QueueSends, batches: Sequence[SendBatch]) -> EncodedBatch:
-        """Encode the messages of `batches` as one batch for the queue of `sends`. If a message is not legal, raises
-        MessageIllegalError and uses no sequence number."""
+        """Encode the messages of `batches` as one batch for the queue to which `sends` belongs. If a message is not
+        legal, raises MessageIllegalError and uses no sequence number."""
         messages = _all_messages(batches)
         if batches[0].numbered:
             sends.next_sequence = batches[0].first_sequence

@@ -62,8 +62,8 @@ def stored_queue(message: Message, queue: MessageQueue) -> MessageQueue:
 
 
 def by_stored_queue(messages: Sequence[Message], queue: MessageQueue) -> dict[MessageQueue, list[int]]:
-    """Group messages that are sent to `queue`, as indices, by the queue that stores each message first. It is `queue`
-    itself, or a system topic's queue for delayed messages."""
+    """Group messages that are sent to `queue` by the queue that stores each message first: `queue` itself, or a system
+    topic's queue for delayed messages. Returns, for each queue, the positions of its messages in `messages`."""
     by_queue: dict[MessageQueue, list[int]] = {}
     for index, message in enumerate(messages):
         by_queue.setdefault(stored_queue(message, queue), []).append(index)

@@ -1,10 +1,9 @@
 """The units in which a producer sends messages, from the call until the messages have an outcome.
 
-SendRequest   the messages of one call, before they have a queue
-SendBatch     messages of one queue with one deadline, and their Completion: it waits, moves, and may be divided
-Flight        the batches of one queue that are encoded together: each attempt sends the same bytes
-SingleSend    one message that its caller sends itself, without a batch
-QueueSends    the waiting batches of one queue, its next sequence, and whether a flight of it is in flight
+SendRequest   the messages of one call, before they have a queue SendBatch     messages of one queue with one deadline,
+and their Completion: it waits, moves, and may be divided Flight        the batches of one queue that are encoded
+together: each attempt sends the same bytes SingleSend    one message that its caller sends itself, without a batch
+QueueSends    the waiting batches of one queue, its next sequence, and whether batches of the queue are in flight
 """
 
 from __future__ import annotations
@@ -67,7 +66,8 @@ class SendRequest(Struct, eq=False):
     the queue `stored`, which stores them. The encoder chooses the sequences of messages that the caller does not
     number.
 
-    `turn_queue`: the queue that has the turn, if the caller takes the queues in turn. The messages may still be moved.
+    `turn_queue`: the queue that the caller selected, if the caller distributes messages over the queues in turn. The
+    producer may still move the messages to another queue.
     """
 
     messages: Sequence[Message]
@@ -202,7 +202,8 @@ class SingleSend(Struct, eq=False):
     allocated: bool = False
     """True while the message holds space in the buffer pool."""
     record: LoneRecord | None = None
-    """The encoded message. If `record` is set, the message may already be stored."""
+    """The encoded message; None before the message is encoded. If `record` is set, the message may already have been
+    sent and stored."""
 
     def batch(self) -> SendBatch:
         """Convert the single message to a batch whose stage is IN_FLIGHT."""
@@ -236,12 +237,12 @@ class Flight(Struct, eq=False):
 
     @property
     def topic(self) -> str:
-        """The topic of the first batch in the Flight."""
+        """The topic of the first batch in this Flight (batches that are encoded together)."""
         return self.batches[0].topic
 
     def places(self) -> Iterator[tuple[SendBatch, int, int]]:
-        """Yield each batch of the Flight with the index, within the Flight, of the batch's first message, and the index
-        after its last message."""
+        """Yield each batch of this Flight (batches that are encoded together) with two message indices, counted in the
+        Flight: the batch's first message, and the end after its last message."""
         first = 0
         for batch in self.batches:
             end = first + len(batch.messages)
@@ -249,23 +250,26 @@ class Flight(Struct, eq=False):
             first = end
 
     def keep_ids(self) -> list[SendBatch]:
-        """Return the batches of this Flight after the store refused it. The Flight is not sent again, and its sequences
-        stay unused, but each message keeps its id."""
+        """Return the batches of this Flight (batches that are encoded together) after the store refused it. The Flight
+        is not sent again, and its sequences stay unused, but each message keeps its id."""
         ids = self.encoded.message_ids
         for batch, first, end in self.places():
             batch.message_ids = ids if len(self.batches) == 1 else ids[first:end]
         return self.batches
 
     def acknowledge(self, result: AppendResult) -> list[tuple[SendBatch, Acknowledged]]:
-        """Divide the store's answer among the batches that have no outcome yet. Raises ValueError if the answer covers
-        another number of messages than the Flight sent."""
+        """Divide the store's answer among the batches of this Flight. Returns each batch that has no outcome yet, with
+        its part of the answer. Raises ValueError if the answer covers another number of messages than the Flight sent.
+        """
         count = len(self.encoded.message_ids)
-        # The store's answer lists every offset only if the offsets have gaps.
+        # The store's answer lists each queue offset only if the offsets have gaps; otherwise it gives the first offset,
+        # and the messages have consecutive offsets.
         queue_offsets: Sequence[int] = result.queue_offsets or range(result.queue_offset, result.queue_offset + count)
         physical_offsets: Sequence[int] | NDArray[np.int64]
         if result.physical_offsets is not None:
             physical_offsets = result.physical_offsets
-        elif len(self.encoded) == 1:  # the batch is one record: a single message or an inner batch
+        # all messages are in one record (a single message or an inner batch), so all have the same physical offset
+        elif len(self.encoded) == 1:
             physical_offsets = (result.physical_offset,) * count
         else:
             ends = np.cumsum(self.encoded.sizes, dtype=np.int64)

@@ -25,12 +25,14 @@ class SendAttempt(Struct, eq=False):
 
     @property
     def again(self) -> bool:
-        """True if an earlier attempt has sent the Flights, so that this attempt sends the same bytes again."""
+        """True if an earlier attempt has sent these Flights (encoded batches), so that this attempt sends the same
+        bytes again."""
         return self.flights[0].stage is not Stage.IN_FLIGHT
 
     @property
     def topic(self) -> str:
-        """The topic of the attempt's first Flight. The topic's route gives the master of the broker group."""
+        """The topic of the attempt's first Flight (encoded batches). The topic's route gives the master of the broker
+        group."""
         return self.flights[0].topic
 
     @property
@@ -80,8 +82,8 @@ class SendQueues:
         return not (sends.busy or sends.waiting or self._attempts)
 
     def next_attempt(self) -> SendAttempt | None:
-        """Return the attempt that the sender must make next. Returns None if waiting messages are next (`oldest`), or
-        if nothing waits."""
+        """Return the attempt (request to the store) that the sender must make next. Returns None if the sender must
+        instead send waiting messages (`oldest`), or if it has nothing to send."""
         return self._attempts.popleft() if self._attempts else None
 
     def oldest(self) -> SendBatch | None:
@@ -112,7 +114,7 @@ class SendQueues:
             return False
         single.sends.busy = True
         self._in_flight = 1
-        single.begun = True  # a signal handler never runs between the statements that mark the queue as busy
+        single.begun = True  # set `begun` together with `busy`: no signal handler runs between these statements
         return True
 
     def release_single(self, single: SingleSend) -> None:
@@ -121,7 +123,7 @@ class SendQueues:
         if single.begun:
             sends.busy = False
             self._in_flight -= 1
-            single.begun = False  # a signal handler never runs between the statements that release the queue
+            single.begun = False  # clear `begun` together with `busy`: no signal handler runs between these statements
         if sends.waiting and not sends.busy:
             self._waiting.setdefault(sends)
 

@@ -55,9 +55,11 @@ class Event(Enum):
 
 TRANSITIONS: Final[Mapping[tuple[Stage, Event], Stage]] = {
     (Stage.QUEUED, Event.TAKEN): Stage.IN_FLIGHT,
-    (Stage.QUEUED, Event.REFUSED): Stage.QUEUED,  # the messages wait for this broker again, or move to another broker
+    # a refused message waits for this broker again, or moves to another broker
+    (Stage.QUEUED, Event.REFUSED): Stage.QUEUED,
     (Stage.QUEUED, Event.REFUSED_FOR_GOOD): Stage.ENDED,
-    (Stage.QUEUED, Event.TIME_UP): Stage.ENDED,  # the messages fail; no message is stored
+    # a queued message whose deadline has passed fails, and is certainly not stored
+    (Stage.QUEUED, Event.TIME_UP): Stage.ENDED,
     (Stage.IN_FLIGHT, Event.ANSWERED): Stage.ENDED,
     (Stage.IN_FLIGHT, Event.NOT_SAFE): Stage.STORED,
     (Stage.IN_FLIGHT, Event.NO_ANSWER): Stage.UNKNOWN,
@@ -66,17 +68,20 @@ TRANSITIONS: Final[Mapping[tuple[Stage, Event], Stage]] = {
     (Stage.UNKNOWN, Event.ANSWERED): Stage.ENDED,
     (Stage.UNKNOWN, Event.NOT_SAFE): Stage.STORED,
     (Stage.UNKNOWN, Event.NO_ANSWER): Stage.UNKNOWN,
-    # an earlier attempt may have stored the messages, although this attempt was refused
+    # The outcome stays unknown although the store refused this attempt, because an earlier attempt may have stored the
+    # messages.
     (Stage.UNKNOWN, Event.REFUSED): Stage.UNKNOWN,
-    (Stage.UNKNOWN, Event.REFUSED_FOR_GOOD): Stage.ENDED,  # the messages fail with SendUnknownError
-    (Stage.UNKNOWN, Event.TIME_UP): Stage.ENDED,  # the messages fail with SendUnknownError
+    # SendUnknownError: an earlier attempt may have stored the messages
+    (Stage.UNKNOWN, Event.REFUSED_FOR_GOOD): Stage.ENDED,
+    # SendUnknownError: no answer showed before the deadline if the messages are stored
+    (Stage.UNKNOWN, Event.TIME_UP): Stage.ENDED,
     (Stage.STORED, Event.ANSWERED): Stage.ENDED,
     (Stage.STORED, Event.NOT_SAFE): Stage.STORED,
     (Stage.STORED, Event.NO_ANSWER): Stage.STORED,
     (Stage.STORED, Event.REFUSED): Stage.STORED,
-    # the messages are acknowledged with the status of the store's last answer
+    # Stored messages whose repeated send is refused are acknowledged, with the status that the store returned last.
     (Stage.STORED, Event.REFUSED_FOR_GOOD): Stage.ENDED,
-    # the messages are acknowledged with the status of the store's last answer
+    # Stored messages are acknowledged at their deadline, with the status that the store returned last.
     (Stage.STORED, Event.TIME_UP): Stage.ENDED,
 }
 """The next stage of messages, for each possible pair of current stage and event."""
@@ -87,8 +92,9 @@ class SendDecision(Struct, eq=False):
 
     `ended`: batches with their outcomes. `leaving`: batches to move to other brokers. If no other broker can accept
     such a batch, the sender calls `SendState.take_back` with it. `acknowledged`: Flights with the store's answers.
-    `divided`: for each batch that was divided in two, the generation of its buffer-pool space, which now has two
-    holders. `broker_failed`: the broker does not serve at the moment. `pause`: wait before the next attempt.
+    `divided`: one entry for each batch that was divided in two. It is the generation of the batch's buffer-pool space,
+    which both halves now hold. `broker_failed`: the broker does not serve at the moment. `pause`: wait before the next
+    attempt.
     """
 
     ended: list[tuple[SendBatch, Outcome]] = []
@@ -112,7 +118,7 @@ class SendState(SendQueues):
             f"broker group {broker_name!r} accepted no messages in time"
         )
 
-    # Methods that take batches out of the queues before an attempt
+    # Methods that select the batches of the next attempt, and take them out of the queues
 
     def take(self, now_s: float) -> tuple[list[tuple[QueueSends, list[SendBatch]]], SendDecision]:
         """Take the batches of the next request out of all queues, up to the request's limits of bytes and messages.
@@ -131,7 +137,8 @@ class SendState(SendQueues):
             count = 0
             while sends.waiting:
                 batch = sends.waiting[0]
-                # Always take the first batch of a request, even if the batch is larger than the request's limit.
+                # A request's first batch may be larger than the request's limit; otherwise such a batch would never be
+                # sent.
                 if left_bytes < batch.cost_bytes and (taken or batches):
                     break
                 if oldest is None or batch.waits is not oldest.waits:
@@ -153,8 +160,8 @@ class SendState(SendQueues):
         return taken, decision
 
     def not_encoded(self, sends: QueueSends, batches: Sequence[SendBatch], error: RaymqError) -> SendDecision:
-        """Decide what follows after batches could not be encoded. The illegal message fails with `error`; the other
-        messages are sent."""
+        """Return the sender's next actions after batches could not be encoded. The illegal message fails with `error`;
+        the other messages are sent."""
         return self._isolate_illegal(sends, batches, error)
 
     def take_back(self, batches: Sequence[SendBatch], error: RaymqError) -> SendDecision:
@@ -164,11 +171,11 @@ class SendState(SendQueues):
         self._wait_again(batches, error, decision)
         return decision
 
-    # Methods that decide what follows after the store answered an attempt, or the attempt failed
+    # Methods that return the sender's next actions after the store answered an attempt, or the attempt failed
 
     def answered(self, attempt: SendAttempt, results: Sequence[AppendResult], now_s: float) -> SendDecision:
-        """Decide what follows from the store's answer. A Flight (encoded batches) is acknowledged, or sent again until
-        it is as durable as requested."""
+        """Return the sender's next actions after the store answered an attempt. Each Flight (encoded batches) is
+        acknowledged, or sent again until it is as durable as requested."""
         decision = SendDecision()
         for flight, result in zip(attempt.flights, results, strict=True):
             flight.stored = result
@@ -181,7 +188,8 @@ class SendState(SendQueues):
         return decision
 
     def failed(self, attempt: SendAttempt, error: RaymqError, now_s: float) -> SendDecision:
-        """Decide what follows after an attempt to send messages failed, or could not connect to the broker."""
+        """Return the sender's next actions after an attempt to send messages failed, or could not connect to the
+        broker."""
         decision = SendDecision()
         stage = attempt.flights[0].stage
         if stage is Stage.STORED:
@@ -195,7 +203,7 @@ class SendState(SendQueues):
         return decision
 
     def unreachable(self, error: RaymqError, now_s: float) -> SendDecision:
-        """Decide what follows after the broker could not be reached, so that nothing was sent."""
+        """Return the sender's next actions after it could not reach the broker, so that no message was sent."""
         decision = SendDecision(broker_failed=True, pause=True)
         self._waiting_failed(error, now_s, decision)
         return decision
@@ -228,8 +236,8 @@ class SendState(SendQueues):
         return decision
 
     def _refused(self, attempt: SendAttempt, error: RaymqError, now_s: float, decision: SendDecision) -> None:
-        """Decide what follows after the store refused an attempt. Nothing is stored, because a store accepts or refuses
-        a request as a whole."""
+        """Add to `decision` the sender's next actions after the store refused an attempt. No message of the attempt is
+        stored, because a store accepts or refuses a request as a whole."""
         if another_broker_helps(error):
             decision.broker_failed = decision.pause = True
             for flight in reversed(attempt.flights):
@@ -359,8 +367,8 @@ class SendState(SendQueues):
         """Fail the batches whose deadline has passed, with an error for messages that are not stored. Returns the other
         batches.
 
-        If the first expired batch is numbered, all batches fail, because no numbered batch may be stored without the
-        batches before it.
+        If the caller numbered the first expired batch, all batches fail, because no numbered batch may be stored
+        without the batches before it.
         """
         late = [batch for batch in batches if batch.deadline_s <= now_s]
         if late and late[0].numbered:
@@ -381,8 +389,8 @@ class SendState(SendQueues):
                 batch.stage = flight.stage
 
     def _requeue(self, flight: Flight, event: Event) -> None:
-        """Set the stage of a refused Flight and of its batches, and free their queue. The caller decides whether the
-        batches wait again or fail."""
+        """Set the stage of a refused Flight (batches that are encoded together) and of its batches, and free their
+        queue. The caller decides whether the batches wait again or fail."""
         self._follow(flight, event)
         self.release(flight.sends)
 
@@ -397,8 +405,8 @@ class SendState(SendQueues):
     def _end_unknown_expired(
         self, attempt: SendAttempt, error: RaymqError, now_s: float, decision: SendDecision
     ) -> None:
-        """Fail the messages of an attempt that have reached their deadlines, with an unknown outcome. Removes a Flight
-        from the attempt if none of its messages is left."""
+        """Fail the messages of an attempt that have reached their deadlines, with an unknown outcome. If a Flight
+        (encoded batches) has no other messages, it is removed from the attempt."""
         for flight in [flight for flight in attempt.flights if flight.deadline_s <= now_s]:
             late = [batch for batch in flight.batches if batch.deadline_s <= now_s]
             self._end_unknown(flight, late, error, now_s, decision)

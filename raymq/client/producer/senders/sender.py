@@ -83,7 +83,8 @@ class Sender:
         """Wake the sender's thread if it is idle."""
         if self._idle:
             self._wake.notify()
-            # set `_idle` only after `notify`, because a signal handler may raise an exception inside `notify`
+            # A signal handler may raise an exception inside `notify`. The thread is therefore marked as awake only
+            # after `notify`, so that the next call notifies it again.
             self._idle = False
 
     def close(self, *, give_up: bool) -> None:
@@ -113,7 +114,8 @@ class Sender:
         return True
 
     def require_target(self) -> Target:
-        """Return the broker group's master. The master is set after `begin_at_once_locked` has returned True."""
+        """Return the target of a send: the storage actor of the broker group's master. Call this method only after
+        `begin_at_once_locked` has returned True, because then the master is known."""
         assert self.target is not None
         return self.target
 
@@ -144,8 +146,8 @@ class Sender:
         self._end_at_once(batch.sends, batch.cost_bytes, len(batch.messages), batch.generation)
 
     def _caller_failed(self, batch: SendBatch, flight: Flight | None, error: BaseException) -> None:
-        """Handle the failure of a batch that its caller sent. `flight` is None if the batch could not be
-        encoded."""
+        """Handle the failure of a batch that its caller sent. `flight`: the encoded batch, or None if the batch could
+        not be encoded."""
         if isinstance(error, RaymqError):
             if flight is None:
                 self._not_encoded(batch.sends, [batch], error)
@@ -431,7 +433,8 @@ class Sender:
         """Carry out a decision of SendState. `error`: the failure that caused the decision; None if no failure caused
         it."""
         if error is not None:
-            error.__traceback__ = None  # the frames of the error's traceback would keep the messages in memory
+            # a stored error must not keep the messages in memory through its traceback's frames
+            error.__traceback__ = None
         if decision.broker_failed and error is not None:
             with self._context.lock:
                 self.target, self.state.last_failure = None, error

@@ -266,8 +266,8 @@ def _replication(status: ClusterStatus) -> Shown:
 
 
 def _led(group: ReplicaGroupReport) -> str:
-    """Return a text about the master of a broker group: why there is no master, or that the group is led. If the master
-    lacked data when it was elected, the text names this loss."""
+    """Return a text about the master of a broker group: the reason why there is no master, or "led" if there is one. If
+    the master lacked data when it was elected, the text names this loss."""
     return group.reason or (f"led; elected although {group.loss}" if group.loss else "led")
 
 

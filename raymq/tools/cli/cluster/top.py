@@ -124,8 +124,8 @@ class Sampler:
             self._stopping.wait(self._interval_s)
 
     def close(self) -> None:
-        """Stop the thread that reads the brokers' totals, after its current reading. The calls of a reading have
-        timeouts."""
+        """Stop the thread that reads the brokers' totals. The thread first finishes its running calls to brokers, which
+        have timeouts."""
         self._stopping.set()
         self._thread.join()
         os.close(self.news)

@@ -178,7 +178,7 @@ def is_quiet() -> bool:
 def _option_of_namespace(**how: Any) -> Callable[[Any], Any]:
     return click.option(
         "--namespace",
-        "within_namespace",  # a name that no argument of a command has
+        "within_namespace",  # parameter name that no command uses for an argument of its own
         metavar="NAME",
         expose_value=False,
         callback=_kept,

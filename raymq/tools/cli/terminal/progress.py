@@ -39,8 +39,8 @@ class Steps:
         self._text = ""
 
     def begin(self, text: str) -> None:
-        """Begin a new step of the command. If the new text up to its colon equals that of the running step, only the
-        running step's text changes."""
+        """Begin a new step of the command. If `text` and the running step's text are equal up to the colon, no step
+        begins: the running step only gets the new text."""
         before, self._text = self._text, printable(text)
         if self._shown and _subject(before) == _subject(self._text):
             self._bar.update(self._shown[-1], description=f"{self._text} …")
@@ -96,7 +96,8 @@ class RateColumn(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """Return the progress bar's rate as text; empty while the rate is unknown."""
-        # rich drops its samples when the total number of items becomes known, so rich may have no rate at the end.
+        # rich drops its samples of the rate when the total number of items becomes known, so rich may have no rate at
+        # the end.
         rate = task.completed / task.finished_time if task.finished_time else task.speed
         return Text("" if rate is None else f"{rate:,.0f}/s")
 

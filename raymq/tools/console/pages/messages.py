@@ -166,7 +166,7 @@ async def events(request: Request) -> Response:
     return StreamingResponse(
         _stream(request, topic, wants, with_body=with_body),
         media_type="text/event-stream",
-        headers={"X-Accel-Buffering": "no"},  # nginx and similar proxies would otherwise buffer the events
+        headers={"X-Accel-Buffering": "no"},  # without this header, nginx and similar proxies buffer the events
     )
 
 

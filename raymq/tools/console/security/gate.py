@@ -141,8 +141,8 @@ class AuthMiddleware:
         return RedirectResponse(login + self._next(path, scope["query_string"].decode("latin-1")), 303)
 
     def _next(self, path: str, query: str) -> str:
-        """Return the query string of the login page that makes it redirect to the requested page after the login; empty
-        for the overview page."""
+        """Return the query string for the address of the login page. It makes the login page redirect to the requested
+        page after the login. Empty if the overview page was requested."""
         page = f"{path}?{query}" if query else path
         return "" if page in ("", "/") else f"?next={quote(page, safe='')}"
 

@@ -57,7 +57,8 @@ class Console:
         return await self.calls.call(call, timeout_s)
 
     async def cluster(self, kept_s: float | None = None) -> CachedAnswer[ClusterView]:
-        """Return the state of the cluster, from a cache that is at most `kept_s` seconds old; by default a few."""
+        """Return the state of the cluster, from a cached answer that is at most `kept_s` seconds old; by default at
+        most SNAPSHOT_KEPT_S."""
         return await self._cached("cluster", lambda cluster: cluster.control.cluster(), kept_s)
 
     async def topics(self) -> CachedAnswer[Listing[TopicRow]]:

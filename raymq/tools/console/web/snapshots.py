@@ -49,7 +49,7 @@ class Snapshots:
         """Return the cached answer with the name `name` if it is young enough. Otherwise call `ask` and cache the
         result. Concurrent callers share one call. A RaymqError is not raised; its text is in the returned answer.
 
-        `kept_s`: the maximum age of a cached answer in seconds; by default that of all answers.
+        `kept_s`: the maximum age of a cached answer in seconds; by default the `kept_s` of this cache.
         """
         value, at_s = self._values.get(name, (None, 0.0))
         if name in self._values and self._clock() - at_s < (self._kept_s if kept_s is None else kept_s):
@@ -113,7 +113,7 @@ class CallPool:
             return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
         except TimeoutError:
             if isinstance(_error_of(future), RaymqError):
-                raise  # Raise the call's own timeout error, which has more details.
+                raise  # The call's own RaymqError (a timeout) has more details than the error below.
             raise RequestTimeoutError(about, timeout_s) from None
 
     def close(self) -> None:

@@ -263,7 +263,8 @@ def test_options_have_the_names_of_sparks_kafka_source_where_the_meaning_is_the_
     camel = {"".join([name.split("_")[0], *(part.title() for part in name.split("_")[1:])]) for name in given}
     assert camel - KAFKA_OPTIONS == OWN_OPTIONS.keys()
     assert KAFKA_OPTIONS - camel == {
-        # `read_topic` has the options topic, topic_pattern and client instead of these options of Spark's Kafka source.
+        # Options of Spark's Kafka source that choose the topics and the cluster. `read_topic` has the options topic,
+        # topic_pattern and client instead.
         *("assign", "subscribe", "subscribePattern", "kafka.bootstrap.servers"),
         # options of Spark's Kafka source that configure Kafka's client
         *("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),

@@ -195,7 +195,8 @@ def test_one_damaged_record_makes_no_young_message_old(root, clock, kind):
                 file.seek(start % LOG_FILE_BYTES + STORE_TIMESTAMP_OFFSET)
                 file.write(stored_ms.to_bytes(8))
         found = queue.first_stored_at(NOW_MS - 30 * MINUTE_MS)
-        # If a damaged store time looks new, the search may also treat all messages from the damaged record on as young.
+        # If a damaged store time looks new, the search for the first young message may stop at the damaged record. Then
+        # all messages from this record on count as young.
         if kind == "new time":
             assert found in (min(offset, expected), expected)
         # If the header of the last old message is damaged, its store time is unknown. The store then keeps this

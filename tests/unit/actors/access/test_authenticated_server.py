@@ -55,8 +55,8 @@ NO_NAMED_ACTOR = {
     "DelayTotals": "an actor without a name, which no other program can look up",
     "type(base.__name__, (base,), body)": "RayDP's own master, see docs/access.md",
 }
-"""Objects that the code passes to `ray.remote` although they are not named actors of raymq, each with the
-reason."""
+"""Objects that the code passes to `ray.remote` although they are not named actors of raymq. Each has its reason as
+value."""
 
 
 @cache
@@ -109,7 +109,7 @@ class NameServerDouble:
         self.calls: list[Any] = []
 
     def topic_route(self, topic: str, offset: int = 0, *, limit: int = 1) -> tuple[str, int, int]:
-        """Fake a topic's route: return the arguments."""
+        """Stand-in for the method that returns a topic's route. It returns its arguments."""
         self.calls.append((topic, offset, limit))
         return topic, offset, limit
 
@@ -306,7 +306,7 @@ class StorageDouble:
     """Fake storage actor that returns the same message of 100 bytes for every read."""
 
     def __init__(self, name: str = "x") -> None:
-        """Create the fake storage actor. The name changes nothing."""
+        """Create the fake storage actor. `name` is ignored."""
 
     def fetch(self, requests: list[FetchRequest], max_bytes: int, wait_s: float) -> list[FetchResult]:
         """Return the same message once for each fetch request."""

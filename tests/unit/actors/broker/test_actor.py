@@ -139,8 +139,8 @@ def test_before_the_masters_state_is_read_nothing_is_registered_and_no_housekeep
 
 
 def test_a_slow_move_to_a_master_does_not_block_the_search_for_the_next(monkeypatch):
-    """The broker finds the next master while its move to the previous master still waits for a state change. The change
-    ends only after the thread has found the next master."""
+    """The search for the next master does not wait for the move of the state log to the previous master. In this test,
+    the move ends only after the next master is found."""
     leaders = iter([GroupLeader("broker-a", 1, 5, ""), GroupLeader("broker-a", 2, 6, "")])
     answer = SimpleNamespace(call=lambda *args, **kwargs: next(leaders))
     monkeypatch.setattr(master_store, "ActorRef", lambda name: answer)

@@ -101,7 +101,7 @@ class LocalBroker(PopMethods, TransactionMethods, QuestionMethods):
         return []
 
     def leave_transaction_checks(self, group: str, client_id: str) -> None:
-        """Stand-in for the broker's method; does nothing."""
+        """Replace the broker's method, because this fake broker has no transaction checks."""
 
     def heartbeat(self, heartbeat: ClientHeartbeat) -> ClientMetrics:
         self.clients.heartbeat(heartbeat, 0.0)

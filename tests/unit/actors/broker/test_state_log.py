@@ -293,7 +293,7 @@ def test_a_change_during_a_move_is_decided_on_the_new_masters_state(scene: Scene
     scene.send.before = sending
     under_way = threads.submit(scene.make_group, "underway")
     sending.wait()
-    # The submitted change has already seen the old state, and waits until the write in progress ends.
+    # The second change was computed from the old state. It is stored only after the write of the first change ends.
     waiting = threads.submit(scene.log.change, lambda state: {"kind": "group", "group": "waiting"})
     scene.second.on_fetch = reading
     ready = scene.log._ready
@@ -515,7 +515,8 @@ def submitted(scene: Scene, *decides: Callable[[BrokerState], Any]) -> list[Futu
 
 
 def connected(scene: Scene) -> Direct:
-    """Return the scene's direct path to the first store. A first change has made the state log use this path."""
+    """Return the direct path to the first store, over which the state log sends its changes. Makes one change first,
+    because the log uses the path only after a change."""
     direct = scene.direct
     assert direct is not None
     scene.make_group("before")
@@ -666,8 +667,8 @@ def test_all_changes_of_a_write_of_unknown_outcome_may_be_tried_again(scene: Sce
 
 
 def submitted_after(scene: Scene, *decides: Callable[[BrokerState], Any]) -> list[Future[bool]]:
-    """Submit state changes while the broker stores a mark record, which changes nothing but shows that earlier records
-    were read. Returns the futures of the changes."""
+    """Submit state changes while the broker stores a mark record. A mark record changes no state; it shows that the
+    broker has read all earlier records. Returns the futures of the changes."""
     gate = CallGate()
     scene.send.before = gate
     futures = [scene.log.submit(decide) for decide in decides]

@@ -162,7 +162,7 @@ class Scene:
         return feed
 
     def call(self, feed: ListenerFeed | None = None) -> None:
-        """Make the call that a Listener makes to its Pull actor every few seconds."""
+        """Make the call with which a Listener shows its Pull actor every few seconds that its process runs."""
         feed, process = feed or self.feed, self.handle.process
         keep = feed.heard(
             HandleRef("pull-billing-0", self.handle, None), process.life, self.handle.loaded, process.kept
@@ -351,7 +351,7 @@ def test_a_feed_that_fails_keeps_no_other_from_its_turns(scenes, monkeypatch):
 
 def test_a_feed_without_work_has_no_turns_one_after_the_other(scenes):
     scene = scenes(lambda message: None)
-    with scene.instance.lock:  # complete one fetch; no other fetch follows
+    with scene.instance.lock:  # complete the only fetch of this test
         scene.instance.core.fetched(Q, 0, real_run(0, 10), 10, time.monotonic())
     scene.feed.wake()
     eventually(lambda: scene.feed.consumed == 10, "all is counted", WAIT_S)
@@ -408,8 +408,8 @@ def test_records_in_the_stores_files_reach_the_listener(scenes, tmp_path):
 
 @pytest.mark.parametrize("bytes_for_s", [pull_feed.BYTES_FOR_S, 0.0])
 def test_records_that_the_listener_cannot_map_are_sent_as_bytes(scenes, tmp_path, monkeypatch, bytes_for_s):
-    """The listener gets records as bytes if it cannot read them in the store's files. This also holds if the listener
-    reports such records a second time, within or after `bytes_for_s`."""
+    """If a listener reports that it cannot read records in the store's files, the feed sends it these records as bytes.
+    This also holds if the listener reports the same records a second time, within or after `bytes_for_s`."""
     monkeypatch.setattr(pull_feed, "BYTES_FOR_S", bytes_for_s)
     store_records(tmp_path, 20)
     records = located(tmp_path, 0, 20)
@@ -464,8 +464,8 @@ def test_a_failed_message_in_mapped_files_is_sent_back(scenes, tmp_path):
 
 
 class PullRef:
-    """Fake reference to a Pull actor. `change` computes the lane address in the actor's description from the real
-    address and the number of calls."""
+    """Fake reference to a Pull actor. The actor's description contains a lane address, which `change` computes from the
+    real address and the number of calls so far."""
 
     def __init__(self, thread: FeedThread, change: Callable[[LaneAddress, int], LaneAddress]) -> None:
         self.thread, self.change = thread, change

@@ -224,7 +224,7 @@ class KillAt:
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def stepped(*args: Any, **options: Any) -> Any:
             self.made += 1
-            is_last = self.made == self.step  # decide before the call, because the wrapped mkdir may call itself
+            is_last = self.made == self.step  # compared before the call: a nested mkdir increases the count
             if is_last and self.before:
                 raise Killed
             result = function(*args, **options)

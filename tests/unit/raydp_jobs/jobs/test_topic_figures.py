@@ -57,7 +57,8 @@ def test_the_table_has_the_newest_buckets_and_a_note(monkeypatch: pytest.MonkeyP
     show([figures(count=SHOWN_BUCKETS + 5)], 60)
     printed = text.getvalue()
     assert f"the newest {SHOWN_BUCKETS} of {SHOWN_BUCKETS + 5} stretches of 60 s" in printed
-    # Two further lines of the output contain a time: the times of the topic's first and last message.
+    # Besides one line per time bucket, two lines of the output contain a time: the lines of the topic's first and last
+    # message.
     assert printed.count("│ 2026-03-01T12:") == SHOWN_BUCKETS + 2
     assert "(no tag)" in printed
     assert "(others)" in printed

@@ -212,7 +212,7 @@ def test_the_cluster_is_closed_with_the_last_query() -> None:
     query.batch(), other.batch()
     query.source.stop("q")
     assert topics.closed == 0
-    # A request for metrics after the stop does not register the query again.
+    # A call of `metrics` for a stopped query does not add the query to the source's running queries again.
     assert query.source.metrics("q", None)["offsetsBehindLatest"] == "0"
     query.source.stop("other")
     assert topics.closed == 1

@@ -26,7 +26,7 @@ VALUES = {
 
 
 def example(kind: type[RaymqError]) -> RaymqError:
-    """Return an error of this class with a value for each of its fields."""
+    """Return an error of the class `kind` with a value for each field of the class."""
     if "__init__" not in vars(kind):
         parent = next(base for base in kind.__mro__ if "__init__" in vars(base))
         if not issubclass(parent, RaymqError):

@@ -31,12 +31,12 @@ async def async_generator(argument: Any) -> Any:
 
 class Later:
     async def __call__(self, argument: Any) -> None:
-        """Stand-in for the call method, a coroutine, of a user's callable object."""
+        """Stand-in for the method `__call__` of a user's class. It is a coroutine function."""
 
 
 class Plain:
     def __call__(self, argument: Any) -> None:
-        """Stand-in for the call method of a user's callable object."""
+        """Stand-in for the method `__call__` of a user's class. It is a plain function."""
 
 
 KINDS = [

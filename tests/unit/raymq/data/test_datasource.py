@@ -181,7 +181,7 @@ def test_a_projection_reads_no_bodies(cluster: FakeCluster) -> None:
     assert pruned.estimate_inmemory_data_size() < source.estimate_inmemory_data_size()
     [counted, *_] = blocks_of(source.apply_projection({}).get_read_tasks(1))
     assert counted.num_rows == ROWS
-    assert source.get_projection_map() is None  # the original datasource has no projection
+    assert source.get_projection_map() is None  # `apply_projection` did not change the original datasource
 
 
 def test_a_projection_keeps_within_the_columns_that_were_asked_for(cluster: FakeCluster) -> None:

@@ -31,7 +31,8 @@ class FakeOffsets:
         self.fenced: frozenset[MessageQueue] = frozenset()
         self.versions: dict[MessageQueue, int] = {}
         self.ends: dict[MessageQueue, tuple[int, int]] = {}
-        """Bounds of the queues, at whose ends a group without offsets starts with CONSUME_FROM_END."""
+        """Minimum offset and end offset of each queue. A group without committed offsets starts at the end offset if
+        its setting is CONSUME_FROM_END."""
 
     def ensure_group(self, broker_name: str) -> None:
         self.groups.append(broker_name)

@@ -26,7 +26,7 @@ TWO_GROUPS = {**ONE_GROUP, B0: (0, 30), C0: (5, 20)}
 
 
 def spans(bounds: dict[MessageQueue, tuple[int, int]], topics: Any = "orders", **options: Any) -> dict[str, Any]:
-    """Return the offset range that a read with these options covers in each queue."""
+    """Return the offset range that a read with the options `options` covers in each queue."""
     merged = {"start_offset": "earliest", "end_offset": "latest", "lenient": False, **options}
     source = FakeSource(bounds)
     ranges = resolve_ranges(source, topics, **merged)

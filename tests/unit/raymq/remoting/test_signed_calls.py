@@ -72,7 +72,8 @@ def test_a_call_signed_before_the_servers_start_is_signed_again(
 ) -> None:
     def resolve(reference: int, what: str, timeout_s: float) -> str:
         if reference <= times:
-            # the real resolve function also learns the actor's clock from this error
+            # The real `resolve` also stores the process id and the clock of the actor from this error. The next attempt
+            # is signed with them.
             actor_ref._learn(SignedTooEarlyError(what, "broker-a", b"l" * 16, 5_000))
             raise SignedTooEarlyError(what)
         return "answer"

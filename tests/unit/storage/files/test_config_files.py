@@ -112,7 +112,8 @@ def test_names_that_leave_the_directory_are_refused(config, name):
 
 
 def test_reading_a_config_file_during_its_replacement_loses_nothing(tmp_path):
-    # The broker owns the writer, and a thread of the store owns the reader.
+    # Two ConfigFiles objects share one directory, as in a cluster: the broker writes its config files, and a thread of
+    # the store reads them.
     writer, reader = ConfigFiles(tmp_path), ConfigFiles(tmp_path)
     writer.write("topics.json", "{}")
     ended, seen = threading.Event(), set()

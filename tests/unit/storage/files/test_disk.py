@@ -87,7 +87,7 @@ def test_flushing_a_path_that_is_gone_is_nothing(tmp_path):
 
 def test_bytes_are_written_again_within_their_bounds_only(tmp_path, monkeypatch):
     path = tmp_path / "log"
-    data = bytes(range(256)) * 16 * 1024  # `write_again` writes 4 MiB in several pieces
+    data = bytes(range(256)) * 16 * 1024  # 4 MiB of data, so that `write_again` needs several writes
     path.write_bytes(data)
     written: list[tuple[int, int]] = []
     flushed: list[int] = []
@@ -104,6 +104,6 @@ def test_bytes_are_written_again_within_their_bounds_only(tmp_path, monkeypatch)
     assert (written[0][0], written[-1][1]) == (1000, 3_000_001)
     assert all(one[1] == other[0] for one, other in pairwise(written))
     assert len(flushed) == 1
-    # The file does not grow, although the range to write again ends after the file's end.
+    # `write_again` does not write after the file's end: the file does not grow if the given range is longer.
     disk.write_again(path, len(data) - 10, len(data) + 10)
     assert path.read_bytes() == data

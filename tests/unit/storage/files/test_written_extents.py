@@ -20,8 +20,8 @@ BLOCK = 4096
 
 @pytest.fixture(params=["the file system tells", "the file system cannot tell"])
 def file(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MappedFile]:
-    """Yield a preallocated file, and make its written extents count although the file is small. One parameter simulates
-    a file system that cannot report extents."""
+    """Yield a preallocated file. Sets the size from which written extents are used to 0, because the file is small. One
+    parameter simulates a file system that cannot report extents."""
     monkeypatch.setattr(mapped_file, "_FLUSH_FIRST_BYTES", 0)
     if request.param == "the file system cannot tell":
 

@@ -19,7 +19,7 @@ RECORD_BYTES = 100
 
 
 class CountingReader(LogReader):
-    """LogReader that counts the consume-queue entries (units) for which it is called."""
+    """LogReader that counts the consume-queue entries (units) that its method `units` has returned."""
 
     units_asked = 0
 

@@ -130,7 +130,8 @@ def test_neither_of_two_records_that_may_both_be_changed_is_trusted() -> None:
     assert changes(text) == {2: None, 3: None}
     assert changes(text, units={2: "a10"}) == {2: "a10"}
     assert changes(text, units={3: "a10"}) == {3: "a10"}
-    # Damage changed either the queue id of record c2, or its offset, which was 0 before.
+    # Record c2 may be record a2 with a damaged queue id, or record c0 with a damaged offset. So its queue and offset
+    # are unknown.
     assert changes("a0 a1 c2", new_queues_begin_at=0) == {2: None}
 
 
@@ -173,8 +174,8 @@ def test_units_that_rocketmq_put_at_wrong_offsets_do_not_make_a_record_damaged()
 
 
 def test_a_queue_of_a_deleted_topic_may_begin_in_its_middle() -> None:
-    """If a queue of a deleted topic begins at an offset other than 0, its records count as intact. A replica had
-    recorded the topic's deletion too late."""
+    """The records of a deleted topic count as intact even if a queue begins at an offset other than 0. Such a queue
+    exists if a replica recorded the topic's deletion too late."""
     claims = claims_of("a0 a1 c0 a0 c1 c2 a1")
     claims[:3] = [claim._replace(is_chained=False) for claim in claims[:3]]
     survey = Survey(claims, set(), [], 0, len(claims) * SIZE)

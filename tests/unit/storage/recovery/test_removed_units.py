@@ -14,8 +14,9 @@ from tests.support.stores.stores import PowerCuts, bodies_of, killed_copy, make_
 def test_a_unit_that_recovery_removed_does_not_come_back_after_a_power_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A consume-queue entry (unit) that recovery removed does not reappear after a power cut. The log has lost its
-    record. At that position, the store then writes a record of another queue."""
+    """A consume-queue entry (unit) that recovery removed does not reappear after a power cut. Recovery removed the
+    entry because its record is lost. The store then writes a record of another queue at the lost record's position, so
+    the old entry would point to a wrong record."""
     store = open_store(tmp_path / "first", flush_interval_consume_queue_ms=60_000)
     for queue_id in (0, 1):
         store.append([make_batch([b"0", b"1", b"2"], queue_id=queue_id)])

@@ -1,5 +1,5 @@
-"""Tests of the broker's state records. A decision alone does not change the state. A replay may begin at any record
-before the end of a snapshot."""
+"""Tests of the broker's state records. A decision returns a record and does not change the state; only applying the
+record does. A replay after a snapshot was loaded may begin at any record before the snapshot's end."""
 
 from __future__ import annotations
 
@@ -486,8 +486,8 @@ def test_a_restart_from_the_snapshots_own_position_has_the_version_of_before():
 
 
 def test_a_crash_between_the_files_of_a_snapshot_is_harmless():
-    """A crash between the writes of two snapshot files does no harm. The file with the position is written last, so
-    newer files may exist beside an older position."""
+    """A crash between the writes of two snapshot files does no harm. The position from which to replay the state
+    records is written last. So after a crash the other files may be newer than this position."""
     records = [(body, 1000 + index) for index, body in enumerate(history(4, 30))]
     final, older, newer = BrokerState(), BrokerState(), BrokerState()
     replay(final, records)

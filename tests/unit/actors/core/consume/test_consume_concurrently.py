@@ -29,7 +29,8 @@ def commit_point(core: ProcessQueues) -> int:
 
 
 def paced(core: ProcessQueues, seconds_per_message: float) -> None:
-    """Report one completed task, from which `core` computes a consume time of `seconds_per_message`."""
+    """Report one completed task with a consume time of `seconds_per_message`, from which `core` estimates the time of
+    later tasks."""
     fetch(core, Q, 0)
     [task] = core.deliverable(0.0)
     core.reported(task, ConsumeReport(consume_s=seconds_per_message), 0.0)

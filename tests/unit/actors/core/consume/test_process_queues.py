@@ -49,7 +49,7 @@ def test_a_granted_queue_is_held_at_once_and_read_when_its_start_is_known():
     core.started(process_queue, QueueOffset(5, 2))
     assert core.wanted(0.0) == {Q: 5}
     assert core.uncommitted("broker-a") == {}
-    grant(core, Q, generation=8)  # granting a queue again that the consumer holds changes nothing
+    grant(core, Q, generation=8)  # the consumer already holds the queue, so a second grant changes nothing
     assert core.wanted(0.0) == {Q: 5}
 
 

@@ -42,5 +42,5 @@ def test_a_new_process_continues_after_the_stored_time() -> None:
     stored_ms = clocks.wall_ms + HOUR_MS
     clocks.clock.not_before(stored_ms)
     assert clocks.passes(700) == stored_ms + 700
-    clocks.clock.not_before(stored_ms)  # the clock has already passed `stored_ms`, so `not_before` changes nothing
+    clocks.clock.not_before(stored_ms)  # no effect: the clock is already later than `stored_ms`
     assert clocks.passes(1) == stored_ms + 701

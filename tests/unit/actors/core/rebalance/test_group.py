@@ -307,8 +307,8 @@ def test_the_description_has_the_held_and_awaited_queues_of_members(group):
 
 
 def heartbeat_of(group: RebalanceGroup, sender: HeartbeatSender, kind: HeartbeatKind) -> GroupHeartbeat:
-    """Make `a` a member that holds none of its four assigned queues. Returns a heartbeat of the given sender
-    and kind."""
+    """Make `a` a member that has been assigned four queues and reports none of them as held. Returns a heartbeat of the
+    given sender and kind, to send next."""
     asked = GroupHeartbeat("a", ORDERS, frozenset(), session=0, sequence=1)
     joined = replace(asked, session=group.heartbeat(asked, 0.0).session, sequence=10)
     assert group.heartbeat(joined, 0.0).queues == QUEUES

@@ -51,8 +51,8 @@ class Scene:
         return written
 
     def silence(self, taker: SlotLease) -> None:
-        """Advance the clock until `taker` takes over the slot. The slot's holder does not renew its lease in
-        this time."""
+        """Advance the clock until the lease expires, and let `taker` take over the slot. The slot's holder does not
+        renew its lease in this time."""
         self.look(taker)
         self.now_s += TAKE_OVER_AFTER_S
         self.look(taker)

@@ -1,5 +1,5 @@
-"""Tests of the assignment strategies applied to a whole group: which strategy is in effect, which queues are excluded,
-and the state after a strategy refuses."""
+"""Tests of the assignment strategies applied to a whole group: the strategy that is in effect, the queues that are
+excluded, and the assignment that a topic keeps if its strategy refuses."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def in_a_terminal(program: Callable[[], object]) -> object:
             sys.stdin = open(0)  # noqa: SIM115 (this process ends without closing anything)
             try:
                 answer: object = program()
-            except BaseException as error:  # an exception must not continue into the forked copy of pytest
+            except BaseException as error:  # an exception would otherwise run pytest's code in the forked child
                 answer = repr(error)
             os.write(write, json.dumps(answer).encode())
             os._exit(0)
@@ -117,7 +117,7 @@ def test_without_a_terminal_there_is_no_group(monkeypatch, stdin):
 
 
 class FakeTerminal(StringIO):
-    """Stand-in for standard error. `is_terminal`: what it claims to be."""
+    """Stand-in for standard error. `is_terminal`: the result of `isatty`."""
 
     def __init__(self, is_terminal: bool) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class FakeTerminal(StringIO):
 
 
 class FailingCluster:
-    """Fake EmbeddedCluster whose start has one step, and fails."""
+    """Fake EmbeddedCluster. Its start reports one step to `progress`, and then raises an error."""
 
     def __init__(self, settings: object) -> None: ...
 

@@ -27,8 +27,8 @@ def fake_java(home: Path, version: str, released: str = "2026-10-20", exit_code:
 
 
 def path_of(*homes: Path) -> dict[str, str]:
-    """Return an environment whose PATH has the programs of these Java runtimes, then the system's programs but no
-    other Java."""
+    """Return an environment whose PATH has only the programs of the given Java runtimes, and a folder that does not
+    exist."""
     return {"PATH": os.pathsep.join([*(str(home / "bin") for home in homes), "/nowhere"])}
 
 

@@ -24,7 +24,7 @@ def test_the_ray_that_up_starts_inherits_no_credentials(monkeypatch: pytest.Monk
         started.append(options["env"])
         return SimpleNamespace(pid=os.getpid())
 
-    monkeypatch.setattr(local_server, "java_environment", dict)  # it runs `java` to get its version
+    monkeypatch.setattr(local_server, "java_environment", dict)  # `java_environment` runs `java` to get its version
     monkeypatch.setattr(local_server.subprocess, "Popen", start)
     monkeypatch.setattr(local_server, "_await_address", lambda process, log: "127.0.0.1:6379")
     monkeypatch.setattr(local_server, "latest_started_file", lambda: tmp_path / "latest")

@@ -1,5 +1,5 @@
-"""Tests of how a consumer notifies its listeners that a topic's queues have changed. All tests except the last start
-the checks themselves."""
+"""Tests of how a consumer notifies its listeners that a topic's queues have changed. Only the last test lets the
+watch's thread check for changes; the other tests call the check."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Q0, Q1 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1)
 
 
 class Topics:
-    """Fake of the queues that NameServers return, and of the watch on these queues. The watch's thread never checks by
-    itself."""
+    """Fake of the queues that NameServers return, and of the watch on these queues. With the default interval of an
+    hour the watch's thread makes no check during a test, so tests call the check."""
 
     def __init__(self, interval_s: float = 3600.0) -> None:
         self.queues: dict[str, list[MessageQueue] | Exception] = {"orders": [Q0]}

@@ -456,7 +456,7 @@ def test_a_conflicting_expression_is_detected_before_joining(cluster, client, mo
     client.join("g", source)
     source.holds(QUEUE)
     check_expressions("g", "b", {"orders": "paid", "rain": "x"})
-    # no conflict: the check ignores member a's old expression, because the new one replaces it
+    # no conflict: the check compares member a's new expression only with the expressions of other members
     check_expressions("g", "a", {"orders": "*"})
     check_expressions("other", "b", {"orders": "*"})
     with pytest.raises(SubscriptionConflictError) as caught:

@@ -200,8 +200,8 @@ def test_each_raise_is_of_a_copy_of_the_error_with_its_fields():
 
 
 def test_a_future_that_failed_leaves_nothing_that_the_garbage_collector_cannot_see():
-    """A failed future leaves no reference cycle. The garbage collector does not track futures, so it would never free
-    such a cycle."""
+    """A failed future leaves no reference cycle. The garbage collector does not track a SendFuture or its Completion,
+    so it would never free such a cycle."""
 
     class MarkError(Exception):
         pass
@@ -215,7 +215,7 @@ def test_a_future_that_failed_leaves_nothing_that_the_garbage_collector_cannot_s
         try:
             future.result()
         except ServiceNotAvailableError as error:
-            kept = error  # keep the error in the stack frame that holds the future, as users' programs do
+            kept = error  # as in users' programs: the error's traceback leads to the frame that holds the future
             assert kept.__traceback__ is not None
         try:
             raise future.exception()

@@ -104,7 +104,7 @@ def test_a_check_sees_each_message_also_while_a_batch_gathers(make):
     futures = [producer.send_async(Message("orders", b"1"))]
     try:
         assert gate.entered.wait(WAIT_S)
-        # the second message waits, because the sender is busy
+        # the second message waits in an open batch, because the sender is busy with the first message
         futures.append(producer.send_async(Message("orders", b"2")))
         for send in (producer.send_async, producer.send_oneway, producer.send):
             with pytest.raises(NoPermissionError, match="Sundays"):

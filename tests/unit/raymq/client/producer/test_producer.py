@@ -308,7 +308,7 @@ def test_a_lone_message_is_not_sent_by_the_senders_thread_and_neither_is_a_batch
 @pytest.mark.parametrize("kind", [Message, SystemMessage])
 def test_a_lone_message_with_properties_or_a_queue_is_no_batch(make, monkeypatch, where, kind):
     producer, queues = at_once(make, store := FakeStore()), set()
-    # The clock of single sends stands still, so the producer keeps sending to the same queue.
+    # Single sends change to the next queue after some time. With a clock that stands still, they keep the same queue.
     monkeypatch.setattr(producer.pipeline.single_sends, "_clock", lambda: 0.0)
     queues.add(producer.send(kind("orders", b"which queue?", properties={"a": "b"}), **where).queue)
     monkeypatch.setattr(Sender, "send_at_once", lambda *arguments: pytest.fail("it went the general way"))
@@ -618,8 +618,8 @@ def test_bad_arguments_are_refused(make):
 
 
 def test_nothing_of_a_batch_that_has_its_end_stays(make, clock):
-    """Nothing of a completed batch stays in memory. The garbage collector does not track messages and futures, so it
-    would never free a reference cycle through them."""
+    """Nothing of a completed batch stays in memory. raymq's messages and futures are excluded from the garbage
+    collector, so it would never free a reference cycle through them."""
     store = FakeStore()
     producer = make(store, hooks=[NotingHook()])
     plain = make(store, send_timeout_s=5.0)

@@ -1,5 +1,5 @@
-"""Tests of a sender's decisions, without threads, clocks or calls. They cover every row of TRANSITIONS, and what the
-row causes."""
+"""Tests of a sender's decisions, without threads, clocks or calls. They cover every state transition in TRANSITIONS,
+and the actions that each transition causes."""
 
 from __future__ import annotations
 

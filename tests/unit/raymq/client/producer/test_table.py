@@ -176,7 +176,8 @@ def test_more_rows_than_the_buffer_holds_pass_through_it(make):
 @pytest.mark.parametrize("queues", [1, 2, 4, 5, 6, 16])
 @pytest.mark.parametrize("column", ["body", "sharding_key"])
 def test_rows_without_a_key_are_spread_evenly(make, queues, column):
-    """Rows of about 1 MiB a slice made a large and a small part of each slice, which alternated between queues."""
+    """Rows without a key are spread evenly over the queues. With a part size of about 1 MiB, each slice of rows would
+    have a large and a small part. These parts would alternate between queues."""
     seed = random.randrange(2**32)
     print("seed", seed)
     rng = random.Random(seed)

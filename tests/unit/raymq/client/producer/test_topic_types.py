@@ -93,7 +93,7 @@ def test_the_many_ways_of_a_message_all_look_at_a_type_that_came_later(make):
     producer.send(Message("orders", b"1"))
     producer.send(Message("orders", b"2"))
     producer.test_routes.routes["orders"] = route(TopicMessageType.FIFO)
-    # End the period in which single messages use the cached queue.
+    # Let the time end in which single messages go to one queue without reading the route, and drop the open batches.
     producer.pipeline.single_sends._turns["orders"].until_s = 0.0
     producer.pipeline.open_batches._batches.clear()
     with pytest.raises(MessageIllegalError):

@@ -16,7 +16,7 @@ ASKED = Message("orders", b"?")
 
 
 def replying(correlation_id: str) -> MessageExt:
-    """Return a reply message with this correlation id."""
+    """Return a reply message with the correlation id `correlation_id`."""
     values = ("t", b"!", None, (), {}, 0, "a", 0, 0, 0, 0, 0, "", "", "", "", 0, 0)
     return MessageExt(*values, {"CORRELATION_ID": correlation_id})
 

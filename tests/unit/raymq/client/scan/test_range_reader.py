@@ -96,7 +96,8 @@ def test_an_empty_range_is_empty(read):
 
 
 def test_a_range_that_is_not_there_is_a_loss_of_data(read, monkeypatch):
-    # RANGE_READ_TIMEOUT_S is the time to wait for a new master whose confirmed end is still below the range's end.
+    # The range begins after the queue's visible end, so the reader waits RANGE_READ_TIMEOUT_S for a new master that has
+    # the messages.
     monkeypatch.setattr(range_reader, "RANGE_READ_TIMEOUT_S", 0.1)
     with pytest.raises(DataLossError, match=r"offsets (450|600) to 699 of queue orders@a:0 no longer exist"):
         read(600, 700)

@@ -278,7 +278,7 @@ def test_a_new_master_that_does_not_show_its_end_yet_is_waited_for(
     def late(requests: Any, max_bytes: int, wait_s: float, timeout_s: float) -> Any:
         [result] = original(requests, max_bytes, wait_s, timeout_s)
         answers.append(result)
-        if len(answers) == 1:  # the first answer looks as if the queue ended before the offset range
+        if len(answers) == 1:  # the first answer has end offset 40, as if the queue ended before the range 50 to 60
             [result] = store.fetch([type(requests[0])("orders", 0, 10**6, 1)], max_bytes=1, wait_s=0)
             result = type(result)(result.status, 40, 0, 40, b"", 0)
         return [result]

@@ -33,7 +33,7 @@ ZLIB, LZ4, ZSTD = 0x301, 0x101, 0x201
 
 
 def stored(bodies: list[bytes], lies: dict[int, int] | None = None, *, sealed: bool = False) -> LocatedRecords:
-    """Return records with these bodies at queue offsets from 40 on.
+    """Return one record per body, at queue offsets from 40 on.
 
     `lies`: for uncompressed bodies that are marked as compressed, the sys flag by body index. `sealed`: whether the
     records have a property CRC.

@@ -730,7 +730,7 @@ def test_a_server_process_may_open_as_many_files_as_its_hard_limit_allows(monkey
 def test_a_server_that_cannot_listen_for_other_nodes_reports_why_and_retries(caplog):
     with closing(LaneServer("test", {ECHO: lambda request: request.answer(b"yes")})) as server:
         for _ in range(2):
-            # this machine does not have the address 203.0.113.7
+            # The server cannot listen at 203.0.113.7, because it is not an address of this machine.
             address = server.open_to_nodes("203.0.113.7", lambda: None)
             assert address.port == 0
             assert "test cannot listen at 203.0.113.7" in address.own_node_only

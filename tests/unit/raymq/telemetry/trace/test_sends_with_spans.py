@@ -127,7 +127,7 @@ MESSAGES = {
 
 
 def stored(store: FakeStore) -> list[tuple[Any, ...]]:
-    """Return what a store got, without the span's context and without ids and times."""
+    """Return the fields of the messages that a store received, without the span's context, ids and times."""
     return [
         (
             message.topic,

@@ -43,8 +43,8 @@ def test_lists_show_each_message_and_mark_unreadable_messages(admin: AsgiClient,
         for offset, body in enumerate(damaged.bodies):
             assert f"broker-a:0:{offset}" in answer.text
             assert body is None or body[:10].decode() in answer.text
-        # A list reads only the beginning of a body, and decompression bombs and truncated bodies begin like intact
-        # bodies.
+        # A list of messages decodes only the beginning of a body. Decompression bombs and truncated bodies have an
+        # intact beginning, so the list shows no error for them.
         unlike = [kind for kind in damaged.kinds.values() if not kind.endswith(("bomb", "cut"))]
         assert answer.text.count("cannot be read: ") >= len(unlike)
 

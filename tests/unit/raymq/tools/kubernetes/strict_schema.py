@@ -19,7 +19,8 @@ QUANTITY: dict[str, Any] = {"type": "string", "pattern": "^[0-9]+(m|Mi|Gi|Ti)?$"
 
 
 def strict(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
-    """Return the schema of an object with these required and optional fields, and no other fields."""
+    """Return the schema of an object that must have the fields `required`, may have the fields `optional`, and has no
+    other fields."""
     return {
         "type": "object",
         "properties": {**required, **optional},

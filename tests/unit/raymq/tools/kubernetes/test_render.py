@@ -183,7 +183,7 @@ def test_no_two_stores_are_on_one_machine(shape: ClusterShape) -> None:
             "requiredDuringSchedulingIgnoredDuringExecution"
         ]
         wanted = rule["labelSelector"]["matchLabels"]
-        # KubeRay itself adds the label ray.io/cluster.
+        # KubeRay adds the label ray.io/cluster to each pod, so the rendered file does not contain it.
         given = group["template"]["metadata"]["labels"] | {"ray.io/cluster": shape.name}
         assert wanted.items() <= given.items()
 

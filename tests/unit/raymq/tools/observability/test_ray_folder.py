@@ -38,7 +38,7 @@ def start_dashboard(session: Path) -> None:
     MetricsHead(config)._create_default_grafana_configs()
 
 
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # Ray's code leaves the file open
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # Ray's code does not close a file that it opens
 @pytest.mark.parametrize("variable", [None, METRICS_ROOT_VARIABLE, "RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR"])
 def test_the_board_is_beside_rays_own(
     session: Path, tmp_path: Path, variable: str | None, monkeypatch: pytest.MonkeyPatch

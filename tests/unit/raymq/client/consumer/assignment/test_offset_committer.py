@@ -129,7 +129,7 @@ class Scene:
         self.committer.wake()
 
     def commits(self, name: str, *commits: dict[MessageQueue, int | None]) -> None:
-        """Wait until a broker has received exactly these commits."""
+        """Wait until the list of commits that a broker has received equals `commits`."""
         eventually(lambda: self.brokers[name].commits == list(commits), f"{commits} at {name}", WAIT_S)
 
 
@@ -186,7 +186,8 @@ def test_a_topic_without_permission_is_asked_for_once_and_holds_up_no_other_topi
     eventually(lambda: broker.asked_alone[:2] == forbidden[:1] * 2, "one question each time", WAIT_S)
     scene.consume(A, 10)
     scene.commits("broker-a", {A: 11})
-    # The consumer logs one line for each queue, although it requests each offset several times.
+    # The consumer repeats its requests for the start offsets of the five forbidden queues, but logs the refusal only
+    # once per queue.
     assert caplog.text.count("cannot read") == 5
     broker.left_out = {}
     eventually(lambda: set(scene.wanted()) == {*forbidden, A}, "all starts", WAIT_S)

@@ -237,8 +237,8 @@ def test_a_slave_that_the_master_names_is_read_in_its_place(consume, store, stor
 
 
 def test_a_queue_that_is_found_before_it_is_given_up_stays_where_it_was_found(consume, store, storages):
-    """A queue stays at the storage actor that was found for it. The thread that finds storage actors may finish before
-    the polling thread gives up reading the queue at the old actor."""
+    """If a queue moves to another storage actor, one thread finds the new actor while the polling thread gives up the
+    old one. If the new actor is found first, the consumer must not lose it."""
     consumer = consume(Q0)
     poll(consumer, 5)
     reader = consumer._engine._reader._in_place
@@ -372,7 +372,8 @@ def test_a_watch_that_ends_while_its_queue_is_found_does_not_leave_the_queue_unr
     reader = consumer._engine._reader._in_place
     [(name, ended)] = reader._stores.items()
     usual = reader._open
-    # Return the old reader, whose watch has ended, as long as the polling thread has not noticed the end.
+    # Opening the store again returns the reader with the ended watch, until the polling thread has noticed that the
+    # watch ended.
     reader._open = lambda name: ended
     here(storages).watches[0].cut()
     store.append([make_batch([b"5"])])
@@ -431,7 +432,7 @@ def test_a_predicate_that_fails_stops_its_queue_only_and_names_the_message(consu
     with pytest.raises(PredicateFailedError, match=r"offset 2 of .*ZeroDivisionError"):
         poll_into(found, consumer)
     store.append([make_batch([b"b"], queue_id=1)])
-    # The poll may raise the predicate's error before it returns the first message of the other queue.
+    # The predicate fails on queue 0, and some polls may raise its error before one returns the message of queue 1.
     eventually(lambda: found.extend(poll_through(consumer)) or b"b" in found, "the other queue's messages")
     assert sorted(found) == [b"0", b"1", b"a", b"b"]
     consumer.seek(Q0, 3)

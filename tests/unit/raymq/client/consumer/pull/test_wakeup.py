@@ -1,4 +1,5 @@
-"""Tests of a wait that ends when another thread calls the waiting thread, or when a file descriptor is ready."""
+"""Tests of Wakeup, a wait that ends when another thread wakes the waiting thread, or when a file descriptor is
+ready."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests of a Listener's process that keeps its consumer instance running in a Pull actor, on any node."""
+"""Tests of how a Listener's process keeps its consumer instance running. It makes the Pull actor of a node host the
+instance, and has a broker start this actor if it does not run."""
 
 from __future__ import annotations
 

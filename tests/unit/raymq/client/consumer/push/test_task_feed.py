@@ -24,8 +24,8 @@ from tests.support.history.waiting import eventually
 
 @pytest.fixture
 def received(monkeypatch) -> list[object]:
-    """Return the list in which the test's listeners record their messages. Makes the feed report a task only at its
-    end; a test may change this."""
+    """Return the list in which the test's listeners record their messages. Delays the feed's interim reports, so that
+    it reports a task only when the task has ended; a test may change this."""
     monkeypatch.setattr(module, "REPORT_S", WAIT_S)
     return []
 

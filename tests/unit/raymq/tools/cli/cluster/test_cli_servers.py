@@ -176,7 +176,8 @@ def test_status_names_stores_on_disk_that_do_not_run(run, monkeypatch):
 
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Replace the start of the servers. Returns the fields of the result, which a test may change."""
+    """Replace the function that starts the servers by a fake. Returns the fields of the fake's StartResult, which a
+    test may change."""
     fields: dict[str, Any] = {"actors": ["broker-a"], "notes": [], "data_dir": "/srv/raymq"}
 
     def up(config: Any, data_dir: Any, groups: Any, address: Any, progress: Any, **options: Any) -> StartResult:

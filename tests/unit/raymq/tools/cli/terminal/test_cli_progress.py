@@ -21,7 +21,8 @@ from tests.support.clients.fakes import connect_commands
 
 LINES = 4_000
 FEW_LINES = 500
-"""Number of messages from which a command shows a progress bar, although it prints a line per message."""
+"""Number of messages in the tests of commands that print a line per message and show a progress bar
+nevertheless."""
 
 
 class Producer:

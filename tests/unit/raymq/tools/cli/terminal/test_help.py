@@ -21,7 +21,8 @@ Path = tuple[str, ...]
 
 
 def commands(group: click.Group = cli, path: Path = ()) -> Iterator[tuple[Path, click.Command]]:
-    """Yield all commands, except groups of commands, each with its words."""
+    """Yield all commands, except groups of commands. The key is the words of the command, such as ("topic",
+    "create")."""
     for name in group.list_commands(click.Context(group)):
         found = group.get_command(click.Context(group), name)
         assert found is not None
@@ -63,7 +64,8 @@ def test_the_help_of_raymq_has_each_command_once_below_a_title() -> None:
 
 
 def test_a_time_range_and_a_timeout_have_one_spelling_in_all_commands() -> None:
-    """An option of another name for the start, the end or the length of a time is accepted, but not listed."""
+    """The options for the start, the end and the length of a time have the same names in all commands. Commands accept
+    other names, such as former names, but do not list them."""
     listed = {name for command in ALL.values() for name in options(command)}
     assert not listed & {"--begin", "--end", "--before", "--after", "--since", "--until", "--wait", "--wait-s"}
     former = {

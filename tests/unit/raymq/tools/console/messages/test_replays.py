@@ -50,7 +50,7 @@ def test_an_error_ends_it_and_is_its_outcome() -> None:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """Yield an event. Replays that `held` makes continue only after the event is set."""
+    """Yield an event that blocks the replays of the function `held` until the event is set."""
     gate = threading.Event()
     yield gate
     gate.set()
