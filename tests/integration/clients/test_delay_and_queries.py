@@ -81,7 +81,7 @@ def test_a_message_is_found_by_key_by_both_ids_and_by_time(mq: raymq.Client, top
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        ({"delay_level": 1, "deliver_at_ms": 0}, "both"),
+        ({"delay_level": 1, "deliver_at_ms": 0}, "exclude each other"),
         ({"deliver_at_ms": 2**60}, "at most 40"),
         ({"delay_level": -1}, "delay_level"),
     ],

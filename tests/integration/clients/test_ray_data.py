@@ -262,7 +262,7 @@ def test_writes_that_cannot_be_are_refused_before_anything_is_stored(mq: raymq.C
     dataset = ray.data.from_items(ROWS)
     with pytest.raises(raymq.TopicNotExistError):
         write_topic(dataset, "data-nothing")
-    with pytest.raises(raymq.InvalidArgumentError, match="no body_field='txt', tags_field='tag'"):
+    with pytest.raises(raymq.InvalidArgumentError, match="no field body_field='txt', tags_field='tag'"):
         write_topic(dataset, topic, body_field="txt", tags_field="tag")
     with pytest.raises(Exception, match="MessageIllegalError"):
         write_topic(dataset, topic, key_field="text")  # The write fails, because a message key must not contain spaces.

@@ -30,10 +30,11 @@ def box() -> Iterator[Sandbox]:
         # Stop the cluster if it still runs, because a failed test has not stopped it.
         if (run_directory / "ray-head.json").exists():
             subprocess.run([RAYMQ, "down"], cwd=box.work, capture_output=True, timeout=150, check=True)
-        for file in [*run_directory.iterdir(), *(box.home / ".ray").iterdir()]:
-            file.unlink()
         for directory in (run_directory, run_directory.parent, box.home / ".ray"):
-            directory.rmdir()
+            if directory.exists():  # `raymq up` creates the directories when it starts Ray
+                for file in directory.iterdir():
+                    file.unlink()
+                directory.rmdir()
 
 
 def raymq(box: Sandbox, *arguments: str, code: int = 0) -> Any:

@@ -313,7 +313,7 @@ def test_a_message_that_cannot_be_read_is_a_row_with_an_error(spark: SparkSessio
     assert [row.body and bytes(row.body) for row in rows] == [b"before", *[None] * len(LIARS), b"after"]
     assert [row.error is None for row in rows] == [True, *[False] * len(LIARS), True]
     assert read_topic(spark, "poisoned", client=topics.near).count() == len(rows)
-    with pytest.raises(PySparkException, match=r"offset 1 of poisoned.* cannot be read"):
+    with pytest.raises(PySparkException, match=r"offset 1 of queue poisoned.* cannot be read"):
         read_topic(spark, "poisoned", unreadable="raise", client=topics.near).collect()
     with pytest.raises(InvalidArgumentError, match="must be one of null, raise"):
         read_topic(spark, "poisoned", unreadable="skip", client=topics.near)  # type: ignore[arg-type]  # the point

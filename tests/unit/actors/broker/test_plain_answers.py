@@ -3,16 +3,15 @@ raymq can then unpickle the results."""
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from typing import Any
 
 import pytest
 
-import raymq.common.errors
 from actors.broker.plain_answers import plain_error, plain_errors, plain_pull_result, plain_send_result
 from raymq.common.errors import RaymqError, RequestTimeoutError, TopicNotExistError
 from raymq.common.message import MessageExt, MessageQueue, PullResult, PullStatus, SendResult, SendStatus
+from tests.support.clients.every_error import ERRORS, any_error
 
 MESSAGE = MessageExt(
     topic="orders",
@@ -35,9 +34,6 @@ MESSAGE = MessageExt(
     sys_flag=0,
     system_properties={"UNIQ_KEY": "M"},
 )
-ERRORS = [kind for _, kind in inspect.getmembers(raymq.common.errors, inspect.isclass) if issubclass(kind, RaymqError)]
-VALUES: dict[str, Any] = {"str": "orders", "tuple[str, ...]": ["order", "borders"], "bytes": b"5"}
-"""A value for an argument of an error, by the argument's annotation. Every other argument gets the number 5."""
 
 
 def kinds(value: Any) -> set[type]:
@@ -66,9 +62,7 @@ def test_an_answer_is_made_of_built_in_values_only() -> None:
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
 def test_an_error_is_a_built_in_one_and_keeps_its_name_its_code_and_its_text(kind: type[RaymqError]) -> None:
-    initializer = kind.__init__
-    fields = list(inspect.signature(initializer).parameters.values())[1:] if inspect.isfunction(initializer) else []
-    error = kind(*(VALUES.get(field.annotation, 5) for field in fields)) if fields else kind("it failed")
+    error = any_error(kind)
     plain: Any = pickle.loads(pickle.dumps(plain_error(error)))
     assert type(plain) in (ValueError, TimeoutError, RuntimeError)
     assert isinstance(error, ValueError) == isinstance(plain, ValueError)
