@@ -26,6 +26,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from raymq.common.errors import RequestTimeoutError, SendUnknownError, ServiceNotAvailableError
+
+REQUEST_TIMEOUTS = (RequestTimeoutError, SendUnknownError, ServiceNotAvailableError)
+"""The errors of a request whose timeout expires. On a loaded machine a timeout of 50 ms may already expire before or
+while the request is sent."""
+
 CHECKING = {
     dis.opmap[name]
     for name in dis.opmap

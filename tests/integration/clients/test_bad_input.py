@@ -414,7 +414,6 @@ def outcomes(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return found
 
 
-@pytest.mark.long
 def test_connecting_where_ray_runs_without_raymq_says_how_to_start_it(outcomes: dict[str, str]) -> None:
     assert outcomes["no raymq"].startswith(
         "ClusterNotFoundError: this Ray cluster does not run raymq: start it with `raymq up`"

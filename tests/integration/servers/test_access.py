@@ -252,7 +252,6 @@ def test_ray_data_reads_as_its_user(mq: raymq.Client) -> None:
         as_user(TEAM, read_by_ray_data("bills"))
 
 
-@pytest.mark.long
 def test_spark_reads_and_writes_as_its_user(mq: raymq.Client) -> None:
     program = """
 import raymq
@@ -416,7 +415,6 @@ def listened(topic: str, group: str, count: int, notes: Path) -> Callable[[raymq
     return work
 
 
-@pytest.mark.long
 def test_the_consume_quota_applies_to_every_kind_of_consumer(mq: raymq.Client, tmp_path: Path) -> None:
     count = 4 * READ_PER_S
     mq.admin.create_topic("bulk", 1)
@@ -603,7 +601,6 @@ def test_a_deleted_user_is_refused_on_open_connections(mq: raymq.Client, tmp_pat
     ray.kill(program)
 
 
-@pytest.mark.long
 def test_access_outlives_the_servers(mq: raymq.Client) -> None:
     """Users and their rights are still valid after the servers restart. This test is the last of the module, so that it
     also covers the changes that earlier tests made."""
