@@ -1,18 +1,25 @@
-"""Helpers for tests: check many cases in one test, choose the number of Hypothesis examples, and choose the seed of a
-chaos test."""
+"""Helpers for tests: check many cases in one test, make an error of each class, choose the number of Hypothesis
+examples, and choose the seed of a chaos test."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
+
+import raymq.common.errors
+from raymq.common.errors import RaymqError
 
 Case = TypeVar("Case")
 
 QUICK_EXAMPLES = 40
+ERRORS = [kind for _, kind in inspect.getmembers(raymq.common.errors, inspect.isclass) if issubclass(kind, RaymqError)]
+VALUES: dict[str, Any] = {"str": "orders", "tuple[str, ...]": ("order", "borders"), "bytes": b"5"}
+"""A value for an argument of an error, by the argument's annotation. Every other argument gets the number 5."""
 
 
 def examples(full: int) -> int:
@@ -48,3 +55,11 @@ def check_all(cases: Iterable[Case], check: Callable[[Case], None]) -> None:
     assert count, "no case to check"
     if errors:
         raise BaseExceptionGroup(f"{len(errors)} of {count} cases", errors)
+
+
+def any_error(kind: type[RaymqError]) -> RaymqError:
+    """Return an error of the class `kind`, with a value of the right type for each argument."""
+    if not inspect.isfunction(kind.__init__):
+        return kind("it failed")
+    arguments = list(inspect.signature(kind.__init__).parameters.values())[1:]
+    return kind(*(VALUES.get(argument.annotation, 5) for argument in arguments))

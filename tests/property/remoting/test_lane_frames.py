@@ -52,7 +52,7 @@ from raymq.remoting.lane.reads import (
     encode_wait,
 )
 from raymq.remoting.lane.server import LaneServer
-from tests.support.clients.every_error import ERRORS, any_error
+from tests.support.cases import ERRORS, any_error
 from tests.support.clients.fakes import WAIT_S
 from tests.support.clients.lanes import ECHO, StorageDouble, echo_server
 from tests.support.history.waiting import eventually

@@ -11,7 +11,7 @@ import pytest
 from actors.broker.plain_answers import plain_error, plain_errors, plain_pull_result, plain_send_result
 from raymq.common.errors import RaymqError, RequestTimeoutError, TopicNotExistError
 from raymq.common.message import MessageExt, MessageQueue, PullResult, PullStatus, SendResult, SendStatus
-from tests.support.clients.every_error import ERRORS, any_error
+from tests.support.cases import ERRORS, any_error
 
 MESSAGE = MessageExt(
     topic="orders",
