@@ -124,7 +124,7 @@ def test_a_session_with_a_killed_java_raises_and_the_next_session_works(mq: raym
 
 def test_a_start_that_takes_too_long_or_fails_leaves_nothing(mq: raymq.Client) -> None:
     with (
-        pytest.raises(raymq.RequestTimeoutError, match="the start of Spark"),
+        pytest.raises(raymq.RequestTimeoutError, match="starting Spark"),
         spark_session("late", executor_memory=MEMORY, start_timeout_s=1.0),
     ):
         pytest.fail("unreachable")
@@ -169,6 +169,6 @@ def test_a_node_that_lacks_something_is_named_before_spark_starts(
 ) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/nowhere/python")
     node = ray.get_runtime_context().get_node_id()
-    with pytest.raises(raymq.ClientStateError, match=rf"node {node[:8]}: no Python at /nowhere/python"):
+    with pytest.raises(raymq.ClientStateError, match=rf"node {node[:8]}: .*no Python at /nowhere/python"):
         sessions.spark_session("x", executor_memory=MEMORY).__enter__()
     assert java_processes() == []
