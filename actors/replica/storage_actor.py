@@ -478,7 +478,8 @@ class Storage:
 
     @ray.method(concurrency_group="orders")
     def obey(self, order: Order | None, newest: SyncStateSet | None) -> ReplicaState:
-        """Store the sync-state set `newest` of the Controller, then execute the Controller's `order` (Replica.obey)."""
+        """Store `newest`, the Controller's newest sync-state set. Then execute `order`, the Controller's order to this
+        replica (Replica.obey)."""
         return self._require_replica().obey(order, newest)
 
     @ray.method(concurrency_group="replicate")

@@ -22,7 +22,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConsoleUser:
-    """A user who is logged in to the console.
+    """A logged-in user of the console.
 
     `name`: the name that the user entered at login. The audit log shows this name. The name proves nothing, because
     several users may share a token. `session`: the id of the user's session. A script that sends its token with each
