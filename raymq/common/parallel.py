@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
+from itertools import takewhile
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
@@ -120,6 +121,18 @@ def is_shutdown_error(error: RuntimeError) -> bool:
     return "interpreter shutdown" in str(error)
 
 
+def start_thread(thread: threading.Thread) -> bool:
+    """Start a thread. Returns False if the interpreter shuts down and can start no thread; the caller then makes the
+    thread's call itself. Raises RuntimeError if the thread cannot be started for another reason."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        if not is_shutdown_error(error):
+            raise
+        return False
+    return True
+
+
 def aside(function: Callable[..., Result], *arguments: Any, **keywords: Any) -> Result:
     """Make a call that no signal handler interrupts. If the main thread calls `aside`, the call runs in a helper
     thread.
@@ -179,16 +192,9 @@ def map_parallel(
 
     count = min(len(todo), threads_max)
     threads = [threading.Thread(target=work, name=f"{name}-{index}", daemon=True) for index in range(count)]
-    started = []
-    for thread in threads:
-        try:
-            thread.start()
-        except RuntimeError as error:
-            if not is_shutdown_error(error):
-                raise
-            work()
-            break
-        started.append(thread)
+    started = list(takewhile(start_thread, threads))
+    if len(started) < len(threads):
+        work()
     for thread in started:
         thread.join()
     if failures:

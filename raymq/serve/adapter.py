@@ -24,7 +24,7 @@ from ray.serve.schema import TaskProcessorAdapter, TaskProcessorConfig, TaskResu
 
 from raymq.common.errors import ClientStateError, InvalidArgumentError, RaymqError
 from raymq.common.numbers import TIME_S, NumberRange, bounded, checked, seconds
-from raymq.common.parallel import is_shutdown_error
+from raymq.common.parallel import start_thread
 from raymq.serve.config import TaskSettings
 from raymq.serve.connection import TaskConnection
 from raymq.serve.decisions import TaskRules
@@ -275,11 +275,7 @@ def _apart(call: Callable[[], T]) -> T:
             failed.append(error)
 
     thread = threading.Thread(target=run, name="raymq-serve", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError as error:
-        if not is_shutdown_error(error):
-            raise
+    if not start_thread(thread):
         return call()
     thread.join()
     if failed:

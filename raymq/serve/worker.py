@@ -28,7 +28,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from raymq.common.errors import ClientStateError, RaymqError
 from raymq.common.message import MessageExt, SendResult
-from raymq.common.parallel import is_shutdown_error
+from raymq.common.parallel import start_thread
 from raymq.common.retry import Backoff
 from raymq.serve.decisions import HandlerResult, TaskEnd, TaskRules, TaskRun
 from raymq.serve.states import StateRecord, TaskHistory
@@ -152,16 +152,12 @@ class TaskWorker:
             )
         self._closed = True
         closing = threading.Thread(target=self._leave, name=f"leave-{self._rules.settings.queue}", daemon=True)
-        try:
-            closing.start()
-        except RuntimeError as error:
-            if not is_shutdown_error(error):
-                raise
-            self._leave()
-        else:
+        if start_thread(closing):
             # If no broker answers, leaving the consumer group takes longer than LEAVE_MAX_S. The thread `closing` then
             # continues in the background.
             closing.join(LEAVE_MAX_S)
+        else:
+            self._leave()
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _leave(self) -> None:
