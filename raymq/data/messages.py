@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from raymq.client.producer.checks.table_columns import plain_column, plain_type
+from raymq.client.producer.checks.table_columns import plain_table
 from raymq.common.errors import InvalidArgumentError, MessageIllegalError
 from raymq.records.kernels.byte_column import ByteColumn, text_array
 
@@ -64,9 +64,7 @@ def to_messages(rows: pa.Table, chosen: MessageFields) -> pa.Table:
     """Convert rows into a table of messages, in the same order. Raises InvalidArgumentError if a field does not exist
     or has an unsuitable type, and MessageIllegalError if a value cannot be serialized."""
     chosen.check(rows.column_names)
-    for number, field in enumerate(rows.schema):
-        if field.type != plain_type(field.type):
-            rows = rows.set_column(number, field.name, plain_column(rows.column(number)))
+    rows = plain_table(rows)
     columns: dict[str, pa.ChunkedArray | pa.Array] = {"body": _bodies(rows, chosen)}
     if chosen.tags is not None:
         columns["tags"] = rows[chosen.tags]

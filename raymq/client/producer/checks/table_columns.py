@@ -35,12 +35,18 @@ def sendable_columns(table: pa.Table) -> pa.Table:
     unnamed = [name for name in table.column_names if _PANDAS_INDEX.fullmatch(name)]
     table = table.drop_columns(unnamed) if unnamed else table
     _check_columns(table.schema)
-    for number, field in enumerate(table.schema):
-        if field.name != "body" and field.type != plain_type(field.type):
-            table = table.set_column(number, field.name, plain_column(table.column(number)))
+    table = plain_table(table, except_column="body")
     if "sharding_key" in table.column_names and pa.types.is_uint64(table.schema.field("sharding_key").type):
         number = table.column_names.index("sharding_key")
         table = table.set_column(number, "sharding_key", _signed(table.column(number)))
+    return table
+
+
+def plain_table(table: pa.Table, *, except_column: str = "") -> pa.Table:
+    """Return the table with plain columns (`plain_column`), except the column `except_column`."""
+    for number, field in enumerate(table.schema):
+        if field.name != except_column and field.type != plain_type(field.type):
+            table = table.set_column(number, field.name, plain_column(table.column(number)))
     return table
 
 
