@@ -134,11 +134,11 @@ class RouteCache:
         """
         try:
             return self.get(topic).require_permission()
-        except TopicNotExistError:
+        except TopicNotExistError as missing:
             try:
                 creators = self.get(AUTO_CREATE_TOPIC)
             except (TopicNotExistError, AccessDeniedError):  # automatic creation is off, or not allowed to this user
-                raise TopicNotExistError(topic, self._nearest(topic)) from None
+                raise missing from None
         nums = default_topic_queue_nums
         counts = {data.broker_name: max(1, min(nums, data.write_queue_nums)) for data in creators.queues}
         layout = format_order_config(counts)
