@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from raymq.common.places import parse_queue
 from raymq.common.protocol.group import RETRY_MAX_TIMES, RETRY_QUEUE_NUMS
 from raymq.tools.cli.entry import cli
 from raymq.tools.cli.known_names import completes, forget_name, remember_all_names, remember_name
-from raymq.tools.cli.options import group_argument, number_option, queue_option, topic_argument
+from raymq.tools.cli.options import given_options, group_argument, number_option, queue_option, topic_argument
 from raymq.tools.cli.terminal.command import CommandResult, command, fields_result, rows_result, stats_result
 from raymq.tools.cli.terminal.output import Table, duration
 
@@ -50,11 +49,6 @@ def settings_options(function: Any) -> Any:
     return function
 
 
-def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return only the settings whose options the user gave."""
-    return {name: value for name, value in settings.items() if value is not None}
-
-
 @cli.group()
 def group() -> None:
     """Create, list, describe, change and delete consumer groups, and move their offsets."""
@@ -68,7 +62,7 @@ def group_create(admin: Admin, group_name: str, **settings: Any) -> CommandResul
 
     Example: raymq group create billing --retry-max-times 5
     """
-    admin.create_group(group_name, **_given(settings))
+    admin.create_group(group_name, **given_options(**settings))
     remember_name("groups", group_name)
     return fields_result(asdict(admin.group_config(group_name)))
 
@@ -208,7 +202,7 @@ def group_update(admin: Admin, group_name: str, **changes: Any) -> CommandResult
 
     Example: raymq group update billing --retry-max-times 5
     """
-    wanted = _given(changes)
+    wanted = given_options(**changes)
     config = admin.update_group(group_name, **wanted) if wanted else admin.group_config(group_name)
     return fields_result(asdict(config))
 

@@ -83,6 +83,11 @@ def number_option(
     )
 
 
+def given_options(**options: Any) -> dict[str, Any]:
+    """Return the command-line options that the user gave: the options whose value is not None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def max_option(text: str, bounds: NumberRange = POSITIVE, default: int | None = None) -> Callable[[Any], Any]:
     """Return the command-line option `--max`. The command's function gets its value as the argument `limit`."""
     return number_option("--max", bounds, text, default, name="limit")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -11,7 +11,7 @@ from raymq.common.protocol.attributes import CLEANUP_POLICY, MESSAGE_TYPE, RESER
 from raymq.common.protocol.route import PERM_READ, PERM_WRITE, QUEUES
 from raymq.tools.cli.entry import cli
 from raymq.tools.cli.known_names import forget_name, remember_all_names, remember_name
-from raymq.tools.cli.options import number_option, topic_argument
+from raymq.tools.cli.options import given_options, number_option, topic_argument
 from raymq.tools.cli.terminal.command import CommandResult, command, rows_result, stats_result
 from raymq.tools.cli.terminal.output import Table
 
@@ -38,11 +38,6 @@ retention_option = click.option(
 def _seconds(retention: str | None) -> float | None:
     """Convert the value of the option --retention to seconds."""
     return None if retention is None else 0.0 if retention == "0" else parse_duration_ms(retention) / 1000
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    """Return the command-line options that the user gave: the options whose value is not None."""
-    return {key: value for key, value in options.items() if value is not None}
 
 
 @cli.group()
@@ -77,7 +72,7 @@ def topic_create(
     brokers: str | None,
 ) -> CommandResult:
     """Create a topic. Example: raymq topic create orders --queues 8 --type fifo --retention 12h"""
-    options = _given(
+    options = given_options(
         message_type=message_type,
         queue_type=queue_type,
         reserve_time_s=_seconds(retention),
@@ -135,11 +130,11 @@ def topic_update(
 ) -> CommandResult:
     """Add queues to a topic, or change what it accepts. Example: raymq topic update orders --queues 16 --type fifo"""
     given = {"queues": queues, "perm": perm, "type": message_type, "retention": retention}
-    changed = _given(**given)
+    changed = given_options(**given)
     if not changed:
         raise click.UsageError("nothing to change: pass at least one of --queues, --perm, --type and --retention")
     bits = None if perm is None else sum(_PERMISSIONS[letter] for letter in perm)
-    options = _given(queues=queues, perm=bits, message_type=message_type, reserve_time_s=_seconds(retention))
+    options = given_options(queues=queues, perm=bits, message_type=message_type, reserve_time_s=_seconds(retention))
     admin.update_topic(topic_name, **options)
     text = ", ".join(f"{key} {value}" for key, value in changed.items())
     return CommandResult({"topic": topic_name, **given}, f"topic {topic_name} has {text} now")
