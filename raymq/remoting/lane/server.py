@@ -139,7 +139,7 @@ class LaneServer:
         self._tls: TlsContext | None = None
         self._listening = threading.Lock()
         name = f"\0raymq-{label}-{secrets.token_hex(8)}"
-        self._doors: list[_ListeningSocket] = []
+        self._listeners: list[_ListeningSocket] = []
         self._listen(socket.AF_UNIX, name)
         self.address = LaneAddress(name, secrets.token_bytes(32))
         if host:
@@ -174,10 +174,10 @@ class LaneServer:
         self.address = replace(self.address, host=host, port=port, tls=tls is not None)
 
     def _listen(self, family: int, address: str | tuple[str, int]) -> socket.socket:
-        door = _ListeningSocket(_listen(family, address))
-        self._doors.append(door)
-        self.loop.watch(door.listener.fileno(), select.EPOLLIN, partial(self._accept, door))
-        return door.listener
+        listening = _ListeningSocket(_listen(family, address))
+        self._listeners.append(listening)
+        self.loop.watch(listening.listener.fileno(), select.EPOLLIN, partial(self._accept, listening))
+        return listening.listener
 
     def close(self) -> None:
         """Stop accepting connections, close every connection, and end the server's thread. Idempotent."""
@@ -198,40 +198,40 @@ class LaneServer:
 
     def _close_all(self) -> None:
         self._is_closed = True
-        for connection in (*self._connections, *(one for door in self._doors for one in door.handshakes)):
+        for connection in (*self._connections, *(one for listening in self._listeners for one in listening.handshakes)):
             connection.close()
-        for door in self._doors:
-            self.loop.forget(door.listener.fileno())
-            door.listener.close()
+        for listening in self._listeners:
+            self.loop.forget(listening.listener.fileno())
+            listening.listener.close()
 
     # Accepting connections
 
-    def _accept(self, door: _ListeningSocket, _events: int) -> None:
+    def _accept(self, listening: _ListeningSocket, _events: int) -> None:
         for _ in range(ACCEPTS_MAX):
-            if door.is_full:
-                self._drop_overdue(door)
-                if door.is_full:
-                    self._set_accepting(door, False)
+            if listening.is_full:
+                self._drop_overdue(listening)
+                if listening.is_full:
+                    self._set_accepting(listening, False)
                     return
             try:
-                client, peer = door.listener.accept()
+                client, peer = listening.listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:  # No file descriptor is free: stop accepting connections for a while.
-                if not door.is_failing:
+                if not listening.is_failing:
                     logger.warning("the lane server cannot accept connections now, retrying: %s", error)
-                door.is_failing = True
-                self._set_accepting(door, False)
-                self.loop.call_at(time.monotonic() + ACCEPT_PAUSE_S, lambda: self._set_accepting(door, True))
+                listening.is_failing = True
+                self._set_accepting(listening, False)
+                self.loop.call_at(time.monotonic() + ACCEPT_PAUSE_S, lambda: self._set_accepting(listening, True))
                 return
-            door.is_failing = False
+            listening.is_failing = False
             try:
-                self._begin(client, peer, door)
+                self._begin(client, peer, listening)
             except OSError as error:
                 logger.info("a new connection to %s has ended: %s", self.label, error)
                 client.close()
 
-    def _begin(self, client: socket.socket, peer: Any, door: _ListeningSocket) -> None:
+    def _begin(self, client: socket.socket, peer: Any, listening: _ListeningSocket) -> None:
         is_unix = client.family == socket.AF_UNIX
         if is_unix and _peer_uid(client) not in (os.geteuid(), 0):
             client.close()
@@ -244,34 +244,34 @@ class LaneServer:
             if self._tls is not None:
                 stream = TlsStream(client, self._tls.current(), self._tls.files)
         connection = Connection(self, stream, checked=not is_unix, peer="" if is_unix else str(peer[0]))
-        door.handshakes[connection] = time.monotonic()
-        self._look_after_handshakes(door)
+        listening.handshakes[connection] = time.monotonic()
+        self._look_after_handshakes(listening)
         try:
             connection.start()
         except OSError:
             connection.close()
 
-    def _set_accepting(self, door: _ListeningSocket, accepts: bool) -> None:
-        if accepts != door.is_accepting and not self._is_closed:
-            door.is_accepting = accepts
-            self.loop.change(door.listener.fileno(), select.EPOLLIN if accepts else 0)
+    def _set_accepting(self, listening: _ListeningSocket, accepts: bool) -> None:
+        if accepts != listening.is_accepting and not self._is_closed:
+            listening.is_accepting = accepts
+            self.loop.change(listening.listener.fileno(), select.EPOLLIN if accepts else 0)
 
-    def _look_after_handshakes(self, door: _ListeningSocket) -> None:
+    def _look_after_handshakes(self, listening: _ListeningSocket) -> None:
         """Start the timer that closes the connection with the oldest handshake, unless the timer is running."""
-        if door.timer is None and door.handshakes:
-            due_s = next(iter(door.handshakes.values())) + door.patience_s
-            door.timer = self.loop.call_at(due_s, partial(self._drop_overdue, door))
+        if listening.timer is None and listening.handshakes:
+            due_s = next(iter(listening.handshakes.values())) + listening.patience_s
+            listening.timer = self.loop.call_at(due_s, partial(self._drop_overdue, listening))
 
-    def _drop_overdue(self, door: _ListeningSocket) -> None:
-        if door.timer is not None:
-            self.loop.cancel(door.timer)
-            door.timer = None
+    def _drop_overdue(self, listening: _ListeningSocket) -> None:
+        if listening.timer is not None:
+            self.loop.cancel(listening.timer)
+            listening.timer = None
         now_s = time.monotonic()
-        for connection, start_s in list(door.handshakes.items()):
-            if start_s + door.patience_s > now_s:
+        for connection, start_s in list(listening.handshakes.items()):
+            if start_s + listening.patience_s > now_s:
                 break
             connection.close()
-        self._look_after_handshakes(door)
+        self._look_after_handshakes(listening)
 
     def admit(self, connection: Connection) -> bool:
         """Register a connection whose client has the lane's secret. Returns False if the server already has
@@ -291,9 +291,9 @@ class LaneServer:
         self._let_in(self.turns.leave(connection, time.monotonic()))
 
     def _end_handshake(self, connection: Connection) -> None:
-        for door in self._doors:
-            if door.handshakes.pop(connection, None) is not None and not door.is_failing:
-                self._set_accepting(door, True)
+        for listening in self._listeners:
+            if listening.handshakes.pop(connection, None) is not None and not listening.is_failing:
+                self._set_accepting(listening, True)
 
     # The turns in which large frames are received
 

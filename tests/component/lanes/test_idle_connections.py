@@ -141,7 +141,7 @@ def test_a_full_port_does_not_affect_the_unix_socket(monkeypatch, tmp_path):
     try:
         with ExitStack() as stack:
             knock(actor, stack, IDLE)
-            port = actor.lanes.server._doors[1]
+            port = actor.lanes.server._listeners[1]
             eventually(lambda: not port.is_accepting, "the port takes no more")
             for _ in range(4):
                 lane = stack.enter_context(closing(Lane(unix_only(actor.lanes.address), timeout_s=WAIT_S)))

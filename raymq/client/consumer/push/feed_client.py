@@ -56,7 +56,7 @@ class FeedClient:
         payload = encode_call("next_tasks", (self._name, self._life, epoch, got))
 
         def over_lane(lane: Lane, left_s: float) -> TaskBatch:
-            return read_hand_over(lane.call(FrameKind.CALL, (payload,), left_s).payload)
+            return read_task_batch(lane.call(FrameKind.CALL, (payload,), left_s).payload)
 
         return self._lanes.call("next_tasks", over_lane, NEXT_WAIT_S + FEED_CALL_TIMEOUT_S)
 
@@ -69,8 +69,8 @@ class FeedClient:
         )
 
 
-def read_hand_over(payload: bytes | memoryview) -> TaskBatch:
+def read_task_batch(payload: bytes | memoryview) -> TaskBatch:
     """Decode a task batch that `encode_result` has encoded. Raises ServiceNotAvailableError if the payload is not a
     task batch."""
-    hand_over: TaskBatch = decode_result(payload, TaskBatch)
-    return hand_over
+    batch: TaskBatch = decode_result(payload, TaskBatch)
+    return batch

@@ -130,19 +130,19 @@ class TaskFeed:
 
     # Methods that begin tasks
 
-    def begin(self, hand_over: TaskBatch) -> None:
+    def begin(self, batch: TaskBatch) -> None:
         """Begin the tasks of a task batch. Does nothing if the batch was already received."""
         with self._lock:
-            if hand_over.epoch > self.epoch:
+            if batch.epoch > self.epoch:
                 left, self._requests, self._reported_s = self._requests, {}, {}
                 self._not_begun.clear()
-                self.epoch, self.got = hand_over.epoch, 0
+                self.epoch, self.got = batch.epoch, 0
                 for request in left.values():
                     self._pool.cancel(request)
-            if hand_over.epoch < self.epoch or hand_over.number <= self.got:
+            if batch.epoch < self.epoch or batch.number <= self.got:
                 return
-            self.got = hand_over.number
-        for task in hand_over.tasks:
+            self.got = batch.number
+        for task in batch.tasks:
             self._begin_task(task)
         if self._asleep:
             self._news.set()

@@ -19,7 +19,7 @@ from actors.pull import listener_feed as pull_feed
 from actors.pull.instance_state import InstanceState
 from actors.pull.listener_feed import FeedThread, ListenerFeed
 from raymq.client.consumer.push import feed_client
-from raymq.client.consumer.push.feed_client import FeedClient, PullDescription, read_hand_over
+from raymq.client.consumer.push.feed_client import FeedClient, PullDescription, read_task_batch
 from raymq.client.consumer.push.settings import PushSettings
 from raymq.client.consumer.push.task_feed import TaskFeed
 from raymq.client.consumer.subscription import Subscription
@@ -73,12 +73,12 @@ class Process:
     def next_tasks(self, epoch, got) -> TaskBatch:
         answer: Future[bytes] = Future()
         self._living().asked(self.life, epoch, got, answer.set_result)
-        hand_over = read_hand_over(answer.result(WAIT_S))
-        if self.lose_next and hand_over.tasks:
+        batch = read_task_batch(answer.result(WAIT_S))
+        if self.lose_next and batch.tasks:
             self.lose_next -= 1
             raise ServiceNotAvailableError("the lane broke")
         self._living()
-        return hand_over
+        return batch
 
     def report(self, epoch, reports) -> None:
         self._living().reported(self.life, epoch, reports)
@@ -532,7 +532,7 @@ def test_a_listener_gets_the_tasks_of_a_portion_but_one_at_least(scenes, portion
         *(scene.handle.process.life, 0, 0, answers.append, portion),
         lambda size, messages: told.append((size, messages)),
     )
-    tasks = read_hand_over(answers[0]).tasks
+    tasks = read_task_batch(answers[0]).tasks
     assert sum(one.count for one in tasks) == handed
     assert told == [(sum(one.size_bytes for one in tasks), handed)]
 
@@ -544,7 +544,7 @@ def test_the_fetching_thread_delivers_messages_to_a_waiting_listener(scenes):
     answers: list[tuple[int, threading.Thread]] = []
 
     def answer(payload: bytes) -> None:
-        answers.append((len(read_hand_over(payload).tasks), threading.current_thread()))
+        answers.append((len(read_task_batch(payload).tasks), threading.current_thread()))
 
     scene.feed._wake = woken.append
     scene.feed.asked(scene.handle.process.life, 0, 0, answer)

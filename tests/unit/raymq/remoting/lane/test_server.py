@@ -514,7 +514,7 @@ def test_silent_connections_that_fill_the_backlog_keep_nobody_from_a_lane(monkey
     """Silent connections that fill the backlog do not keep other clients from connecting. The test opens more
     connections than can authenticate and wait in the backlog together."""
     monkeypatch.setattr(lane_server, "HANDSHAKES_MAX", 16)
-    server._doors[0].listener.listen(32)
+    server._listeners[0].listener.listen(32)
     streams = [socket.socket(socket.AF_UNIX) for _ in range(100)]
     try:
         refused = 0
@@ -528,7 +528,7 @@ def test_silent_connections_that_fill_the_backlog_keep_nobody_from_a_lane(monkey
         # while the backlog is full.
         assert echo(connect(), b"1") == b"1"
         print(f"the backlog was full for {refused} connections")
-        eventually(lambda: not server._doors[0].handshakes, "all of them are dropped", WAIT_S)
+        eventually(lambda: not server._listeners[0].handshakes, "all of them are dropped", WAIT_S)
     finally:
         for stream in streams:
             stream.close()

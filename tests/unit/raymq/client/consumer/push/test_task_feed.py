@@ -148,10 +148,10 @@ def test_a_task_that_takes_long_is_reported_in_parts(received, monkeypatch):
 
 def test_a_hand_over_that_comes_twice_is_consumed_once(received):
     feed = feed_of(received.append)
-    hand_over = TaskBatch(1, 1, (task_of(b"a"),))
-    feed.begin(hand_over)
+    batch = TaskBatch(1, 1, (task_of(b"a"),))
+    feed.begin(batch)
     assert report_about(feed, 1).ended
-    feed.begin(hand_over)
+    feed.begin(batch)
     assert reports_of(feed) == {}
     assert len(received) == 1
 
