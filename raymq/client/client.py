@@ -35,7 +35,7 @@ from raymq.common.message import ConsumeFromWhere, MessageQueue
 from raymq.common.names import BROKER_GROUPS_MAX, TRACE_TOPIC, check_topic
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
 from raymq.common.numbers import INT32_MAX, NOT_NEGATIVE, POINT_IN_TIME_MS, NumberRange, bounded, checked
-from raymq.common.parallel import aside
+from raymq.common.parallel import aside, start_thread
 from raymq.common.protocol.group import StartOffsetQuery
 from raymq.common.retry import persist_until
 from raymq.remoting.access.credentials import Credentials, find_credentials
@@ -559,7 +559,8 @@ class Client(Closing):
         future must not wait. If `close` is called in such a callback, it returns at once, and another thread closes the
         client."""
         if in_sender():
-            threading.Thread(target=self.close, name="client-close", daemon=True).start()
+            # If no thread can start, the interpreter exits, and the exit handler closes the client.
+            start_thread(threading.Thread(target=self.close, name="client-close", daemon=True))
             return
         with self._lock:
             if self._closed or os.getpid() != self._pid:

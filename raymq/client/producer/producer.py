@@ -42,7 +42,7 @@ from raymq.common.errors import ClientStateError, RequestTimeoutError, SendUnkno
 from raymq.common.message import Message, MessageExt, SendResult
 from raymq.common.names import check_group
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
-from raymq.common.parallel import aside
+from raymq.common.parallel import aside, start_thread
 from raymq.common.protocol.request_reply import PendingRequest, Reply, Requests, RequestStatistics, reply_message
 from raymq.common.retry import Backoff
 from raymq.remoting.master_locator import RouteSource
@@ -335,7 +335,8 @@ class Producer(Closing):
         returns at once, and another thread closes the producer.
         """
         if in_sender():
-            threading.Thread(target=self.close, name="producer-close", daemon=True).start()
+            # If no thread can start, the interpreter exits, and the client's exit handler closes the producer.
+            start_thread(threading.Thread(target=self.close, name="producer-close", daemon=True))
             return
         senders = self.pipeline.stop()
         if senders is None:

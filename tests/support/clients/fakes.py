@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,21 @@ from raymq.remoting.storage_client import StorageDescription
 
 WAIT_S = 60.0
 """Timeout of every wait in a test, in seconds. A successful wait takes far less time."""
+
+AT_SHUTDOWN = "can't create new thread at interpreter shutdown"
+"""The text of the RuntimeError with which Python 3.12 and 3.13 refuse to start a thread at the interpreter's exit."""
+
+
+@contextmanager
+def no_thread_starts() -> Iterator[None]:
+    """Let no thread start within the block, as at the exit of Python 3.12."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError(AT_SHUTDOWN)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        yield
 
 
 def topic_route(topic: str = "orders", **queues: int) -> TopicRoute:

@@ -29,6 +29,7 @@ from raymq.common.errors import (
     TopicNotExistError,
 )
 from raymq.common.message import MessageQueue
+from raymq.common.parallel import start_thread
 from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset, StartOffsetQuery
 from raymq.common.retry import Backoff
 
@@ -242,7 +243,8 @@ class _BrokerThread:
         """Time until which this thread makes no call, after a call to its broker has failed. Work of other consumers
         would fail at the same broker."""
         self._closed = closed
-        threading.Thread(target=self._run, name=f"offsets-{broker_name}", daemon=True).start()
+        # At the interpreter's exit no thread starts; `OffsetCommitter.commit` calls the broker in its caller's thread.
+        start_thread(threading.Thread(target=self._run, name=f"offsets-{broker_name}", daemon=True))
 
     def schedule(self, work: _BrokerWork, at_s: float) -> None:
         with self._changed:

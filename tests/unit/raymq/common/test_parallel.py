@@ -10,6 +10,7 @@ from textwrap import dedent
 import pytest
 
 from raymq.common.parallel import map_parallel
+from tests.support.clients.fakes import AT_SHUTDOWN
 
 WAIT_S = 60.0
 
@@ -115,10 +116,6 @@ def test_a_signal_that_comes_just_before_the_wait_is_handled_soon() -> None:
         """)
         == "200"
     )
-
-
-AT_SHUTDOWN = "can't create new thread at interpreter shutdown"
-"""The text of the RuntimeError with which Python 3.12 and 3.13 refuse to start a thread at the interpreter's exit."""
 
 
 def test_calls_at_the_interpreters_exit_are_made() -> None:

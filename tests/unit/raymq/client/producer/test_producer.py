@@ -31,7 +31,7 @@ from raymq.common.message import Message, MessageQueue, SendStatus, SystemMessag
 from raymq.records.format.decode import decode_records
 from raymq.records.format.hashing import java_hash
 from raymq.records.format.message_id import parse_offset_message_id
-from tests.support.clients.fakes import WAIT_S, FakeRoutes, FakeStore, topic_route
+from tests.support.clients.fakes import WAIT_S, FakeRoutes, FakeStore, no_thread_starts, topic_route
 from tests.support.clients.producers import Gate, handed_over
 from tests.support.history.waiting import eventually
 
@@ -693,3 +693,25 @@ def test_a_callback_of_a_send_may_close_the_producer_which_loses_nothing(make, c
     assert store.everything() == [b"first", b"0", b"1", b"2"]
     with pytest.raises(ClientStateError, match="closed"):
         producer.send(Message("orders", b"late"))
+
+
+def test_a_close_in_a_callback_at_the_exit_raises_no_error_although_no_thread_starts(make):
+    gate, raised = Gate(), []
+    producer = make(store := FakeStore(script=[gate]))
+    future = producer.send_async(Message("orders", b"last"))
+    assert gate.entered.wait(WAIT_S)
+
+    def close(future) -> None:
+        try:
+            with no_thread_starts():
+                producer.close()
+            raised.append(None)
+        except BaseException as error:
+            raised.append(error)
+
+    future.add_done_callback(close)
+    gate.opened.set()
+    eventually(lambda: raised, "the callback", WAIT_S)
+    assert raised == [None]
+    producer.close()  # the client's exit handler closes the producer
+    assert store.everything() == [b"last"]

@@ -18,7 +18,7 @@ from raymq.common.errors import GroupNotExistError, NoPermissionError, ServiceNo
 from raymq.common.message import MessageQueue
 from raymq.common.protocol.group import CommitAnswer, QueueOffset
 from raymq.common.protocol.membership import GroupAssignment
-from tests.support.clients.fakes import WAIT_S
+from tests.support.clients.fakes import WAIT_S, no_thread_starts
 from tests.support.clients.records import fetched_of
 from tests.support.history.waiting import eventually
 
@@ -158,6 +158,19 @@ def test_granted_queues_begin_at_the_offsets_of_the_broker(scene):
     assert scene.wanted() == {A: 10, B: 10}
     assert [broker.prepared for broker in scene.brokers.values()] == [1, 1]
     assert scene.on_started.called
+
+
+def test_a_consumer_can_prepare_and_commit_at_the_exit_where_no_thread_starts(make_scene):
+    scene = make_scene(None)
+    with no_thread_starts():
+        scene.grant(A)
+        scene.committer.prepare(["broker-a"], WAIT_S)
+    with scene.lock:
+        [starting] = scene.core.starting("broker-a", forbidden=False)
+        scene.core.started(starting, QueueOffset(10))
+    scene.consume(A, 10, 11)
+    assert scene.committer.commit(WAIT_S) == {A: 12}
+    assert scene.brokers["broker-a"].prepared == 1
 
 
 def test_a_queue_that_the_answer_for_many_leaves_out_is_asked_for_by_itself(scene):
