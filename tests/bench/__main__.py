@@ -89,13 +89,13 @@ def main() -> None:
                     take(section, _run(section, client, beside, sync=sync, rounds=rounds, size=size))
         if "copies" in only:
             take("copies", copies.copies(directory, rounds=rounds, scale=size))
-    console.print(as_table(figures))
-    missed = [f"{figure.section}: {figure.name}" for figure in figures if figure.reached() is False]
-    console.print(f"{len(missed)} goals are not reached{': ' if missed else ''}{'; '.join(missed)}")
     if options.markdown:
         options.markdown.write_text(as_markdown(figures))
     if options.json:
         _write(options.json, figures, time.monotonic() - started)
+    console.print(as_table(figures))
+    missed = [f"{figure.section}: {figure.name}" for figure in figures if figure.reached() is False]
+    console.print(f"{len(missed)} goals are not reached{': ' if missed else ''}{'; '.join(missed)}")
     if failed:
         sys.exit(f"these sections failed, see above: {', '.join(failed)}")
 

@@ -71,8 +71,11 @@ class Figure:
         return (max if self.more_is_better else min)(self.ours)
 
     def ratios(self, peer: str) -> list[float]:
-        """Return the ratio of raymq's value to the peer's value, for each round."""
-        return [ours.value / theirs.value for ours, theirs in zip(self.ours, self.peers[peer], strict=True)]
+        """Return the ratio of raymq's value to the peer's value, for each round in which the peer's value is not 0. A
+        short round can measure 0, for example of a waiting program's processor time. Empty if no round is left or the
+        peer was not measured."""
+        samples = zip(self.ours, self.peers[peer], strict=True) if peer in self.peers else ()
+        return [ours.value / theirs.value for ours, theirs in samples if theirs.value]
 
     @property
     def cpu_us(self) -> float | None:
@@ -81,16 +84,16 @@ class Figure:
         return min(taken) if taken else None
 
     def reached(self) -> bool | None:
-        """Return True if the measurement reaches all its goals. Goals whose peer was not measured do not count. Returns
-        None if no goal remains."""
+        """Return True if the measurement reaches all its goals. A goal without a ratio to its peer does not count.
+        Returns None if no goal remains."""
         looked = []
         for goal in self.goals:
             if goal.peer == "cpu":
                 looked += [] if self.cpu_us is None else [goal.holds(self.cpu_us)]
             elif not goal.peer:
                 looked.append(goal.holds(self.best.value))
-            elif goal.peer in self.peers:
-                looked.append(goal.holds(median(self.ratios(goal.peer))))
+            elif ratios := self.ratios(goal.peer):
+                looked.append(goal.holds(median(ratios)))
         return all(looked) if looked else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -105,9 +108,7 @@ class Figure:
             "peers": {
                 peer: {
                     "rounds": [sample.value for sample in samples],
-                    "ratio": median(self.ratios(peer)),
-                    "ratio_min": min(self.ratios(peer)),
-                    "ratio_max": max(self.ratios(peer)),
+                    **_summary(self.ratios(peer)),
                 }
                 for peer, samples in self.peers.items()
             },
@@ -155,10 +156,15 @@ def _cells(figure: Figure, peers: Sequence[str]) -> list[str]:
 
 
 def _ratio(figure: Figure, peer: str) -> str:
-    if peer not in figure.peers:
-        return ""
     ratios = figure.ratios(peer)
-    return f"{median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+    return f"{median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})" if ratios else ""
+
+
+def _summary(ratios: Sequence[float]) -> dict[str, float | None]:
+    """Return the median, the smallest and the largest ratio of all rounds for a JSON file; None if there is no
+    ratio."""
+    median_, least, most = (median(ratios), min(ratios), max(ratios)) if ratios else (None, None, None)
+    return {"ratio": median_, "ratio_min": least, "ratio_max": most}
 
 
 def _number(value: float) -> str:

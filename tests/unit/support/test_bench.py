@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench import peers
+from tests.bench.figures import Figure, Goal, as_markdown
 
 BENCH = Path(__file__).parents[2] / "bench" / "programs"
 ASK_ALL = """
@@ -57,3 +58,12 @@ def test_a_report_has_the_versions_of_the_installed_peers(
     server.chmod(0o755)
     monkeypatch.setattr(peers, "_program", lambda wanted: str(server) if wanted == program else "")
     assert peers.peer_versions() == {"ray": version("ray"), name: found}
+
+
+def test_a_round_in_which_a_peer_measures_0_has_no_ratio() -> None:
+    figure = Figure("waiting", "processor time", "%", False, [Goal("<=", 1.0, "redis")])
+    figure.add_round(lambda: 1.0, {"redis": lambda: 0.0})
+    assert (figure.ratios("redis"), figure.reached(), figure.as_dict()["peers"]["redis"]["ratio"]) == ([], None, None)
+    assert "| waiting: processor time | 1.00 % |  |  | redis <= 1 |  |" in as_markdown([figure])
+    figure.add_round(lambda: 1.0, {"redis": lambda: 2.0})
+    assert (figure.ratios("redis"), figure.reached(), figure.as_dict()["peers"]["redis"]["ratio"]) == ([0.5], True, 0.5)
