@@ -68,7 +68,8 @@ class Rebalance:
         self._new_topics = threading.Event()
         self._closed = threading.Event()
         self._looking = threading.Lock()
-        """Lock that a thread holds while it checks the register in Ray's GCS."""
+        """Lock that a thread holds while it checks the register (a key-value store in Ray's GCS) for claims to
+        slots."""
         for name, target in (("register", self._follow_register), ("routes", self._follow_routes)):
             threading.Thread(target=target, name=name, daemon=True).start()
         self._metrics = MetricsThread(metrics, "rebalance", str(RebalanceName(index)))

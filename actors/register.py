@@ -37,7 +37,7 @@ def next_life(name: str, carry_out: Callable[[Get | Put | Drop], Any] | None = N
     """Return the number, from 1, of a new process incarnation of the actor `name`.
 
     The number is larger than that of every earlier incarnation in this Ray cluster, regardless of clocks. `carry_out`
-    executes a register call.
+    executes a call to the register, a key-value store. By default, the register is in Ray's GCS.
     """
     carry_out = carry_out or _carry_out
     key = f"lives/{name}"

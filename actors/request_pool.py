@@ -56,7 +56,7 @@ class RequestKind(NamedTuple):
 
 
 class Timers(Protocol):
-    """The methods of a lane's event loop that set timers."""
+    """The methods for setting timers that a lane's event loop has. A lane is a direct socket connection."""
 
     @property
     def is_own_thread(self) -> bool: ...
@@ -79,7 +79,7 @@ class WaterMarks:
         self._highest, self._longest_s = 0, 0.0
 
     def note(self, length: int, wait_s: float, now_s: float) -> None:
-        """Record the current length of a queue, or how long a request has waited."""
+        """Record the current length of the request queue, or how long (`wait_s`) a request has waited in it."""
         if length > self._length or wait_s > self._wait_s or now_s >= self._until_s:
             self._note(length, wait_s, now_s)
 
@@ -93,7 +93,8 @@ class WaterMarks:
             self._highest, self._longest_s = max(self._highest, length), max(self._longest_s, wait_s)
 
     def since_start(self) -> tuple[int, float]:
-        """Return the maximum length of the request queue, and the longest wait in it in s, since the start."""
+        """Return the highest number of requests of this kind that ever waited, and the longest wait in s, since the
+        server's start."""
         return self._highest, self._longest_s
 
     def last_minute(self, now_s: float) -> tuple[int, float]:
@@ -167,7 +168,7 @@ class RequestQueue:
         return call
 
     def forget(self) -> None:
-        """Drop the requests that wait in the queue, without an answer."""
+        """Drop all waiting requests of this queue without answering them."""
         self._waiting.clear()
 
     def figures(self) -> RequestFigures:
@@ -233,7 +234,7 @@ class RequestPool:
     def __init__(
         self, name: str, threads: int, kinds: Iterable[RequestKind], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`name`: the prefix of the threads' names. The threads start with the first request."""
+        """`name`: the prefix of the names of the pool's threads. The threads start with the first request."""
         self._name, self._most = name, threads
         self._wakeups: SimpleQueue[RequestQueue | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -243,12 +244,12 @@ class RequestPool:
         self.queues = {kind.name: RequestQueue(kind, self, clock) for kind in kinds}
 
     def refuse_by(self, timers: Timers) -> None:
-        """Use these timers to reject requests as soon as they have waited too long. Without timers, such a request is
-        rejected only when a thread takes it."""
+        """Use `timers` to reject a request as soon as it has waited for a thread for too long. Without timers, such a
+        request is rejected only when a thread takes it."""
         self._timers = timers
 
     def limit(self, kinds: Iterable[RequestKind]) -> None:
-        """Change how many requests of these kinds may wait, and how long they may wait.
+        """Set how many requests of each of `kinds` may wait for a thread, and how long they may wait.
 
         The old maximum wait may still apply to requests that are already waiting.
         """
@@ -260,7 +261,7 @@ class RequestPool:
         return [queue.figures() for queue in self.queues.values()]
 
     def wake(self, queue: RequestQueue) -> None:
-        """Wake a thread for a request in `queue`."""
+        """Wake a thread of the pool to handle a request that waits in `queue`."""
         if not self._threads:
             self._start()
         self._wakeups.put(queue)
@@ -311,14 +312,14 @@ class RequestPool:
                 # a programming error must not end this thread: without threads no request would be served
                 except Exception:
                     logger.exception("a request of kind %r failed", queue.kind.name)
-            # delete the reference: `call` may refer to an answer, which would stay in memory while the thread waits for
-            # the next call
+            # Delete this reference to the call. The call may refer to an answer, which would otherwise stay in memory
+            # while the thread waits for the next call.
             del call
 
 
 def report_requests(reporter: Reporter, figures: Iterable[RequestFigures]) -> None:
-    """Report, by kind, the number of waiting requests, the longest wait of the last minute, and the number of rejected
-    requests."""
+    """Report, for each kind of request to this server: the number of waiting requests, the longest wait of the last
+    minute, and the number of rejected requests."""
     for one in figures:
         reporter.gauge("raymq_processor_watermark", one.waiting, processor=one.kind)
         reporter.gauge("raymq_request_wait_milliseconds", one.longest_last_minute_ms, processor=one.kind)

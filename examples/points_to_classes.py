@@ -136,7 +136,7 @@ def correct_share(points: Points, classes: Classes, seen: Points, found: Classes
 
 # %%
 def draw(points: Points, classes: Classes, file: Path) -> None:
-    """Draw the points in the colours of their classes."""
+    """Draw the points, each in the colour of its class, and save the image in `file`."""
     figure = Figure(figsize=(6, 5), layout="constrained")
     axes = figure.subplots()
     axes.scatter(points[:, 0], points[:, 1], c=classes, s=1, cmap="viridis")

@@ -36,7 +36,7 @@ def end_actor(name: str) -> None:
     try:
         handle = ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
-        return  # nothing to close: the actor has already ended
+        return  # the actor has already ended, so there is nothing to close
     if name in (CONSOLE, CONTROLLER) or name.startswith(("pull-", "rebalance-", "broker-", "storage-", "replicator-")):
         try:
             ActorRef(name).call("close", timeout_s=CLOSE_TIMEOUT_S)

@@ -126,8 +126,8 @@ MASTER_STEPS: Final[Mapping[tuple[MasterView, bool], MasterStep]] = {
     (MasterView.LEADING, False): MasterStep.RENEW,
     (MasterView.LEADING, True): MasterStep.RENEW,
 }
-"""The Controller's next step, by its view of the master and by the master's lease (True: the last lease has
-expired)."""
+"""The Controller's next step for a broker group. Each key is the Controller's view of the group's master, and True if
+the master's last lease has expired."""
 
 
 @dataclass(slots=True)
@@ -250,8 +250,8 @@ class GroupControl:
         return [*altered, self._renew(state, altered[0] if altered else record, alive)]
 
     def _view_master(self, record: Record, state: ReplicaState | None) -> MasterView:
-        """Return the Controller's view of the master that the journal's record names, from the master's newest report.
-        `state` None: the master has no recent report."""
+        """Return the state of the master that the journal's record names, as the Controller sees it. `state`: the
+        replica state that the master reported last; None if there is no recent report."""
         if record.master is None:
             return MasterView.NOBODY
         # If the recorded master has lost its store directory, it has no messages and cannot be the master any more. The
@@ -271,12 +271,12 @@ class GroupControl:
         return MasterView.NOT_LEADING
 
     def _alter(self, state: ReplicaState, record: Record) -> list[Record]:
-        """Return a new record of the group for the journal, with the sync-state set that the master proposes. Returns
-        an empty list if the master proposes no set.
+        """Return the group's new journal record, if the master proposes a change of the sync-state set. Returns an
+        empty list if the master proposes nothing.
 
-        A proposal that is based on an outdated set is ignored. For any other proposal the record gets a set with a new
-        version, so that the master sees that its proposal was processed. This set omits replicas that must not be
-        members.
+        A proposal that is based on an outdated set is ignored. For any other proposal the new record gets the proposed
+        set, with a new version, so that the master sees that its proposal was processed. Replicas that must not be
+        members are removed from the set.
         """
         asked, now = state.proposal, record.sync_state_set
         if asked is None or (asked.epoch, asked.version) != now.order or state.replica not in asked.stores:

@@ -37,7 +37,8 @@ def inventory(
     """
     alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
     able = carrying(node_label, {node_id: node.get("Labels") or {} for node_id, node in alive.items()})
-    # This process lists the stores of its own node without a remote task.
+    # Do not start a remote task for the node of this process, because this process lists the stores of its own node
+    # itself.
     here = ray.get_runtime_context().get_node_id()
     asked = {node_id: _start_listing(node_id, data_dir) for node_id in able if node_id != here}
     nodes = []

@@ -92,8 +92,8 @@ def order_balance() -> None:
 
 
 def _replicas_left(controller: ActorRef, node_id: str, progress: ProgressCallback) -> list[str]:
-    """Return the names of the replicas that still run on the node `node_id`, that have no node, or that are not in
-    sync."""
+    """Return the names of replicas that block the drain of the node `node_id`. These replicas still run on the node,
+    have no node, or are not in sync."""
     left = []
     for group in controller.call("status", timeout_s=OPERATION_CALL_TIMEOUT_S)["groups"]:
         for replica in group["replicas"]:

@@ -132,8 +132,8 @@ def with_found_stores(
 def _refuse_missed(
     settings: ClusterSettings, groups: int, kept: Collection[StorageName], found: Mapping[StorageName, Node]
 ) -> None:
-    """Raise ConfigError if `settings` would not start a store in `kept` (the found stores that `leave_out` does not
-    name). `groups`: the number of broker groups that these stores need."""
+    """Raise ConfigError if `settings` would not start a store that must be kept. `kept`: the found stores that the
+    setting `leave_out` does not name. `groups`: the number of broker groups that these stores need."""
     missed = [name for name in sorted(kept) if name.broker_name not in settings.broker_names]
     if missed:
         group = missed[0].broker_name
@@ -211,7 +211,8 @@ def _controller(settings: ClusterSettings, storages: Sequence[StoragePlan]) -> C
     return ControllerSettings(
         settings.data_dir / CONTROLLER / JOURNAL_FILE,
         dict.fromkeys(settings.broker_names, replicas),
-        # Each broker group prefers another replica as master, so that the masters are spread over the nodes.
+        # Successive broker groups prefer replicas with different numbers as masters, so that the masters are spread
+        # over the nodes.
         {
             group: {replica: (replica - index) % replication.replicas for replica in replicas}
             for index, group in enumerate(settings.broker_names)

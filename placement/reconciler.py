@@ -60,7 +60,7 @@ class Reconciler:
         self.error = ""
 
     def run(self, stopping: threading.Event) -> None:
-        """Run repair rounds until `stopping` is set."""
+        """Run rounds that repair the cluster's replicas, one after another, until `stopping` is set."""
         while not stopping.wait(RECONCILE_INTERVAL_S):
             try:
                 self._round()

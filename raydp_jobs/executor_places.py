@@ -62,7 +62,8 @@ class ExecutorSize:
         return {name: amount for name, amount in wanted.items() if amount}
 
     def fits(self, resources: Resources) -> int:
-        """Return how many executors of this size fit on a node with these resources."""
+        """Return how many executors of this size fit on a node. `resources`: the node's resources, as amounts
+        by name."""
         return int(min(resources.get(name, 0.0) // amount for name, amount in self.bundle.items()))
 
     def __str__(self) -> str:

@@ -46,7 +46,7 @@ def check_raydp(installed: str | None = None) -> None:
 
 
 def has_session() -> bool:
-    """True if this process has a session of RayDP."""
+    """Return True if RayDP has a Spark session in this process."""
     import raydp
 
     return raydp.context._global_spark_context is not None
@@ -82,7 +82,7 @@ def start_session(
 
 
 def stop_session() -> None:
-    """Stop the session of RayDP that this process has, if there is one. The master ends later."""
+    """Stop this process's RayDP session, if it has one. The session's master actor ends later."""
     import raydp
 
     raydp.stop_spark()
@@ -124,6 +124,8 @@ def _remove_unpacked(pid: int) -> None:
     try:
         mapped = Path(f"/proc/{pid}/maps").read_text()
     except OSError:
-        return  # Without /proc/PID/maps nothing can be deleted: the JVM has ended, or this system is not Linux.
+        # Without /proc/PID/maps, the JVM's directory of libraries is unknown, so nothing is deleted. The JVM has ended,
+        # or this system is not Linux.
+        return
     for directory in set(re.findall(r"(/\S+/ray/\d{13})/libcore_worker_library_java\.so", mapped)):
         shutil.rmtree(directory, ignore_errors=True)

@@ -174,7 +174,8 @@ def default_start_timeout_s() -> float:
     try:
         value = float(text)
     except ValueError:
-        value = float("nan")  # NaN is outside every range, so the range check below fails.
+        # NaN is outside every range, so a text that is no number gets the same error as a number out of range.
+        value = float("nan")
     if not _START_TIMEOUT.has(value):
         raise InvalidArgumentError(
             f"{START_TIMEOUT_VARIABLE} must be a number of seconds, {_START_TIMEOUT}, not {shown(text)}"
@@ -208,7 +209,7 @@ def spark_configs(configs: Mapping[str, str], *, temporary: str | None = None) -
     return result
 
 
-# Before a session starts
+# Checks and preparations before a Spark session starts
 
 
 def _check_process(ray_data: bool) -> None:
@@ -297,7 +298,7 @@ def _quiet() -> Iterator[None]:
                 filters.remove(item)
 
 
-# Starting a session
+# Functions that start a Spark session
 
 
 @contextmanager
@@ -350,7 +351,7 @@ def _await_executors(spark: SparkSession, executors: int) -> None:
     """Wait until all of Spark's executors are registered. The caller limits the wait by the deadline of the session's
     start."""
     if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
-        return  # With dynamic allocation, Spark requests executors only when a job runs.
+        return  # do not wait: with dynamic allocation, Spark requests executors only when a job runs
     status = spark.sparkContext._jsc.sc().getExecutorMemoryStatus
     while status().size() < executors + 1:  # Spark's status counts the driver as one more executor.
         time.sleep(_POLL_S)
@@ -395,7 +396,7 @@ def _watched(name: str, gateway: Any) -> Iterator[None]:
             try:
                 gone = ray.is_initialized() and _actor(master_name(name)) is None
             except ray.exceptions.RayError:
-                continue  # Ray does not answer; the next check of the application master retries.
+                continue  # Ray does not answer now, so check the application master again after the next pause
             if gone:
                 gateway.proc.kill()
                 return
@@ -441,7 +442,8 @@ def _why_dead(name: str, gateway: Any) -> str:
 
 
 def _end(name: str) -> None:
-    """End all parts of the session that exist. Each step runs, even if an earlier step failed."""
+    """End the Spark session: the session itself, its RayDP actors, and the driver's JVM. Parts that do not exist are
+    skipped. Each step runs, even if an earlier step failed."""
     gateway = SparkContext._gateway
     failures = []
     steps: list[Callable[[], None]] = [stop_session, lambda: _await_end_of(name)]

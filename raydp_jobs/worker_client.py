@@ -22,8 +22,8 @@ from raymq.common.identity import Identity, acting_as
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
-    """The address of the cluster to which workers connect, the workers' user (None if the driver has no user), and
-    their namespace."""
+    """The data with which a Spark worker connects to raymq: the cluster's address, the user (None if the driver has no
+    user), and the namespace."""
 
     address: str
     user: Identity | None

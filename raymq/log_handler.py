@@ -106,7 +106,7 @@ class RaymqHandler(logging.Handler):
             return
         try:
             message = self._message(self.format(record), record.levelname, record.name)
-        except Exception:  # a log record that cannot be formatted must not stop the program
+        except Exception:  # an error in formatting a log record must not reach the program that writes the record
             self.handleError(record)
             return
         with self._changed:
@@ -124,7 +124,8 @@ class RaymqHandler(logging.Handler):
     def close(self) -> None:
         """Stop accepting log records, send the waiting records, and stop the handler's thread, within about
         `flush_timeout_s`. Idempotent."""
-        if os.getpid() != self._pid:  # this is a forked copy of the handler: only the parent process sends the records
+        # do nothing in a forked child process: the buffered records belong to the parent process, which sends them
+        if os.getpid() != self._pid:
             return
         with self._changed:
             closed, self._closing = self._closing, True

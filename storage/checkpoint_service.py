@@ -81,11 +81,11 @@ class CheckpointService:
         self._thread.join(QUEUE_FLUSH_STOP_TIMEOUT_S)
 
     def flush_queues(self, *, thorough: bool = True) -> None:
-        """Flush the queue files. Then write the checkpoint: up to where log and queues are on disk. Take a snapshot if
-        one is due.
+        """Flush the queue files. Then write the checkpoint: the store times and log offsets up to which the log and the
+        queues are on disk. Take a snapshot if one is due.
 
-        After a `thorough` flush, every unit that was written before the call is on disk, whichever flush wrote it. A
-        flush that is not thorough becomes thorough if a thorough flush is due. Raises OSError if the disk fails;
+        After a `thorough` flush, every unit that was written before the call is on disk, even if an earlier flush wrote
+        it. A flush that is not thorough becomes thorough if a thorough flush is due. Raises OSError if the disk fails;
         recovery then uses the previous checkpoint. Raises NoRoomError if the disk is full; the queues are flushed all
         the same.
         """

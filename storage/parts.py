@@ -59,12 +59,12 @@ class StoreParts:
     appended: AppendedBatches
     # The append lock. While a thread holds this lock, log and queues are consistent, and no other thread changes them.
     append_lock: threading.Lock
-    # The damage that was found in files other than the log.
+    # The damage that this store has found in its files, except for damage in the log.
     damage: DamageNotes
 
     @classmethod
     def open(cls, settings: StoreSettings, resources: ExitStack, *, after_crash: bool) -> StoreParts:
-        """Open all components of the store's directory, ready for recovery. `resources` closes them again.
+        """Open all components of the store's directory, ready for recovery. They are closed when `resources` is closed.
 
         Raises StoreCorruptError if the files do not form a store, OSError if they cannot be read.
         """

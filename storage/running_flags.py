@@ -39,7 +39,8 @@ A replica's disk may be fuller than its master's disk. So half of the space that
 chunks.
 """
 AGAINST_REPLICATED_STATE = AGAINST_REPLICATION & ~RunningFlag.DISK_CRITICAL & ~RunningFlag.INDEX_ERROR
-"""The running flags that forbid appending a master's log chunks that contain only records of a broker's state."""
+"""The running flags that forbid appending chunks of a master's log whose records all belong to a broker's own state (no
+users' messages)."""
 
 
 class RunningFlags:
@@ -47,10 +48,12 @@ class RunningFlags:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # The reason of each set flag. Changed only under the lock, so that `any_set` agrees with the reasons.
+        # The set running flags, each with the reason why it was set. Changed only under the lock, so that `any_set`
+        # agrees with these reasons.
         self._reasons: dict[RunningFlag, str] = {}
         self.any_set = False
-        """True if any running flag of the store is set."""
+        """True if at least one running flag of the store is set. A running flag forbids reading or writing the
+        store."""
 
     def set_flag(self, flag: RunningFlag, reason: str) -> bool:
         """Set a flag that forbids reading or writing the store, until `clear_flag`. Callers that are refused get the
@@ -66,7 +69,8 @@ class RunningFlags:
             return True
 
     def clear_flag(self, flag: RunningFlag) -> bool:
-        """Clear a running flag and its reason. Returns True if the flag was set."""
+        """Clear a running flag of the store, and the flag's reason. A running flag forbids reads or writes of the
+        store. Returns True if the flag was set."""
         with self._lock:
             was_set = self._reasons.pop(flag, None) is not None
             self.any_set = bool(self._reasons)
@@ -88,5 +92,6 @@ class RunningFlags:
         return self.reason_against(AGAINST_APPENDS)
 
     def reason_against(self, flags: RunningFlag) -> str:
-        """Return the joined reasons of all set flags that are in `flags`; empty if none of these flags is set."""
+        """Return the reasons of those flags in `flags` that are set, joined to one text; empty if none of the flags is
+        set."""
         return "; ".join([reason for flag, reason in self._reasons.copy().items() if flag & flags])

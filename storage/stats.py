@@ -37,7 +37,8 @@ DAY_TOTALS_INTERVAL_S: Final = 10.0
 """Interval in seconds at which the daily totals are written to their file. A crash loses at most the counts of one
 interval."""
 PUTS_NOTED_MAX: Final = 1000
-"""Maximum number of puts in the list of uncounted puts. A full list is counted at once, all puts together."""
+"""Maximum number of appended batches (puts) that wait in a list to be counted. A full list is counted at once, which is
+cheaper than counting each put."""
 TPS_PERIODS_S: Final = (10, 60, 600)
 LATENCY_BOUNDS_MS: Final = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
 """Upper bounds in ms of RocketMQ's latency buckets. A 13th bucket holds all longer times."""
@@ -128,7 +129,8 @@ class StoreStats:
     """The counters of one store. Thread-safe; counting takes less than a microsecond per call."""
 
     def __init__(self, today: Callable[[], date] = date.today, file: DayTotalsFile | None = None) -> None:
-        """`today` returns the current day of the local calendar. `file` stores the daily totals."""
+        """Create the counters. `today`: a function that returns the current day of the local calendar. `file`: stores
+        the totals of each day; None stores no totals."""
         self.put_latency = Histogram("raymq_put_latency_milliseconds")
         self.send_latency = Histogram("raymq_rpc_latency_milliseconds")
         self.get_latency = Histogram("raymq_rpc_latency_milliseconds")
@@ -152,7 +154,7 @@ class StoreStats:
         # Numbers of failed appends, of fetched queues that had messages, of fetched queues that had none, and of
         # fetched messages.
         self._puts_failed = self._gets_found = self._gets_missed = self._transferred = 0
-        # Durations of the slowest append and of the slowest fetch.
+        # Durations of the slowest append and of the slowest fetch, in ms.
         self._put_max_ms = self._get_max_ms = 0.0
         self._today = today
         self._day = today()
@@ -184,15 +186,15 @@ class StoreStats:
     def count_put(
         self, topic: str, messages: int, size: int, took_s: float | None, kind: PutKind = PutKind.NORMAL
     ) -> None:
-        """Count an append of one batch, as `count_puts` does. The put is only added to a list; all puts in the list are
-        counted together later."""
+        """Count an append of one batch, as `count_puts` does. The append's figures are only added to a list; later all
+        figures in the list are counted together."""
         self._puts.append((topic, messages, size, took_s, kind))
         if len(self._puts) >= PUTS_NOTED_MAX:
             with self._lock:
                 self._count_noted()
 
     def _count_noted(self) -> None:
-        """Count the puts that `count_put` has collected. The caller holds the lock."""
+        """Add the appends that `count_put` has collected to the store's statistics. The caller holds the lock."""
         noted = [self._puts.popleft() for _ in range(len(self._puts))]
         for topic, messages, size, _, kind in noted:
             if messages:
@@ -238,7 +240,8 @@ class StoreStats:
             return {key: TopicPuts(*counts) for key, counts in self._received.items()}
 
     def sizes(self) -> dict[PutKind, HistogramFigures]:
-        """Return histograms of the batches' mean record sizes, by kind, without copies from other replicas."""
+        """Return, for each way in which messages were put into the store, a histogram of the batches' mean record
+        sizes. Batches that were copied from other replicas are not included."""
         with self._lock:
             self._count_noted()
             return {kind: one.figures() for kind, one in self._sizes.items()}
@@ -254,8 +257,8 @@ class StoreStats:
             self._puts_failed += 1
 
     def count_gets(self, found: int, missed: int, messages: int, took_s: float) -> None:
-        """Count a fetch of several queues: `found` queues had messages, `messages` in total, and `missed` queues had
-        none."""
+        """Count one fetch that read several queues. `found`: number of queues that had messages. `missed`: number of
+        queues that had none. `messages`: total number of messages."""
         self.get_latency.add(took_s * 1000)
         with self._lock:
             self._gets_found += found
@@ -311,8 +314,8 @@ class StoreStats:
         return _DayTotals(self._before.puts + now.puts, self._before.gets + now.transferred)
 
     def _begin_day(self, today: date, totals: _DayTotals) -> None:
-        """If a new day has begun, store `totals` as the totals at its beginning. If yesterday has no totals for its
-        beginning (no call was made on that day), they are set to the same values."""
+        """If a new day has begun, store `totals` as the totals at the beginning of today. The totals at the beginning
+        of yesterday are then the ones stored yesterday. If no call was made yesterday, `totals` stand for them, too."""
         if today == self._day:
             return
         follows = (today - self._day).days == 1
@@ -375,8 +378,8 @@ class StoreStats:
     def _rates(self, now: _Sample, name: str) -> list[float]:
         rates = []
         for period_s in TPS_PERIODS_S:
-            # Compute the rate since the newest sample that is at least `period_s` old. If the store is younger, compute
-            # the rate since the oldest sample.
+            # Compute the counter's rate since the newest sample that is at least `period_s` old. If the store is
+            # younger than `period_s`, compute the rate since the oldest sample.
             before = next((s for s in reversed(self._samples) if now.at_s - s.at_s >= period_s), self._samples[0])
             passed_s = now.at_s - before.at_s
             rates.append(max(getattr(now, name) - getattr(before, name), 0) / passed_s if passed_s > 0 else 0.0)

@@ -139,7 +139,8 @@ def scope_of(nodeid: str) -> str:
 
 @cache
 def group_of_scope(scope: str) -> str:
-    """Return the group of a scope's tests: "ray", "nodes" or empty, as `group_of` does for a file."""
+    """Return the group of a scope, a set of tests that run together: "ray", "nodes" or empty. `group_of` returns the
+    group of a file."""
     if scope in SHARING:
         return "ray"
     if scope == LOCAL_SPARK:

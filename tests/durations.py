@@ -31,7 +31,8 @@ class DurationRecorder:
     """
 
     def __init__(self, scope_of: Callable[[str], str]) -> None:
-        """Create the plugin. `scope_of` returns the scope of a test, which is given as a pytest node id."""
+        """Create the pytest plugin. `scope_of`: returns the scope (set of tests that run together) of a test, which is
+        given as a pytest node id."""
         self._scope_of = scope_of
         self._seconds: defaultdict[str, float] = defaultdict(float)
 

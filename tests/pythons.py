@@ -27,8 +27,8 @@ _ANSWER_TIMEOUT_S: Final = 60.0
 
 @dataclass(slots=True)
 class PythonRun:
-    """The results on one Python. `interpreter`: its path, or None if the machine has none. `failed`: the names of the
-    steps that failed."""
+    """The test results with one version of Python. `interpreter`: path of its interpreter, or None if the machine has
+    none. `failed`: the names of the test steps that failed."""
 
     version: str
     interpreter: str | None
@@ -36,7 +36,7 @@ class PythonRun:
     failed: list[str] = field(default_factory=list)
 
     def row(self) -> str:
-        """Return this Python version's line of the final table of results."""
+        """Return the line about this Python version for the table that the program prints at its end."""
         if self.interpreter is None:
             return f"Python {self.version}   not found"
         result = f"FAILED: {', '.join(self.failed)}" if self.failed else "passed"

@@ -106,7 +106,8 @@ class AuthenticatedServer:
                 if state is not None:
                     self.know(state)
                 failed = False
-            except Exception as error:  # do not end this thread: without polling, a deleted user would keep access
+            # catch all errors, so that this polling thread goes on: without polling, a deleted user would keep access
+            except Exception as error:
                 if not failed:
                     logger.info("%s cannot read changes of users, retrying: %s", self._server, error)
                 failed = True
@@ -140,7 +141,9 @@ class AuthenticatedServer:
         try:
             user = self.authorizer.user_of(signature, name, payload, self._clock())
         except SignedTooEarlyError:
-            raise  # log no warning: the first call of each client to this process raises this error
+            # Raise SignedTooEarlyError without a warning in the log, because each client gets this error for its first
+            # call to this process.
+            raise
         except AuthenticationError as error:
             logger.warning("the call %s.%s is refused: %s", self._server, name, error)
             raise

@@ -242,8 +242,8 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         try:
             self._change(lambda state: state.decide_topic_delete(topic))
         except TopicNotExistError:
-            # Delete the topic in the store even if this broker does not have the topic: the broker may have crashed in
-            # the middle of an earlier deletion.
+            # This broker does not have the topic, perhaps because it crashed in the middle of an earlier deletion.
+            # Delete the topic in the store nevertheless.
             self._store.control("delete_topic", topic)
             raise
         self._store.control("delete_topic", topic)
@@ -343,7 +343,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
             result = pull_messages(self._store.storage, queue, nums, wanted, offset, max_messages, wait_s)
             return plain_pull_result(result)
 
-    # Methods for client registration and counters
+    # Methods about the broker's clients (heartbeats and connections), and about its counters
 
     def heartbeat(self, heartbeat: ClientHeartbeat) -> ClientMetrics:
         """Replace the producers and consumers that are recorded for a client, and create their groups if they are new.
@@ -424,8 +424,8 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
             self._another_leads.set()
 
     def _read_master(self) -> None:
-        """Read the master's state and register with the NameServers, if the master has changed since the last
-        read."""
+        """Read the broker's state from its store's master, and register with the NameServers, if the master has changed
+        since the last read."""
         storage, epoch = self._store.present()
         if self._read_from[1] == epoch and self._log.is_ready:
             return

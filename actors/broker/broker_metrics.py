@@ -35,8 +35,8 @@ from raymq.telemetry.metrics.reporter import Reporter
 
 STORE_READ_TIMEOUT_S: Final = 5.0
 TIMES_MAX: Final = 2000
-"""Maximum number of messages whose store times one report requests. The next reports request the store times for the
-remaining groups."""
+"""Maximum number of messages for which one metrics report requests the store times, to compute the age of unread
+messages. The next reports request the store times for the groups that are left."""
 KEPT_UP_MAX: Final = 200
 """Maximum number of (group, topic) pairs without unread messages that one report includes.
 
@@ -78,8 +78,8 @@ class BrokerMetrics:
         self._behind: set[_Pair] = set()
         """The (group, topic) pairs that had unread messages at the last report."""
         self._times: dict[QueuePosition, int] = {}
-        """Store times of the first uncommitted message of each group, as of the last report, by queue and
-        offset."""
+        """Cache of store times, by topic, queue and offset: the times of the messages that were the first uncommitted
+        message of a group at the last report."""
         self._counted: tuple[BrokerState, int, _Bounds, _UnreadByPair] | None = None
         """Cache of the last report's count of unread messages: the broker state, its log position, the queues' bounds,
         and the resulting counts."""

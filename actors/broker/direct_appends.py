@@ -29,11 +29,11 @@ from raymq.remoting.storage_client import StorageClient
 CONNECT_PAUSE_S: Final = 5.0
 """Pause, in seconds, after a failure to open a lane (direct socket connection) to the store."""
 DIRECT_MAX_BYTES: Final = 64 << 10
-"""Maximum total size, in bytes, of records that are sent over the lane (direct socket connection). A socket accepts
-this many bytes without blocking."""
+"""Maximum total size, in bytes, of records that the broker sends over the lane (direct socket connection) to the store.
+A socket accepts this many bytes without blocking."""
 PROMPT_S: Final = 0.2
-"""Time limit, in seconds, for steps that should not block: sending one batch of records, and receiving the rest of an
-answer."""
+"""Time limit, in seconds, for socket operations that should not block: sending one batch of records, and receiving the
+rest of an answer that has begun."""
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +54,8 @@ class SentRecords:
     in_doubt: bool = True
 
     def finish(self) -> StoredRecords:
-        """Return the log position of the records. If it is unknown, send the records again. Raises the errors of
-        StateRecords.append."""
+        """Return the log position at which this write's records are stored. If no position is known yet, sends the
+        records again. Raises the errors of StateRecords.append."""
         return self.stored or self.records.store(self.batch, in_doubt=self.in_doubt)
 
 
@@ -159,8 +159,8 @@ class DirectAppends:
         return True
 
     def close(self) -> None:
-        """Stop sending, and pass the batch in flight to its `done` callback. The caller must call this method before it
-        stops the lane's event loop."""
+        """Stop sending batches to the store, and close the lane. The batch in flight is passed to its `done` callback
+        without an answer. The caller must call this method before it stops the lane's event loop."""
         with self._lock:
             self._is_closed = True
         self._loop.call_soon(self._drop_lane)

@@ -110,8 +110,8 @@ class GroupMethods(ABC):
 
     @abstractmethod
     def _change(self, decide: Callable[[BrokerState], DecidedChanges]) -> bool:
-        """Apply a change to the broker's state; durable on return. Returns True if topics changed and all NameServers
-        have the change."""
+        """Apply a change of consumer groups to the broker's state; the change is durable on return. Returns True if the
+        change also altered topics and all NameServers have the altered topics."""
 
     def ensure_group(self, group: str) -> None:
         """Create a consumer group and its retry topic, if they do not exist yet.
@@ -215,13 +215,16 @@ class GroupMethods(ABC):
                 return
             try:
                 answer(self._committed(commit))
-            except Exception as failure:  # also call `fail` after a programming error: the client waits for an answer
+            # catch programming errors too: without a call of `fail`, the client would wait for an answer until its
+            # timeout
+            except Exception as failure:
                 fail(failure)
 
         self._log.submit_with(commit.decide, done)
 
     def _committed(self, commit: _Commit) -> CommitAnswer:
-        """Return the broker's answer to a commit of offsets that is now durable."""
+        """Return the broker's answer to a request that committed offsets. Called after the commit is durable. Also
+        counts the consumed messages."""
         group = commit.group
         for topic, verdict in commit.verdicts.items():
             got = sum(max(at - commit.before[topic].get(q, at), 0) for q, at in verdict.offsets.items())
@@ -357,8 +360,8 @@ class GroupMethods(ABC):
     def _first_offsets(
         self, group: str, queues: Mapping[str, Iterable[int]], query: StartOffsetQuery
     ) -> dict[str, dict[int, int]]:
-        """Return the start offsets that `query` selects, by topic and queue id. The value is 0 for queues in which the
-        group has committed an offset."""
+        """Return, by topic and queue id, the offsets at which the group starts to consume queues according to `query`.
+        The value is 0 for a queue in which the group has committed an offset, because it continues there."""
         known = self._log.ready().offsets
         first = {topic: dict.fromkeys(queue_ids, 0) for topic, queue_ids in queues.items()}
         new = [(topic, q) for topic, by_queue in first.items() for q in by_queue if not known.get(group, topic, q)]

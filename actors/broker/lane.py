@@ -29,12 +29,12 @@ LANE_THREADS: Final = 16
 """Number of threads for calls that may block. If all threads are busy, further calls are queued."""
 _COMMIT: Final = "commit_offsets"
 _HEARTBEATS: Final = frozenset({"heartbeat", "unregister_client"})
-"""The methods in the heartbeat request queue, as in RocketMQ. All other methods are in the request queue of the client
-manager."""
+"""The methods whose calls wait in the heartbeat request queue, as in RocketMQ. The other calls that may block wait in
+the request queue of the client manager."""
 
 
 class CommitSoon(Protocol):
-    """The signature of GroupMethods._commit_soon."""
+    """The type of GroupMethods._commit_soon, which commits offsets and answers later."""
 
     def __call__(
         self,

@@ -22,7 +22,7 @@ from raymq.remoting.actor_ref import ActorRef
 REGISTER_TIMEOUT_S: Final = 3.0
 
 _AWAY: Final = object()
-"""Stands for the answer of a NameServer that did not respond."""
+"""Placeholder for the answer of a NameServer that did not respond"""
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,8 @@ class Registrar:
         """The registration that was last sent to the NameServers, without its topics."""
         self._told_topics: dict[str, TopicConfig] = {}
         self.interval_s = interval_s
-        """Seconds between complete registrations. The broker may change this value at any time."""
+        """Seconds between two complete registrations of the broker at the NameServers. The broker may change this value
+        at any time."""
         self._register_at_s = 0.0
         self._counter = itertools.count(1)
         self._all_know = False
@@ -61,8 +62,8 @@ class Registrar:
         they have the current data version: the data version does not change if another replica becomes the master, or
         if a store moves."""
         self._asked = self._answered = 0
-        """Numbers of two `register` calls: the newest call, and the newest call whose changes were sent to the
-        NameServers."""
+        """Numbers of two calls of `register`, which sends the broker's changes to the NameServers: the newest call, and
+        the newest call whose changes were sent."""
 
     def register(self) -> bool:
         """Send the broker's changes to every NameServer now, so that clients can use a new topic at once.
@@ -122,15 +123,16 @@ class Registrar:
         """Send a heartbeat to all NameServers, and register at those NameServers that do not have the broker's current
         version. At intervals, register at all NameServers."""
         description = self._describe()
-        # Register the broker again if its nodes have changed: in this case its data version stays the same.
+        # Register the broker again if its replicas have moved to other nodes, because such a move does not change the
+        # data version.
         moved = self._told is None or description.nodes != self._told.nodes
         if moved or time.monotonic() >= self._register_at_s:
             self.register()
             return
         known = self._call_all("broker_heartbeat", self._broker_name, description.data_version)
         with self._lock:
-            # Treat a NameServer that missed the last registration as outdated. If it still does not answer, it stays in
-            # `_missed`.
+            # A NameServer that missed the last registration counts as outdated, so it is registered again. If it still
+            # does not answer, it stays in `_missed`.
             known = [
                 False if server in self._missed and knows is not _AWAY else knows
                 for server, knows in zip(self._servers, known, strict=True)
@@ -151,8 +153,8 @@ class Registrar:
         return list(self._callers.map(lambda server: self._call(server, method, *args), self._servers))
 
     def _call(self, server: ActorRef, method: str, *args: Any) -> Any:
-        """Return a NameServer's answer, or _AWAY if it does not answer. The next heartbeat that the NameServer answers
-        shows which changes it lacks."""
+        """Call a method of a NameServer and return the answer. Returns _AWAY if the NameServer does not answer. The
+        next heartbeat that it answers shows which changes it lacks."""
         try:
             return server.call(method, *args, timeout_s=REGISTER_TIMEOUT_S)
         except RaymqError as error:

@@ -121,8 +121,8 @@ class StateLog(StoredState):
     ) -> None:
         super().__init__(broker_name, storage, copies)
         self._append = append
-        # True if the log may have a change whose outcome is unknown. True at the start, because the previous broker may
-        # have left such a change.
+        # True if the state log may contain a change whose outcome this broker does not know. True at the start, because
+        # the previous broker process may have left such a change.
         self._outcome_unknown = True
         self._writing = False
         self._alone = 0
@@ -196,7 +196,7 @@ class StateLog(StoredState):
                 )
             self._waiting.append(_Pending(decide, done, time.monotonic() + READY_WAIT_S))
             if self._writing:
-                return  # another thread makes the running write, and will then write this change, too
+                return  # another thread is writing changes now, and will then also write the change that was just added
             direct = self._may_write_directly() and self._direct is not None and self._direct.is_own_thread
             if direct:
                 self._writing = True
@@ -226,8 +226,8 @@ class StateLog(StoredState):
         self._direct = direct
 
     def _may_write_directly(self) -> bool:
-        """Return True if the next write cannot block, so that the lane's thread may make it. Only the writer thread may
-        do work that can block. The caller holds the lock."""
+        """Return True if the next write of state changes to the store cannot block. Then the lane's thread may make
+        this write; a write that can block needs the writer thread. The caller holds the state log's lock."""
         return self._may_write() and not self._outcome_unknown and not self._alone
 
     def _write_directly(self) -> None:
@@ -281,8 +281,8 @@ class StateLog(StoredState):
                 self._write_directly()
 
     def _begins_next(self) -> bool:
-        """Finish a write, and begin the next write if the current thread may make it. Returns True if the next write
-        has begun."""
+        """End the current write to the state log. If changes wait and the current thread may write them, begin the next
+        write and return True. Otherwise wake the writer thread if needed, and return False."""
         with self._changed:
             if self._waiting and self._may_write_directly():
                 return True
@@ -317,8 +317,8 @@ class StateLog(StoredState):
                 self._end_write()
 
     def _end_write(self) -> None:
-        """Finish a write of the writer thread. If possible, let the thread of the lane (direct socket connection) make
-        the next write."""
+        """End a write to the state log by the writer thread. If changes wait, let the thread of the lane (direct socket
+        connection) write them if possible."""
         with self._changed:
             direct = self._direct
             if self._waiting and self._may_write_directly() and direct is not None and direct.leads_to(self._storage):
@@ -360,8 +360,8 @@ class StateLog(StoredState):
         return None, late
 
     def _write(self, write: _Write) -> None:
-        """Turn the waiting requests, up to the limit of one write, into changes. Then store the changes' records and
-        answer the callers. If the write already has its changes, only store their records and answer the callers."""
+        """Carry out one write to the state log. If the write has no changes yet, first turn waiting requests into
+        changes, up to the limit of one write. Then store the records of the changes, and answer the callers."""
         try:
             if not write.changes:
                 if self._outcome_unknown:
@@ -371,8 +371,8 @@ class StateLog(StoredState):
                 if write.sent is None:
                     self._open_topics(write.changes)
                 if self._store(write):
-                    # Let the store accept messages for the write's new topics again: another broker may have deleted
-                    # some of these topics during the write.
+                    # Open the write's new topics in the store again, so that the store accepts messages for them.
+                    # Another broker may have deleted some of these topics during the write.
                     self._open_topics(write.changes)
                     for pending in write.decided:
                         pending.changed_topics = True
@@ -395,7 +395,8 @@ class StateLog(StoredState):
                 self._waiting.extendleft(reversed(failed))
                 self._alone = len(failed)
                 return
-            if retryable or not failed:  # the failure is not due to a single change, so all changes fail
+            # The failure is not caused by one of the changes in this write, so all changes fail, also the waiting ones.
+            if retryable or not failed:
                 left = write.left if write.changes else len(self._waiting)
                 failed = failed + [self._waiting.popleft() for _ in range(left)]
         for pending in failed:
@@ -444,10 +445,11 @@ class StateLog(StoredState):
         return changes
 
     def _store(self, write: _Write) -> bool:
-        """Store the records of a write's changes, then apply these records and every earlier record to the broker's
-        state.
+        """Store the records of a write's changes in the state log. Then apply these records, and every earlier record
+        that is not applied yet, to the broker's state.
 
-        Returns True if the log has other records between the position of the state and these records.
+        Returns True if the log has other records between the records that the state included before this write and the
+        records of this write.
         """
         self._outcome_unknown = True
         if write.sent is not None:

@@ -60,8 +60,8 @@ class StateSnapshots:
             )
             position = bounds.max_offset
             _write(storage, dump_snapshot(state, position))
-        # Retention may have deleted the first records after the snapshot's position, but only records that another
-        # snapshot includes. So begin at the first record that still exists.
+        # Begin to read the state records at the snapshot's position, or at the first record that still exists.
+        # Retention may have deleted records after the snapshot's position, but only if another snapshot includes them.
         self._positions[storage.name] = position = max(position, bounds.min_offset)
         return state, position, bounds
 
@@ -85,6 +85,6 @@ def _write(store: StorageClient, files: Mapping[str, str]) -> None:
 
 
 def _hold_records(store: StorageClient, position: int) -> None:
-    """Limit a store's retention: it may delete only state records before `position`, which the snapshots
-    include."""
+    """Limit the retention of the broker's state records in a store: records from `position` on must stay. The snapshots
+    include all records before `position`."""
     _write(store, {HOLDS_FILE: json.dumps({STATE_TOPIC: {"0": position}})})

@@ -32,10 +32,11 @@ from raymq.remoting.storage_client import StorageClient
 
 READY_WAIT_S: Final = 10.0
 CONFIRM_WAIT_S: Final = 5.0
-"""Timeout, in seconds, for reading a record that was stored late, or with too few replicas."""
+"""Maximum time, in seconds, to wait until a state record can be read that was stored late, or on too few
+replicas."""
 SNAPSHOTS_OF_A_CHANGE: Final = 2
-"""Number of snapshots that must include a change (a file and its .bak copy) before retention may delete the records of
-the change."""
+"""Retention may delete the records of a state change after this number of snapshots includes the change, because the
+disk keeps two snapshots: a file and its .bak copy."""
 REPLAY_BATCH: Final = 1000
 
 LEASE_CLOCK: Final = LeaseClock(lambda: time.time_ns() // 1_000_000, lambda: time.monotonic_ns() // 1_000_000)
@@ -63,15 +64,15 @@ class StoredState:
         self._changed = threading.Condition(self._lock)
         self._state = BrokerState()
         self._ahead = BrokerState()
-        """The state with all changes that are being stored; the next changes are decided on it. Equal to `_state` if no
-        write runs."""
+        """The broker's state as it will be after all changes that are being stored now. The next change is decided on
+        this state. Equal to `_state` if no write runs."""
         self._closed_topics: set[str] = set()
         """Deleted topics for which the store may reject messages, until the broker requests that the store accepts them
         again (`open_topics`)."""
         self._position = self._snapshot_position = 0
         self._snapshots_left = 0
-        """How many more times the snapshot of the state at `_snapshot_position` must be written. Both a file and its
-        .bak copy must have this state."""
+        """Number of times that the snapshot of the state at `_snapshot_position` must still be written. It is written
+        twice, so that both a file and its .bak copy have this state."""
         self._snapshots = StateSnapshots(broker_name)
         self._ready = threading.Event()
         self._replaced = threading.Event()
@@ -172,7 +173,8 @@ class StoredState:
         while True:
             self.ready()
             with self._lock:
-                if self._ready.is_set():  # otherwise the master has just changed: wait for the new master's state
+                # if the flag was cleared, the master has just changed: wait for the new master's state
+                if self._ready.is_set():
                     return reader(self._state)
 
     def peek(self, reader: Callable[[BrokerState], T]) -> T | None:
@@ -190,8 +192,8 @@ class StoredState:
         """Apply a durable change to the broker's state. The caller holds the lock."""
         self._state.apply(change, now_ms)
         if change["kind"] == "topic_delete":
-            # Record that the store may reject messages for the deleted topic: the store deletes the topic in a later
-            # call.
+            # Note that the store may reject messages for the deleted topic from now on, because a later call deletes
+            # the topic in the store. Before the topic is used again, the store must open it.
             self._closed_topics.add(change["topic"])
 
     def _read_up_to(self, next_offset: int) -> None:
@@ -246,7 +248,8 @@ class StoredState:
             try:
                 self._storage.control("open_topics", topics, timeout_s=min(left_s, CALL_TIMEOUT_S))
             except NotMasterError as error:
-                return error  # do not retry: `move` waits for the end of this write before it uses the new master
+                # do not retry at a former master: `move` waits for the end of this write before it uses the new master
+                return error
             return None
 
         replaced = persist_until(time.monotonic() + STORE_TIMEOUT_S, call)
@@ -254,7 +257,8 @@ class StoredState:
             raise replaced
 
     def snapshot(self) -> None:
-        """Write the snapshot, unless all stores have it twice (the file and its .bak copy).
+        """Write the snapshot of the broker's state to the stores. Does nothing if every store already has the current
+        state twice (the file and its .bak copy).
 
         Retention keeps the whole log from the position of the second-newest snapshot on. Raises RaymqError if the
         snapshot cannot be written to the master's store; in that case the log still has every record.
@@ -263,8 +267,8 @@ class StoredState:
             position, storage, copies = self._position, self._storage, self._copies
             left = SNAPSHOTS_OF_A_CHANGE if position != self._snapshot_position else self._snapshots_left
             if not left or not self._ready.is_set():
-                # Write no snapshot: all stores have it, or the state of a new master is not loaded yet. In the second
-                # case the state in memory does not match the new master's log.
+                # Write no snapshot in two cases: every store already has the newest snapshot, or the state of a new
+                # master is not loaded yet. In the second case, the state in memory does not match the new master's log.
                 return
             state = self._state.copy()
         files = dump_snapshot(state, position)
@@ -274,7 +278,8 @@ class StoredState:
             try:
                 self._snapshots.write(copy, files, position)
             except RaymqError as error:
-                # Continue after the error: retention in this store keeps the records until a later snapshot succeeds.
+                # Continue with the next store. In the store that failed, retention keeps the state records until a
+                # later snapshot succeeds.
                 logger.info("cannot write the state snapshot to %s; a later snapshot retries: %s", copy.name, error)
                 left = SNAPSHOTS_OF_A_CHANGE
         with self._lock:

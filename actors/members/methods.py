@@ -27,7 +27,7 @@ ASKS_MAX: Final = 8
 """Maximum number of queries whose senders wait for an answer at the same time; each sender occupies a thread of the
 actor."""
 ASK_MAX_S: Final = 30.0
-"""Maximum time, in seconds, that the sender of a query waits for the answer."""
+"""Maximum time, in seconds, that an administrator's call waits until the client has answered its query."""
 
 
 class QuestionMethods:
@@ -44,7 +44,7 @@ class QuestionMethods:
         self._held: dict[str, LaneRequest] = {}
         """The clients' polls that wait for a query, by client id."""
         self._askers: dict[str, Future[bytes]] = {}
-        """The senders that wait for an answer, by the query's ticket."""
+        """The futures of the senders that wait for a client's answer to their query, by the query's ticket."""
 
     def _take_questions_soon(self, lane: LaneRequest, client_id: str, wait_s: float) -> None:
         """Take the queries that wait for a client, and record the client's poll. Safe to repeat.
@@ -119,7 +119,7 @@ class QuestionMethods:
                 self._questions.withdraw(question.ticket)
 
     def _tell(self, client_id: str) -> None:
-        """Answer a client's waiting poll, because a query has arrived."""
+        """Answer the poll with which a client waits for queries, because a query to this client has arrived."""
         with self._questions_lock:
             lane = self._held.pop(client_id, None)
             taken = [] if lane is None else self._questions.take(client_id, time.monotonic())

@@ -47,8 +47,8 @@ STOPPING_INTERVAL_S: Final = 0.02
 IDLE_EXIT_S: Final = 60.0
 CLOSE_WITHIN_S: Final = 25.0
 STOPPED_KEPT: Final = 1000
-"""Maximum number of stopped push-consumer instances whose keys the actor remembers, because the Listener of a stopped
-instance may call once more."""
+"""Maximum number of stopped push-consumer instances that the Pull actor still recognizes by their keys, because the
+Listener of a stopped instance may call once more."""
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +85,8 @@ class Pull:
             if self._closing or key in self._stopped:
                 return HostAnswer(False)
             instance = self._instances.get(name)
-            # Drop a push-consumer instance with another key: it has no Listener any more, because Ray allows only one
-            # actor with this name.
+            # Drop the push-consumer instance that has this name but another key. Its Listener no longer exists, because
+            # Ray allows only one actor with a name.
             if instance is not None and instance.key != key:
                 instance.drop()
                 raise ServiceNotAvailableError(f"an instance named {name} is still shutting down; retry later")
@@ -167,7 +167,7 @@ class Pull:
             raise ServiceNotAvailableError(f"instance {name} is not hosted by this Pull actor now; retry later")
         return instance
 
-    # Methods that the actor's threads run in a loop
+    # Methods that the Pull actor's threads call again and again
 
     def _turn_members(self) -> None:
         pause_s = TURN_INTERVAL_S
@@ -212,6 +212,6 @@ class Pull:
 
 
 PULL_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 64}
-"""Ray's options of a Pull actor. `max_concurrency`: each `host` call of a Listener, and each status call of a client,
-occupies a thread."""
+"""Ray's options of a Pull actor. `max_concurrency`: the number of threads, because each `host` call of a Listener and
+each status call of a client occupies a thread."""
 PullActor = ray.remote(**PULL_OPTIONS)(actor_class(Pull))

@@ -25,17 +25,20 @@ class BroadcastMember:
         self._instance = instance
         self._routes = routes
         self.refusal: SubscriptionConflictError | None = None
-        """Always None, that is, the group never refuses the subscription: in BROADCASTING no subscription conflicts
-        with another member's."""
+        """Error of a refused subscription; a GroupMember has this attribute, too. Always None here, because in
+        BROADCASTING the members' subscriptions need not agree."""
 
     def join(self) -> None:
-        """Do nothing: `follow_routes` assigns the queues."""
+        """Do nothing, because a consumer in BROADCASTING mode joins no group: `follow_routes` assigns the
+        queues."""
 
     def fence(self) -> None:
-        """Do nothing: in BROADCASTING no other instance takes over the queues."""
+        """Do nothing. In the mode BROADCASTING no other instance takes over this instance's queues, so it may keep
+        using them."""
 
     def release(self) -> None:
-        """Release the revoked queues that can be released now."""
+        """Release the revoked queues of the push-consumer instance that can be released now, usually because their
+        messages are finished."""
         with self._instance.lock:
             self._instance.core.release(time.monotonic())
 

@@ -32,7 +32,7 @@ class InstanceState:
         self.stopping = threading.Event()
         """Event that is set when the push-consumer instance must stop."""
         self.on_fetchable: Callable[[], None] = lambda: None
-        """Callback for when messages of one of the push-consumer instance's queues may be fetched again."""
+        """Callback that is called when messages of a queue of this push-consumer instance may be fetched again."""
         self.on_committable: Callable[[], None] = lambda: None
         """Callback for when the push-consumer instance may have offsets to commit."""
 

@@ -112,7 +112,7 @@ class FeedThread:
         return self._server.open_to_nodes(self._host)
 
     def add(self, feed: ListenerFeed) -> None:
-        """Add a ListenerFeed, whose turns this thread runs from now on."""
+        """Add a ListenerFeed. From now on this thread calls the feed's `take_turn`."""
         with self._lock:
             self._feeds[feed.name] = feed
         self.wake(feed)
@@ -203,11 +203,9 @@ class _Question:
 
 
 class ListenerFeed:
-    """Delivers the tasks of one push-consumer instance to its Listener actor.
-
-    `before_delivery` is called before each delivery, `on_gone` when the Listener actor has ended permanently, and
-    `wake` when the feed needs a turn. `senders` executes the calls that send messages back.
-    """
+    """Delivers the tasks of one push-consumer instance to its Listener actor. `before_delivery` is called before each
+    delivery. `on_gone` is called when the Listener actor has ended permanently. `wake` is called when the feed needs a
+    turn, which is a call of its `take_turn`. `senders` executes the calls that send messages back."""
 
     def __init__(
         self,
@@ -247,8 +245,8 @@ class ListenerFeed:
         self._tasks: dict[int, ConsumeTask] = {}
         """The tasks in flight, by task number: being transferred to the Listener, or being processed by it."""
         self._reported_s: dict[int, float] = {}
-        """For each task in flight, by task number: the time of the last report about it, or of its delivery if it has
-        no report yet."""
+        """By number of each task in flight: the time of the Listener's last report about the task. Before the first
+        report, the time at which the task was delivered to the Listener."""
         self._unread: set[int] = set()
         """The numbers of tasks that the Listener could not read from the store's files. Their records are sent as
         bytes."""
@@ -257,10 +255,11 @@ class ListenerFeed:
         self._numbers = 0
         """The number of the last batch of tasks that was sent to the Listener."""
         self._handed: bytes | None = None
-        """The last batch of tasks, encoded, until the Listener confirms it; else None."""
+        """The last batch of tasks in encoded form, until the Listener confirms that it has received the batch. None
+        after that."""
         self._bytes_until_s = 0.0
-        """Until this time the Listener gets records as bytes, because it could not read them from the store's
-        files."""
+        """Until this time, tasks contain the bytes of their records, because the Listener could not read records from
+        the store's files."""
         self._away = True
         """True if the Listener's process has ended, or has not called yet."""
         self._closed = False
@@ -358,8 +357,8 @@ class ListenerFeed:
     def reported(self, life: str, epoch: int, reports: Sequence[TaskReport]) -> None:
         """Apply reports about tasks from the Listener's process `life`.
 
-        A repeated report changes nothing. A report from an earlier process, or about an earlier hosting of the
-        push-consumer instance, also changes nothing.
+        A repeated report changes nothing. A report from an earlier process of the Listener also changes nothing. So
+        does a report that belongs to an earlier start of the push-consumer instance at this Pull actor (`epoch`).
         """
         with self._lock:
             if life != self._life or epoch != self._epoch:
@@ -370,8 +369,8 @@ class ListenerFeed:
                     continue
                 if not report.unread:
                     self._take_report(task, report)
-                # Send the task as bytes, because the Listener could not read it. If its number is already in `_unread`,
-                # the report is a repetition: the task is already being sent as bytes.
+                # The Listener could not read the task from the store's files, so send the task's records as bytes. If
+                # the task is already in `_unread`, this report is a repetition, and the records are already being sent.
                 elif number not in self._unread:
                     self._unread.add(number)
                     self._reported_s.pop(number, None)
@@ -407,7 +406,8 @@ class ListenerFeed:
         """
         self._kept, listener = state, self._listener
         if listener is None:
-            return  # no Listener has called yet; the answer to its next call will contain the pause state
+            # no process of the Listener has called yet; the answer to its first call will contain the pause state
+            return
         try:
             listener.call("keep", state, what="the listener", timeout_s=KEEP_TIMEOUT_S)
         except RaymqError as error:
@@ -440,8 +440,8 @@ class ListenerFeed:
 
     def _turn(self) -> None:
         instance, due = self._instance, self.next_turn_s <= time.monotonic()
-        # check first that the queues are still assigned: this process may have hung, so that other members have them
-        # now
+        # before delivery, check that the queues are still assigned to this instance: this process may have hung, so
+        # that other members have the queues now
         self._before_delivery()
         with self._lock:
             if self._question is not None:
@@ -451,8 +451,8 @@ class ListenerFeed:
         if due:
             instance.on_fetchable()
         now_s = time.monotonic()
-        # A pause that has already ended needs no further turn: this turn has already delivered the messages that waited
-        # for its end.
+        # Plan the next turn for the end of the next pause of a queue. A pause that has already ended needs no further
+        # turn, because this turn has delivered the messages that waited for its end.
         pauses_s = next_time_s - now_s if next_time_s is not None and next_time_s > now_s else IDLE_WAIT_S
         self.next_turn_s = now_s + min(pauses_s, IDLE_WAIT_S)
 
@@ -559,8 +559,8 @@ class ListenerFeed:
     # Methods that track the state of the Listener's process
 
     def _looked(self, life: str, future: Future[str]) -> None:
-        """Handle the answer of the Listener to a call that checked if it still exists. The feed makes this call after a
-        long silence of the Listener. Runs in one of Ray's threads."""
+        """Handle the result of a call to the Listener that checked, after a long silence, if the Listener still exists.
+        Runs in one of Ray's threads."""
         self._asking = False
         error = future.exception()
         if isinstance(error, RayActorError):
@@ -571,10 +571,10 @@ class ListenerFeed:
             self._gone()
 
     def _lost(self, reason: str) -> None:
-        """Prepare all tasks for redelivery, and deliver no task until the Listener's process calls. The caller holds
-        the lock.
+        """Prepare all tasks for redelivery. No task is delivered until the Listener's process calls this Pull actor
+        again. The caller holds the lock.
 
-        Called when the Listener's process has ended, or when a new process has called.
+        Called when the Listener's process has ended, or when a new process of the Listener has called.
         """
         with self._instance.lock:
             self._instance.core.listener_lost()

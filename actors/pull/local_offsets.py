@@ -49,12 +49,13 @@ class LocalOffsets:
         self._file = directory / "offsets.json"
         self._backup = directory / "offsets.json.bak"
         self.creation_ids: dict[MessageQueue, str] = {}
-        """The known creation ids of the topics that have offsets, by queue."""
+        """Topic creation ids (raymq.common.protocol.route.TopicConfig) for the queues that have offsets, by queue.
+        Unknown ids are missing."""
         self._saved_ids: dict[MessageQueue, str] = {}
 
     @property
     def has_new_ids(self) -> bool:
-        """True if a creation id of a topic is known but not in the offset file yet."""
+        """True if the known creation ids of topics differ from the ids in the offset file."""
         return self.creation_ids != self._saved_ids
 
     def load(self) -> dict[MessageQueue, int]:
@@ -137,8 +138,8 @@ class LocalFileOffsetStore:
         self._known: dict[MessageQueue, int] | None = None
         self._topics = sorted(settings.topics)
         self._check_at_s: dict[str, float] = {}
-        """For each broker: the time of the next query that asks whether the group may still read its topics. Like
-        `_verdicts`, used only by the broker's thread."""
+        """Maps a broker's name to the time at which the broker is asked again if the group may still read its topics.
+        As with `_verdicts`, only the broker's thread uses a broker's entry."""
         self._verdicts: dict[str, Mapping[str, str]] = {}
         """For each broker: the topics that the group may not read, each with the reason, from the broker's last
         answer."""

@@ -157,7 +157,8 @@ class PushInstance:
             return info
         try:
             pid, threads = call_listener(self._listener, "stacks", timeout_s=STACKS_TIMEOUT_S)
-        # After an error only the stacks are missing. Return the other fields, and the reason of the error.
+        # If only the listener's process does not answer, return the description without its stacks, and with the
+        # error's text.
         except RaymqError as error:
             return replace(info, trouble=info.trouble or str(error))
         return replace(info, listener_pid=pid, stacks=threads)
@@ -244,7 +245,8 @@ class PushInstance:
     # Methods that the SharedFetcher calls
 
     def wanted(self, now_s: float) -> dict[InstanceQueue, int]:
-        """Return the queues whose messages may be fetched now, each with its next offset; see services.Reader."""
+        """Return the queues of this instance whose messages the fetcher may fetch now, each with its next offset; see
+        services.Reader."""
         with self._state.lock:
             wanted = self._state.core.wanted(now_s)
         return {self._key(queue): offset for queue, offset in wanted.items()}
@@ -265,7 +267,8 @@ class PushInstance:
         return FetchRequest(queue.topic, queue.queue_id, offset, most, wanted.tag_codes, wanted.sql)
 
     def predicate(self, queue: MessageQueue) -> GroupPredicate | None:
-        """Return the predicate that filters a queue's messages; see services.Reader."""
+        """Return the predicate (a user's function) that filters the messages of a queue; None if the queue's
+        subscription has no predicate."""
         predicate = self._settings.subscription(queue.topic).predicate
         return None if predicate is None else GroupPredicate(self._settings.group, predicate)
 
@@ -289,7 +292,8 @@ class PushInstance:
             self._committer.wake()
 
     def lose(self, queue: MessageQueue, offset: int, error: DataLossError | PredicateFailedError) -> None:
-        """Record that the next message of a queue is lost; see services.Reader."""
+        """Record that the message at the next offset of a queue cannot be read, with the error as the reason
+        (services.Reader.lose)."""
         with self._state.lock:
             self._state.core.unreadable(queue, offset, error)
 
@@ -314,7 +318,9 @@ class PushInstance:
 
     def _committed(self) -> None:
         self._member.release()
-        self._feed.wake()  # wake the feed: some messages can be delivered only after this commit
+        # wake the ListenerFeed, which sends tasks to the listener: some messages can be delivered only after this
+        # commit
+        self._feed.wake()
 
     def _figures(self) -> list[ConsumerFigures]:
         return with_ready(queue_states(self._state), self._services.routes, self._services.storages)

@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, order=True)
 class InstanceQueue(MessageQueue):
-    """A queue together with the instance of the Pull actor that reads it; other instances may read the same
-    queue."""
+    """A queue together with the push-consumer instance that reads it. Other instances of the same Pull actor may read
+    the same queue."""
 
     instance: str
 
@@ -63,7 +63,8 @@ class Reader(Protocol):
         filtered."""
 
     def deliver(self, queue: MessageQueue, offset: int, result: FetchResult) -> None:
-        """Process the result of a fetch from `offset`."""
+        """Process the result of a fetch of `queue` from `offset`: deliver the records to the push-consumer instance, or
+        continue at another offset."""
 
     def lose(self, queue: MessageQueue, offset: int, error: DataLossError | PredicateFailedError) -> None:
         """Record that the next message of a queue is lost."""
@@ -203,7 +204,8 @@ class PullServices:
         return self._brokers.setdefault(name, ActorRef(name))
 
     def creations(self, topics: Iterable[str]) -> Creations:
-        """Return the creation ids of topics, from the known routes. Topics without a route are left out."""
+        """Return the creation ids of the given topics, from the known routes. A topic that is deleted and created again
+        gets a new creation id. Topics without a route are left out."""
         found = {}
         for topic in topics:
             try:

@@ -81,7 +81,8 @@ logger = logging.getLogger(__name__)
 
 
 def request_kinds(options: StoreOptions) -> list[RequestKind]:
-    """Return the kinds of requests that wait in a queue for a thread of a data plane."""
+    """Return the request kinds of a data plane. Requests of each kind have their own limits on the number of waiting
+    requests and on the time to wait for a thread."""
     return [
         RequestKind(
             "pull",
@@ -154,7 +155,7 @@ class LongPollRequest(ABC):
             self._plane.server.loop.call_soon(self._look_again)
 
     def end(self) -> None:
-        """Stop waiting for messages of the request's queues. Idempotent."""
+        """Stop this request's wait for new messages in its queues. Idempotent."""
         if self.is_ended:
             return
         self.is_ended = True
@@ -166,7 +167,8 @@ class LongPollRequest(ABC):
 
     @abstractmethod
     def look(self, *, last: bool) -> None:
-        """Answer the request if a queue has messages for it. If this is the last check, answer in any case."""
+        """Check the request's queues, and answer the request if a queue has messages. With `last`, the request's wait
+        has ended: answer it even without messages."""
 
     def _look_again(self) -> None:
         if not self.is_ended:
@@ -179,7 +181,8 @@ class LongPollRequest(ABC):
             self.try_look(last=True)
 
     def try_look(self, *, last: bool) -> None:
-        """Check the request's queues with `look`. If the check fails, answer the request with the error."""
+        """Check the queues of this long-poll request with `look`. If the check raises an error, answer the request with
+        this error."""
         try:
             self.look(last=last)
         except Exception as error:
@@ -220,7 +223,8 @@ class WatchedQueues:
         self._positions = [
             QueuePosition(topic, queue_id, at) for (topic, queue_id), at in zip(self.queues, offsets, strict=True)
         ]
-        # set the request before checking the queues, so that a change from now on causes another check
+        # Store the request before checking the queues, so that a change of a queue during or after the check causes
+        # another check.
         self._request = request
         if wait_s > 0 and self._polls is not self._plane.source.polls:
             self._register()
@@ -243,7 +247,8 @@ class WatchedQueues:
             request.drop()
 
     def end(self) -> None:
-        """Stop waiting for changes of the queues permanently, and unregister the queues. Idempotent."""
+        """Drop the current WAIT request without an answer, and stop watching the queues for this connection.
+        Idempotent."""
         self._request = None
         self._unregister()
         self._cancel_timer()
@@ -264,7 +269,7 @@ class WatchedQueues:
         self._polls = self._waiter = None
 
     def _look_again(self) -> None:
-        # Reset the flag before checking the queues, so that a change during the check schedules another check.
+        # Clear the flag before checking the queues. A change of a queue during the check then schedules another check.
         self._is_woken = False
         self._look(last=False)
 
@@ -274,7 +279,7 @@ class WatchedQueues:
             return
         if time.monotonic() >= self._deadline_s:
             self._look(last=True)
-        else:  # set a new timer: this timer has fired before the deadline of the current WAIT request
+        else:  # This timer has fired before the deadline of the current WAIT request, so set a new timer.
             self._set_timer()
 
     def _set_timer(self) -> None:
@@ -318,8 +323,8 @@ class WaitingFetch(LongPollRequest):
         )
 
     def look(self, *, last: bool) -> None:
-        """Let a reading thread check the queues, unless a check is already running. If only the queues' end offsets are
-        requested, check at once in the current thread."""
+        """Check in a reading thread if the queues of this FETCH request have messages, unless such a check is already
+        running. If the request only needs the queues' end offsets, check at once in the current thread."""
         self._is_last = self._is_last or last
         if not self._is_looking:
             self._is_looking = True
@@ -328,10 +333,13 @@ class WaitingFetch(LongPollRequest):
             else:
                 self._plane.reads.submit(partial(self._read, is_last=self._is_last), self._refuse)
         else:
-            self.is_woken = True  # check again later: the running check may already have passed the queue that changed
+            # A check of the queues is running, and may already have passed the queue that has changed. So another check
+            # must follow.
+            self.is_woken = True
 
     def _read(self, *, is_last: bool) -> None:
-        """Read the queues, and answer the FETCH if they have messages. Runs in a reading thread."""
+        """Read the queues of a FETCH request. Answer the request if the queues have messages, or if `is_last` is true.
+        Runs in a reading thread."""
         try:
             results = self._plane.source.fetch(self._requests, max_bytes=self._fetch.max_bytes, wait_s=0.0)
             if is_last or has_news(results):
@@ -355,7 +363,7 @@ class WaitingFetch(LongPollRequest):
         self.request.fail(error)
 
     def _end_first(self) -> None:
-        """Stop waiting for messages, because the FETCH is answered next."""
+        """End this long poll without waiting for more messages, because the FETCH will be answered next."""
         loop = self._plane.server.loop
         if loop.is_own_thread:
             self.end()
@@ -512,8 +520,8 @@ class DataPlane:
         """Start an append, and answer its request: at once if the append is already complete, otherwise after it has
         completed.
 
-        `later` prepares a late answer: if the append is not complete yet, it is called at once, and returns the
-        function that answers.
+        `later` is called at once if the append is not complete yet. It returns the function that sends the answer when
+        the append has completed.
         """
         self._limit.begin()
         self._under_way += 1  # count the append before it starts, so that any flush or copy from now on causes a check
@@ -543,8 +551,8 @@ class DataPlane:
 
     def _settle(self) -> None:
         """Answer the started appends that have completed or failed."""
-        # Reset the flag before checking the appends, so that a flush or a copy during the check schedules another
-        # check.
+        # Clear the flag before checking the appends. A flush or a copy that ends during the check then schedules
+        # another check.
         self._is_settling = False
         for settled in self._pending.settle(time.monotonic()):
             self._end_append()

@@ -164,7 +164,7 @@ class BusErrors:
         self._forgetting.start()
 
     def forget(self) -> None:
-        """Stop counting the bus errors of earlier processes."""
+        """Delete the notes of bus errors in earlier processes, so that these errors no longer count."""
         self._notes.truncate(0)
 
     def close(self) -> None:

@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 
 
 class FollowerSide(GroupReplica):
-    """The methods of a replica that follows a master. Thread-safe: the order lock lets only one method at a time change
-    the log."""
+    """The methods of a replica that follows a master. Thread-safe: a lock (the order lock) lets only one method at a
+    time change the log."""
 
     def following(self, wait_s: float) -> Following | None:
         """Return the master that this replica follows, and the next offset to read. Returns None if the replica follows
@@ -56,7 +56,8 @@ class FollowerSide(GroupReplica):
             return Following(self._role.master, self._role.epoch, self._files.store_id, position, self._learner)
 
     def align(self, epoch: int, master: EpochHistory) -> int:
-        """Cut the end of this log that differs from the master's log. Returns the next offset to read.
+        """Cut off the end of this slave's log if it differs from the master's log. Returns the physical offset from
+        which the slave must read the master's log next.
 
         Raises NotMasterError unless this replica follows in `epoch`. Raises StoreCorruptError, and changes nothing, if
         the cut would remove acknowledged messages that the master lacks.
@@ -74,8 +75,8 @@ class FollowerSide(GroupReplica):
                 elif common is not None and common < end:
                     self._reopen(partial(self._cut, common))
                 else:
-                    # Drop the epochs that begin at the end of the shortened log. If this replica began an epoch and
-                    # wrote no record in it, the epoch is not in the master's history.
+                    # Drop the epochs that begin at the end of this log. If this replica was the master in an epoch and
+                    # wrote no record in it, the new master's history does not contain this epoch.
                     self._epochs.truncate_from(end)
                 with self._changed:
                     self._aligned, self._shown_from, self._refusal = True, self._store.gate.stored_offset, ""
@@ -186,7 +187,7 @@ class FollowerSide(GroupReplica):
             self._order_lock.release()
 
     def _copied(self, chunk: LogChunk) -> Copied:
-        """Build the answer (Copied) to an appended chunk of the master's log."""
+        """Build the answer (Copied) to a request that appends a chunk of the master's log to this slave's log."""
         return Copied(self._store.chunks.append_offset, self._store.gate.stored_offset, len(chunk.data))
 
     def copied(self, epoch: int, end_offset: int) -> int | None:
@@ -220,8 +221,7 @@ class FollowerSide(GroupReplica):
                 self._shared_holes |= {end}
 
     def _show_chunk(self, chunk: LogChunk) -> None:
-        """Let consumers see the messages that are confirmed according to the chunk: the chunk contains the master's
-        confirm offset."""
+        """Make messages visible to consumers up to the master's confirm offset, which the chunk contains."""
         with self._changed:
             self._last_chunk_s = self._clock_s()
             if chunk.confirm_offset >= self._shown_from:

@@ -1,7 +1,7 @@
 """One replica of a group of several, in any role: its store, its readers, and the confirmed end of its log.
 
-This module has the code that a master, a slave and a fenced replica share. `actors.replica.replica` explains how
-replicas work together. It does not use Ray.
+This module has the code that a master, a slave and a fenced replica share. It does not use Ray.
+`actors.replica.replica` explains how replicas work together.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class GroupReplica(SoleReplica):
             self._store.close()
             raise
         self._confirm_turn = threading.Lock()
-        """Lock that is held during a write of the confirm file. `_changed` is not held during this write."""
+        """Lock that is held during a write of the confirm file. The condition `_changed` is not held during such a
+        write, so that methods that need the condition do not wait for the disk."""
         self._confirmed = ConfirmFloor(0, 0)
         """The highest confirm offset that this process has received while it led or followed, and the epoch in which it
         received the offset."""
@@ -209,10 +210,10 @@ class GroupReplica(SoleReplica):
         self._store.polls.wake_all()
 
     def _remember_confirmed(self) -> None:
-        """Write the highest confirm offset to disk, if it has grown.
+        """Write this replica's highest confirm offset to disk, if the offset has grown.
 
-        If the disk fails, the next report has the failure and the previous offset. If the disk is full, which is not a
-        failure, the next report has the previous offset, too.
+        If the disk fails, the replica's next report contains the failure and the previous confirm offset. If the disk
+        is full, which is no failure, the next report also contains the previous offset.
         """
         with self._confirm_turn:
             with self._changed:
@@ -237,8 +238,8 @@ class GroupReplica(SoleReplica):
             self._confirmed = ConfirmFloor(self._role.epoch, physical_offset)
 
     def _refuse_without_room(self, error: OSError) -> None:
-        """Raise StoreNotWritableError if `error` means that the disk is full. A full disk does not count as
-        failed."""
+        """Raise StoreNotWritableError if `error` means that the disk is full. A full disk is not a disk
+        failure."""
         if is_want_of_space(error):
             root = self._settings.store_path_root_dir
             raise StoreNotWritableError(f"the disk of {root} has no space for a small file: {error}") from error

@@ -79,8 +79,8 @@ class StoreLiveSettings:
         self._settings.change(self.now.store, LIVE_SETTINGS["store"])
 
     def store(self, changes: Mapping[str, SettingValue], write: Callable[[str, str], None]) -> None:
-        """Write the changes of settings to the file with `write`, then apply them as `take` does. Writes nothing if the
-        file already has the same text."""
+        """Write the changed settings to the file of live settings with the function `write`, then apply them as `take`
+        does. Writes nothing if the file already has the same text."""
         wanted = changes_for_stores(changes)
         if wanted != self._changes:
             write(LIVE_SETTINGS_FILE, json.dumps(wanted, indent=1, sort_keys=True))

@@ -36,8 +36,8 @@ from storage.replication.log_chunks import CHUNK_MAX_BYTES
 REPLICATE_CALL_TIMEOUT_S: Final = 10.0
 REPLICATE_LONG_POLL_S: Final = 2.0
 LATE_S: Final = 0.5
-"""If an answer is this many seconds late, the carrier checks which master the slave follows. Also the interval of these
-checks."""
+"""If an answer of the master is this many seconds late, the LogCarrier checks if the slave still follows this master.
+Also the interval, in seconds, of these checks."""
 
 
 class LogCarrier:
@@ -77,10 +77,10 @@ class LogCarrier:
         """The time at which the slave began to work on the oldest chunk that it has not answered."""
 
     def run(self) -> None:
-        """Carry chunks until the slave follows another master, or `stopping` is set.
+        """Copy log chunks from the master to the slave until the slave follows another master, or `stopping` is set.
 
         Raises RaymqError if a call failed, for example after a change of roles, or if a connection broke. The next
-        carrier can continue, because the slave has the end offset of its log.
+        LogCarrier can continue, because the slave has the end offset of its log.
         """
         poll = select.poll()
         lanes = {

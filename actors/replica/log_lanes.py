@@ -97,16 +97,16 @@ class LogLanes:
         replica.call_on_log(self._note_move)
 
     def _note_move(self) -> None:
-        """Schedule a check of the waiting frames, because the log, the disk, or the role may have changed. Any thread
-        may call it."""
+        """Schedule a check of the waiting frames (READ_LOG or APPEND_LOG), because the log, the disk, or the role may
+        have changed. Any thread may call this method."""
         if (self._reads or self._copies) and not self._is_looking:
             self._is_looking = True
             self._plane.server.loop.call_soon(self._look)
 
     def _look(self) -> None:
         """Answer every waiting frame (READ_LOG or APPEND_LOG) that need not wait any longer."""
-        # Reset the flag before checking the frames, so that a change of the log, the disk or the role during the check
-        # schedules another check.
+        # Reset `_is_looking` before the waiting frames (READ_LOG or APPEND_LOG) are checked. A change of the log, the
+        # disk or the role during the check then schedules another check.
         self._is_looking = False
         for read in list(self._reads.values()):
             self._try_read(read, last=False)
@@ -122,7 +122,8 @@ class LogLanes:
             self._cancel(earlier)
             earlier.request.drop()
         read = _Read(request, asked, max(asked.min_bytes, 1))
-        # register the READ_LOG before checking the log, so that records written from now on cause another check
+        # Register the READ_LOG request before checking the log. Otherwise records that are written between check and
+        # registration would not answer it.
         self._reads[asked.follower] = read
         self._try_read(read, last=asked.wait_s <= 0)
         if self._reads.get(asked.follower) is read:
@@ -134,7 +135,9 @@ class LogLanes:
             acked = decode_read_log(request.payload)
             self._replica.note_request(_request_of(acked))
         except NotMasterError:
-            return  # an ACK_LOG gets no answer; the follower gets this error with its READ_LOG
+            # Return without an answer, because an ACK_LOG frame gets none. The follower gets the same error as the
+            # answer to its READ_LOG.
+            return
         finally:
             request.drop()
         read = self._reads.get(acked.follower)
@@ -143,8 +146,8 @@ class LogLanes:
             self._try_read(read, last=False)
 
     def _try_read(self, read: _Read, *, last: bool) -> None:
-        """Answer a READ_LOG if the log has grown enough, if this replica is no longer the master, if its disk has
-        failed, or if `last` is True."""
+        """Answer a READ_LOG request if the log has grown enough, if this replica is no longer the master, or if its
+        disk has failed. If `last` is true (the request's wait is over), answer in any case."""
         asked = read.asked
         try:
             beyond = self._replica.log_beyond(asked.epoch, asked.next_offset)

@@ -67,8 +67,9 @@ def _mend(damaged: StorageCalls, other: StorageCalls, epoch: int, replica: int) 
 
 
 def _mend_hole(damaged: StorageCalls, other: StorageCalls, epoch: int, replica: int, hole: Hole) -> int:
-    """Repair one hole (damaged log range) part by part. If the other log lacks intact bytes for the rest of the hole,
-    report this. Returns the number of replaced bytes."""
+    """Repair one hole (damaged log range) of store `damaged` part by part, with bytes from the log of store `other`. If
+    `other` lacks intact bytes for the rest of the hole, report this to `damaged`. Returns the number of replaced bytes.
+    """
     position, rest, mended = hole.offset, hole.offset, 0
     while position < hole.end_offset:
         left = hole.end_offset - position

@@ -120,7 +120,8 @@ class Replica(MasterSide, FollowerSide):
                     self._sync.decided(order.sync_state_set)
                     self._files.note_set(self._sync.sync_state_set)
                 self._show_confirmed()
-                # wake waiting appends, because the lease or the sync-state set may have changed
+                # wake the appends that wait for replicas, because the master's lease or the sync-state set may have
+                # changed
                 self._store.gate.progress.notify()
         elif isinstance(order, Drain):
             with self._changed:
@@ -271,12 +272,12 @@ class Replica(MasterSide, FollowerSide):
             store.mender.mend(physical_offset, data)
 
     def note_lacking(self, epoch: int, replica: int, physical_offset: int) -> None:
-        """Record that another replica has no intact bytes for the hole (damaged range) of this log at
-        `physical_offset`.
+        """Record that another replica (`replica`) also lacks the bytes of this replica's hole (damaged range of the
+        log) at `physical_offset`.
 
-        If this replica is a slave and the other replica is its master, the slave records that both lack these bytes. A
-        master sends its damaged bytes to slaves after every replica in sync has reported the hole. Raises
-        NotMasterError unless this log equals the log of the epoch's master.
+        A slave records only the report of its master: then neither replica has intact bytes for the hole. A master
+        sends its damaged bytes to its slaves after every replica in sync has reported the hole. Raises NotMasterError
+        unless this replica's log equals the log of the epoch's master.
         """
         with self._order_lock, self._changed:
             self._check_same_log(epoch)

@@ -48,8 +48,8 @@ logger = logging.getLogger(__name__)
 
 
 class Replicator:
-    """The actor that copies the log to one slave, in a loop. `flow_bytes_s`: the maximum number of bytes per second;
-    None for no limit."""
+    """The actor that copies the log of a broker group's master to one slave, in a loop. `flow_bytes_s`: the maximum
+    number of bytes per second; None for no limit."""
 
     def __init__(self, slave: StorageName, flow_bytes_s: int | None = None) -> None:
         take_turns_quickly()
@@ -91,22 +91,22 @@ class Replicator:
                     self._copy(following)
                 backoff.reset()
             except RaymqError as error:
-                # Retry: a role has changed, or a replica cannot be reached. So ask the slave again for its current
-                # master.
+                # The copy failed because a replica changed its role or is unreachable. After a pause, the loop asks the
+                # slave again for its current master.
                 self._failure = str(error)
                 logger.info("replicator %s pauses the copy of the log: %s", self._name, error)
                 self._stopping.wait(backoff.next())
 
     def _copy(self, following: Following) -> None:
-        """Carry chunks of the log until a call fails, for example after a change of roles."""
+        """Carry chunks of the log from the master to the slave until a call fails, for example after a change
+        of roles."""
         master = ActorRef(str(StorageName(self._name.broker_name, following.master)))
         position = following.position
         if position is None:
             history = master.call("history", following.epoch, timeout_s=HISTORY_TIMEOUT_S)
             position = self._slave.call("align", following.epoch, history, timeout_s=REPLICATE_CALL_TIMEOUT_S * 6)
         self._mend(following)
-        # Do not wait for the master's address without checking the slave: a master that hangs may not even return its
-        # address.
+        # Check the slave while waiting for the master's address: a master that hangs may never return its address.
         described = master.start("describe")
         if not self._await_answer(described, following, LATE_S):
             return

@@ -24,7 +24,8 @@ T = TypeVar("T")
 
 
 class SoleReplica:
-    """A store without followers, and the base class of a replica with followers. Thread-safe."""
+    """The only replica of a broker group, with its store. Also the base class of a replica with followers.
+    Thread-safe."""
 
     has_followers = False
 
@@ -91,14 +92,15 @@ class SoleReplica:
         return self._append(epoch, lambda store, acks: store.start_append(batches, acks=acks))
 
     def start_end(self, end: EndTransactionRequest, *, require_topic: Callable[[str], None]) -> StartedAppend:
-        """End a transaction without waiting (TransactionService.start_end). Also raises the errors of `append`."""
+        """Start to end a transaction, and return without waiting until the end is durable
+        (TransactionService.start_end). Also raises the errors of `append`."""
         return self._append(
             None, lambda store, acks: store.transactions.start_end(end, require_topic=require_topic, acks=acks)
         )
 
     def _append(self, epoch: int | None, append: Callable[[MessageStore, ReplicaAcks | None], T]) -> T:
-        """Call `append` with the store, and with the object that shows when other replicas have the append's copies
-        (None without followers)."""
+        """Call `append` with the store and a ReplicaAcks object, which shows when the other replicas have copied the
+        append. The object is None if there are no followers."""
         return append(self._store, None)
 
     # Methods that read messages
@@ -111,7 +113,8 @@ class SoleReplica:
         """
         routing, store = self._read_routing()
         results = store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=not routing.is_master)
-        # return now: without other storage actors it does not matter if the next message is in memory
+        # return before `in_memory` is called: only readers that could use other storage actors need to know if the next
+        # message is in memory
         if not routing.others:
             return results
         return [
@@ -135,8 +138,8 @@ class SoleReplica:
         return routed, news
 
     def _read_routing(self) -> tuple[ReadRouting, MessageStore]:
-        """Return the rules that send readers to other replicas (ReadRouting), and the store. Raises the errors of
-        `fetch`."""
+        """Return the object that decides from which replica a reader reads (ReadRouting), and the store to read from.
+        Raises the errors of `fetch`."""
         return ALONE, self._store
 
     def count_reads(self, reads: ReadsInPlace) -> None:
@@ -145,7 +148,8 @@ class SoleReplica:
 
     @property
     def polls(self) -> LongPolls:
-        """The fetches that wait for messages of the store, by queue. Raises the errors of `store`."""
+        """The fetches that wait for new messages of this replica's store, by queue. Raises the same errors as `store`,
+        for example if the store is not open."""
         return self.store.polls
 
     def status(self) -> dict[str, Any]:

@@ -84,8 +84,8 @@ FETCH_THREADS: Final = 32
 CONTROL_THREADS: Final = 4
 ORDER_THREADS: Final = 4
 OPEN_PAUSE_FACTOR: Final = 4
-"""After a failed attempt to open the store, the pause before the next attempt is this multiple of the attempt's
-duration."""
+"""Factor for the pause after a failed attempt to open the store: the pause is this factor times the duration of the
+attempt."""
 REPLICATE_THREADS: Final = 12
 """Number of threads for the long poll of the replica's own Replicator, and for calls by up to eight followers'
 Replicators that repair damage."""
@@ -129,8 +129,8 @@ class Storage:
         try:
             self._open()
         except RaymqError as error:
-            # Do not raise the error: after an error in its constructor, the actor would be dead permanently. Instead
-            # each call tries to open the store again, and raises the reason of a failure.
+            # Do not raise an error of opening the store: an error in the constructor would make the actor dead
+            # permanently. Instead each later call tries to open the store again, and raises the reason if this fails.
             logger.error("storage actor %s cannot open its store: %s", name, error)
         figures = StorageMetrics(lambda: self._open().any_store, lambda: self._append_limit.under_way, self._requests)
         self._metrics = MetricsThread(
@@ -284,7 +284,8 @@ class Storage:
         with self._append_limit.enter():
             self._deleted.check(batches)
             results = replica.append(batches)
-            # check again: if the topic was deleted during the append, no consumer will see the messages
+            # Check the topics a second time, because a topic may have been deleted during the append. Consumers will
+            # never see the messages of a deleted topic.
             self._deleted.check(batches)
             return results
 
@@ -536,8 +537,8 @@ class Storage:
 
     @ray.method(concurrency_group="control")
     def deleted_young(self) -> list[DeletedRange] | None:
-        """Return the messages that were deleted before their retention time because the disk was full
-        (Cleaner.deleted_young)."""
+        """Return the offset ranges of the messages that were deleted before their retention time, because the disk was
+        full (Cleaner.deleted_young)."""
         return self._open().any_store.cleaner.deleted_young()
 
     @ray.method(concurrency_group="control")

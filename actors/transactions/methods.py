@@ -48,7 +48,8 @@ class TransactionMethods:
             self._checks.leave(group, client_id)
 
     def _check_transactions(self) -> None:
-        """Run one round of transaction checks."""
+        """Find the open transactions of live producer groups whose outcome must be asked for. Keep these transaction
+        checks until the producers take them. Begins no further call to the store after CHECK_ROUND_MAX_S."""
         with self._checks_lock:
             groups = self._checks.live_groups(time.monotonic())
         start_ms, end_s = 0, time.monotonic() + CHECK_ROUND_MAX_S

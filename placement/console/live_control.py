@@ -1,5 +1,5 @@
-"""LiveControl: implements the console's ClusterControl on a live cluster, by `cluster_status` and calls to
-actors."""
+"""The console's cluster when the console belongs to a running raymq: LiveControl implements ClusterControl by
+`cluster_status` and by calls to the actors."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class LiveControl:
             ]
         return PushInstances(tuple(found), nodes, tuple(missing))
 
-    # Methods about the audit log
+    # Methods that write and read the audit log
 
     def record_audit(self, entry: AuditEntry) -> None:
         """Store an entry in the audit log."""

@@ -75,8 +75,8 @@ if TYPE_CHECKING:
     from raymq.client.client import Client
 
 ROUND_MESSAGES: Final = 1_000_000
-"""Approximate number of messages in a round. At the end of a round the driver checks the round's files and renames them
-into place."""
+"""Approximate number of messages that the archive job writes in one round. At the end of a round the driver checks the
+round's files and renames them into place."""
 _REPORT: Final = (
     "broker_name string, queue_id int, start_offset long, end_offset long, day string, rows long, bytes long"
 )
@@ -157,7 +157,7 @@ def _until(bounds: QueueBounds, end_offset: int) -> QueueBounds:
     return QueueBounds(bounds.min_offset, end, bounds.first_in_memory)
 
 
-# Archiving in rounds
+# Archiving a topic's queues in several rounds
 
 
 def archive(
@@ -172,8 +172,8 @@ def archive(
     on_plan: Callable[[int], None] = lambda total: None,
     on_written: Callable[[int], None] = lambda count: None,
 ) -> Archived:
-    """Archive the messages between the bounds of `queues` into `folder`, the topic's directory. The caller must have
-    locked `folder`. Raises the same errors as `run`."""
+    """Archive the messages between the bounds of `queues` into `folder`, the archive directory of the topic. The caller
+    must have locked `folder`. Raises the same errors as `run`, which locks the directory and calls this function."""
     done = next_offsets(find_pieces(folder))
     starts = {
         queue: done.get((queue.broker_name, queue.queue_id), bounds.min_offset) for queue, bounds in queues.items()
@@ -194,8 +194,8 @@ def archive(
 
 
 def _write_round(part: ArchiveStep, topic: str, staging: Path, stage: Stage) -> list[Written]:
-    """Write the files of a round into the staging directory and check them. Returns the files in the order in which
-    they must be renamed."""
+    """Write the archive files of one round (ArchiveStep) into the staging directory, and check them. Returns the files
+    in the order in which the caller must rename them into the archive."""
     written = stage(part.ranges, staging) if part.ranges else []
     for one in written:
         path = staging / one.piece.path

@@ -105,7 +105,7 @@ def check_rows(path: Path, topic: str, piece: ArchiveFile) -> None:
                 for name, value in queue.items():
                     if batch.column(name).unique().to_pylist() != [value]:
                         raise StoreCorruptError(f"file {path} has messages whose {name} is not {value}")
-                # A message that was already damaged when it was archived has no store time.
+                # Ignore messages without a store time: they were already damaged when they were archived.
                 days = pc.floor_temporal(batch.column("store_timestamp").drop_null(), unit="day").cast(pa.date32())
                 if days.unique().to_pylist() not in ([day], []):
                     raise StoreCorruptError(f"file {path} has messages that were not stored on {piece.day}")

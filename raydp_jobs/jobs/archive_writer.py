@@ -44,8 +44,8 @@ class Written:
 
 
 def metadata_of(topic: str, piece: ArchiveFile, rows: int) -> dict[str, str]:
-    """Return the entries of an archive file's Parquet metadata: the number of rows, and the parts of the file's
-    name."""
+    """Return the metadata of an archive's Parquet file: the number of rows, and the topic, queue, offset range and day
+    that the file's name contains."""
     return {
         "raymq.topic": topic,
         "raymq.broker_name": piece.broker_name,
@@ -133,8 +133,8 @@ class _OpenFile:
             self._write_held()
 
     def close(self, end: int) -> Written:
-        """Finish the file, which covers the offsets before `end`, and rename it to its final name in the staging
-        directory."""
+        """Finish the Parquet file, which covers the queue offsets before `end`. Rename it to its final name in the
+        staging directory."""
         self._write_held()
         piece = ArchiveFile(self.item.broker_name, self.item.queue_id, self.start, end, self.day)
         self._writer.add_key_value_metadata(metadata_of(self.item.topic, piece, self.rows))

@@ -95,11 +95,13 @@ class Pace:
         return None if self._rate is None else max(int(self._rate * _BURST_S), 1)
 
     def pause_s(self, rows: int) -> float:
-        """Return how many seconds the sender must wait after it has sent `rows` rows."""
+        """Record that the sender has sent `rows` rows. Returns the time in seconds that it must wait before its next
+        rows, to keep the rate."""
         if self._rate is None:
             return 0.0
         now_s = self._clock()
-        # Limit the saved-up row allowance to one burst: a longer idle time does not allow a larger burst.
+        # A sender that was idle may afterwards send faster than its rate, for a burst. Limit the burst to _BURST_S
+        # seconds of rows, however long the sender was idle.
         self._free_s = max(self._free_s, now_s - _BURST_S) + rows / self._rate
         return max(self._free_s - now_s, 0.0)
 

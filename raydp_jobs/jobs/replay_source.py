@@ -37,9 +37,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A sequence of rows with a fixed order, in one or more files. `name`: identifies the line and its first row within
-    the source. `place`: a number that chooses the line's target queue; lines that follow each other have consecutive
-    numbers. `is_queue`: True if the rows were the messages of one queue."""
+    """A line is a sequence of exported rows with a fixed order, in one or more files. `name`: identifies the line and
+    its first row within the replay's source. `place`: a number that chooses the line's target queue; consecutive lines
+    have consecutive numbers. `is_queue`: True if the rows were the messages of one queue."""
 
     name: str
     files: tuple[Path, ...]
@@ -58,7 +58,7 @@ class Selection:
 
     @property
     def columns(self) -> list[str]:
-        """The Parquet columns that the filter must read in order to select rows."""
+        """The Parquet columns that must be read in order to select rows by store time, queue and tag."""
         wanted = ["store_timestamp"] if self.period != ALWAYS else []
         wanted += ["broker_name", "queue_id"] if self.queues else []
         return wanted + (["tags"] if self.tags else [])
@@ -89,7 +89,7 @@ class Selection:
 
 
 EVERYTHING: Final = Selection()
-"""The message filter that selects all rows."""
+"""The message filter without conditions: it selects every row."""
 
 
 def _combined(combine: pc.Function, masks: list[pa.Array]) -> pa.Array:
@@ -100,8 +100,8 @@ def _combined(combine: pc.Function, masks: list[pa.Array]) -> pa.Array:
 
 
 def lines_of(source: Path) -> list[Line]:
-    """Divide a source into lines (sequences of rows). The source is an archive of one topic, a directory with Parquet
-    files, or one Parquet file.
+    """Divide the source of a replay into lines (sequences of rows). The source is an archive of one topic, a directory
+    with Parquet files, or one Parquet file.
 
     Raises InvalidArgumentError for any other path, and StoreCorruptError for an archive with a gap.
     """
@@ -124,13 +124,16 @@ def lines_of(source: Path) -> list[Line]:
 
 def _archive_lines(source: Path) -> list[Line]:
     pieces = find_pieces(source)
-    next_offsets(pieces)  # Raises StoreCorruptError if the archive's files have a gap or overlap.
+    # only a check: `next_offsets` raises StoreCorruptError if the offset ranges of the archive's files have a gap or
+    # overlap
+    next_offsets(pieces)
     lines = []
     for (broker_name, queue_id), group in groupby(pieces, key=lambda piece: piece.queue):
         files = [piece for piece in group if piece.day]
         if files:
-            # If the oldest archive files are deleted, all later rows get other numbers. So the line's name contains the
-            # start offset of its first file: after such a deletion it counts as a new line.
+            # If the oldest archive files of a queue are deleted, all later rows of the queue get other row numbers. So
+            # the line's name contains the start offset of its first file: after such a deletion, the line counts as a
+            # new line.
             name = f"{broker_name}:{queue_id} from {files[0].start_offset}"
             place = crc32(broker_name.encode()) + queue_id
             lines.append(Line(name, tuple(source / piece.path for piece in files), place, True))

@@ -36,7 +36,8 @@ class Period:
         return (self.start_ms is None or time_ms >= self.start_ms) and (self.end_ms is None or time_ms < self.end_ms)
 
     def scan_options(self) -> ScanOptions:
-        """Return read options for an offset range that contains all messages of this period, and few others.
+        """Return options for a read of the offset range that contains all messages stored in this period of time, and
+        few others.
 
         The range is only approximate if a clock was set back, because then offsets do not ascend with store times. So
         the messages must also be filtered with the method `of`.
@@ -50,7 +51,7 @@ class Period:
         return options
 
     def of(self, messages: DataFrame) -> DataFrame:
-        """Return the messages that were stored in this period."""
+        """Return the rows of `messages` whose store time lies in this period."""
         from pyspark.sql import functions as sf
 
         stored_ms = sf.unix_millis("store_timestamp")

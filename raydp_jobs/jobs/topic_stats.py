@@ -97,7 +97,7 @@ def run(
 
 
 def lean(messages: DataFrame) -> DataFrame:
-    """Select the columns to count: topic, tags, keys, store time and body size."""
+    """Return only the columns that the statistics need: topic, tags, keys, store time and body size."""
     from pyspark.sql import functions as sf
 
     return messages.select("topic", "tags", "keys", "store_timestamp", sf.col("body_size").alias("size"))
@@ -127,7 +127,7 @@ def counted(messages: DataFrame, every_s: int) -> DataFrame:
 
 
 def totals(counts: DataFrame) -> DataFrame:
-    """Add up the rows of `counted`. Returns one row per topic."""
+    """Add up the counts per time bucket and tag (the rows of `counted`). Returns one row per topic."""
     from pyspark.sql import functions as sf
 
     return counts.groupBy("topic").agg(
@@ -199,12 +199,13 @@ def common_tags(rows: Iterable[dict[str, Any]], top: int) -> dict[str, dict[str 
 def figures(
     topics: Sequence[str], of_topics: Iterable[Any], common: dict[str, dict[str | None, int]], of_buckets: Iterable[Any]
 ) -> list[TopicFigures]:
-    """Combine the collected rows of totals, tags and buckets to the statistics of each topic."""
+    """Combine the rows that Spark computed (totals, tags and time buckets of topics) to the statistics of each
+    topic."""
     totals_of = {row["topic"]: row for row in of_topics}
     buckets_of: dict[str, list[Bucket]] = {}
     for row in of_buckets:
-        # Spark's list of tag counts has the length that the topic with the most tags needs. So it may be longer than
-        # this topic's list of tags.
+        # Spark's list of tag counts is as long as the topic with the most tags needs. So it may be longer than the list
+        # of this topic's tags; `zip` ignores the rest.
         counts = dict(zip(common[row["topic"]], row["tags"], strict=False))
         bucket = Bucket(_time(row["start"]), row["messages"], row["bytes"], row["keys"], counts)
         buckets_of.setdefault(row["topic"], []).append(bucket)

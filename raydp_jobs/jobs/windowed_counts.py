@@ -139,8 +139,11 @@ def check(
     client: Client, topics: Sequence[str], target: str, checkpoint: Path, windows: Windows, commit_group: str | None
 ) -> None:
     """Check the arguments of `run` before Spark starts. Raises InvalidArgumentError if the target is one of the topics,
-    or if the checkpoint belongs to other windows or cannot be created; IllegalNameError; TopicNotExistError; and
-    NoPermissionError if the target is not writable."""
+    or if the checkpoint belongs to other windows or cannot be created.
+
+    Raises IllegalNameError for an illegal name, TopicNotExistError if a topic does not exist, and NoPermissionError if
+    the target is not writable.
+    """
     if target in topics:
         raise InvalidArgumentError(f"the counts of {target} would be counted again: send them to another topic")
     if commit_group is not None:
@@ -159,14 +162,15 @@ def _described(topics: Sequence[str], target: str, windows: Windows) -> dict[str
 
 
 class StoredCounts:
-    """Adds up how many counts (result messages) a query has stored."""
+    """Adds up the counts (result messages) and the batches that a query has stored."""
 
     def __init__(self, on_counts: Callable[[int], None]) -> None:
         self._on_counts = on_counts
         self.batches = self.counts = 0
 
     def add(self, batch: int, summary: WriteSummary) -> None:
-        """Add the number of counts that a stored batch contains."""
+        """Add a batch of the streaming query, which was stored, to the totals. Each row of the batch is one window's
+        count, so `summary.rows` is the number of counts."""
         self.batches += 1
         self.counts += summary.rows
         self._on_counts(summary.rows)
@@ -175,7 +179,8 @@ class StoredCounts:
 def begin(
     messages: DataFrame, windows: Windows, sink: Sink, checkpoint: Path, *, trigger_s: int, available_now: bool
 ) -> StreamingQuery:
-    """Start the query that counts `messages` and passes the counts, converted to messages, to `sink`."""
+    """Start the streaming query. It counts `messages` by time window, converts each count to a message, and passes
+    these messages to `sink`."""
     counts = as_messages(counted(messages, windows), windows.by)
     writer = counts.writeStream.foreachBatch(sink).outputMode("append").option("checkpointLocation", str(checkpoint))
     writer = (
@@ -271,8 +276,9 @@ def fix_options(checkpoint: Path, options: dict[str, Any]) -> None:
         partial = checkpoint / f".{uuid.uuid4().hex}.partial"
         partial.write_text(text)
         try:
-            # Create the description file as a hard link to a complete file. The link appears completely or not at all,
-            # and never replaces a file that another process created first.
+            # Create the file with the query's options (topics, target and time windows) as a hard link to a complete
+            # file. The link appears completely or not at all, and never replaces a file that another process created
+            # first.
             os.link(partial, path)
         except FileExistsError:
             pass
@@ -282,8 +288,8 @@ def fix_options(checkpoint: Path, options: dict[str, Any]) -> None:
 
 
 def compare_options(checkpoint: Path, options: dict[str, Any]) -> None:
-    """Compare a description of the query's time windows with the description in the checkpoint, if it has one. Raises
-    InvalidArgumentError if they differ."""
+    """Compare the query's options (topics, target and time windows) with the options that the checkpoint stores. Does
+    nothing if the checkpoint stores no options. Raises InvalidArgumentError if the options differ."""
     path = checkpoint / OPTIONS_FILE
     if not path.exists():
         return

@@ -57,8 +57,8 @@ _KINDS: Final[dict[str, tuple[Callable[[types.DataType], bool], str, str]]] = {
         "F.col('deliver_time').cast('timestamp')",
     ),
 }
-"""For each column name: a check of the column's type, the name of the expected type, and an example expression that
-creates a valid value."""
+"""Requirements for the columns of a DataFrame that is written to a topic, by column name: a check of the column's type,
+the name of the expected type, and an example expression that creates a valid value."""
 
 
 def check_columns(df: DataFrame) -> None:
@@ -95,17 +95,17 @@ def check_sort(sort: Sort) -> None:
 def in_fixed_order(df: DataFrame, sort: Sort) -> DataFrame:
     """Return `df` with its rows in an order that is the same each time a partition is computed.
 
-    Rows after an exchange have no fixed order. With "auto" such rows are sorted within their partition: by the
-    DataFrame's present order, then by a hash of all columns, then by the columns. "always" sorts all rows, "never"
-    sorts none. Raises InvalidArgumentError for any other `sort`.
+    Rows have no fixed order if Spark exchanged them between tasks (shuffle). With "auto" such rows are sorted within
+    their partition: by the DataFrame's present order, then by a hash of all columns, then by the columns. "always"
+    sorts all rows, "never" sorts none. Raises InvalidArgumentError for any other `sort`.
     """
     check_sort(sort)
     if sort == "never" or (sort == "auto" and not has_exchange(df)):
         return df
     given = _present_order(df)
     if given is None:
-        # Do not sort: the present order depends on columns that were dropped, so a sort by the remaining columns would
-        # lose this order.
+        # Do not sort these rows: their present order depends on columns that were dropped, so a sort by the remaining
+        # columns would lose this order.
         return df
     values = [_sortable(field) for field in df.schema]
     return df.sortWithinPartitions(*given, functions.xxhash64(*values), *values)

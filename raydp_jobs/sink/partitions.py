@@ -148,7 +148,8 @@ class WriteSummary:
 
     @classmethod
     def of(cls, rows: Iterable[Any]) -> WriteSummary:
-        """Add up the results of all tasks of a write. If a task returned an error, raises this error."""
+        """Add up the results that the tasks of a write to a topic returned. If a task returned an error, raises this
+        error."""
         count = before = 0
         queues: dict[MessageQueue, QueueRows] = {}
         for row in rows:
@@ -229,7 +230,7 @@ class ClusterConnection(TopicConnection):
     settings: ProducerOptions = field(default_factory=ProducerOptions)
 
     def __post_init__(self) -> None:
-        check_repeatable(self.settings)  # Raises an error for invalid settings now, before any Spark job starts.
+        check_repeatable(self.settings)  # Raise the error for invalid settings now, before any Spark job starts.
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         with nullcontext(self.client) if self.client is not None else connect() as client:

@@ -86,8 +86,8 @@ class PlanFiles:
         self._files = checkpoint_files(spark, self._path(place))
 
     def fix(self, topic: str, batch: int, planned: WritePlan) -> WritePlan:
-        """Store `planned` as the plan of a batch, unless the batch already has a plan. Returns the batch's plan, which
-        is then durable."""
+        """Store `planned` as the plan of a streaming batch, unless a plan of this batch is already stored. Returns the
+        stored plan, which is durable."""
         path = f"{self._place}/{batch}.json"
         if not self._files.exists(self._path(path)):
             self._files.mkdirs(self._path(self._place))

@@ -193,8 +193,8 @@ class _StreamWrite:
 
     _lock: Final = threading.Lock()
     _written: Final[dict[tuple[str, str, str], tuple[str, int]]] = {}
-    """By query, topic and sink name: the id of the query's run, and the number of the last batch that this process has
-    written."""
+    """For each streaming query, topic and sink name (the key): the id of the query's run, and the number of the last
+    batch that this process has written."""
 
     def __init__(self, write: _BatchWrite, name: str, place: str | None, on_batch: Progress | None) -> None:
         self._write, self._name, self._place, self._on_batch = write, name, place, on_batch

@@ -34,7 +34,8 @@ def _none(value: list[OffsetRange]) -> list[OffsetRange]:
 
 
 def _tell(before: list[OffsetRange], lost: list[OffsetRange]) -> list[OffsetRange]:
-    if TaskContext.get() is not None:  # In a Spark task, only collect the lost ranges: the driver logs them.
+    # In a Spark task, the lost ranges are only added to the accumulator. The driver logs them.
+    if TaskContext.get() is not None:
         return [*before, *lost]
     for one in lost:
         logger.warning(

@@ -161,8 +161,8 @@ class TopicCluster(StreamCluster):
         return starts
 
     def deleted(self, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
-        """Return the queues among `queues` whose topic counts as deleted. A topic counts as deleted if it no longer
-        matches the stream's choice of topics, or was not found for DELETED_AFTER_S."""
+        """Return the queues, from `queues`, whose topic counts as deleted. A topic counts as deleted if it no longer
+        matches the stream's topic selection, or if it was not found for DELETED_AFTER_S."""
         with self._lock:
             there, now_s = {queue.topic for queue in self._known}, self._clock()
             for topic in there & self._missing_since_s.keys():
@@ -210,10 +210,10 @@ class TopicCluster(StreamCluster):
     def _answer(
         self, broker_name: str, answer: Future[Mapping[MessageQueue, QueueBounds]], needed: bool
     ) -> Mapping[MessageQueue, QueueBounds]:
-        """Return the bounds of a broker group's queues from its answer. Returns an empty mapping if the request is
-        still running or has failed.
+        """Return the queue bounds from the answer of a broker group, or an empty mapping if the request has failed or
+        has no answer yet.
 
-        With `needed`, raises the error of a failed request.
+        With `needed`, raises the error of a failed request. A request without an answer still returns an empty mapping.
         """
         if not answer.done():
             problem = f"no answer in {ANSWER_TIMEOUT_S:g} s"
@@ -272,16 +272,16 @@ class _Connection:
         self.pool = ThreadPoolExecutor(ASKING_THREADS_MAX, "stream-asks")
 
     def close(self, keep: Client | None) -> None:
-        """Stop the threads, and close the client; if the client is `keep`, leave it open. Running calls finish
-        normally."""
+        """Stop the threads and close this object's client, but leave the client open if it is `keep`. Running calls
+        finish normally."""
         self.pool.shutdown(wait=False, cancel_futures=True)
         if self.client is not keep:
             self.client.close()
 
 
 COMMIT_BUDGET_S: Final = 5.0
-"""Maximum time in seconds that a commit of offsets may delay the query. If a commit fails, the next commit covers its
-offsets too."""
+"""Maximum time in seconds for which a commit of offsets may delay the streaming query. If a commit fails, the next
+commit also covers its offsets."""
 COMMIT_PAUSE_S: Final = 1.0
 NOT_A_MEMBER: Final = 0
 """The generation number of an offset commit by a program that is not a member of the group. Such a commit does not

@@ -28,8 +28,8 @@ from raymq.common.message import MessageQueue
 from raymq.common.protocol.store import QueueBounds
 
 TASK_MIN_MESSAGES = 2_000
-"""Number of messages that justify one Spark task. The number of tasks of a batch is at most its number of messages
-divided by this constant, rounded up, unless `min_partitions` is larger."""
+"""Minimum number of messages for which one more Spark task is worth its cost. A batch has at most (messages / this
+constant, rounded up) tasks, unless `min_partitions` is larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def plan_batch(
 
 
 def forget_queues(previous: StreamOffsets, queues: Sequence[MessageQueue]) -> StreamOffsets:
-    """Return `previous` without the queues of deleted topics."""
+    """Return the stream offsets `previous` without the queues in `queues`, whose topics were deleted."""
     kept = {queue: offset for queue, offset in previous.offsets.items() if queue not in queues}
     return replace(previous, offsets=kept, starts={}, creations=creations_of(kept, previous.creations, NO_CREATIONS))
 
@@ -172,8 +172,8 @@ def batch_partitions(previous: StreamOffsets | None, end: StreamOffsets) -> list
 
 
 class _Counts:
-    """A size estimate that counts each message as one byte. Numbers of messages never change, so a batch is always
-    divided into the same parts."""
+    """Counts each message as one byte where a size estimate is expected. The number of messages in a range never
+    changes, so a repeated batch is divided into the same partitions."""
 
     def range_bytes(self, ranges: Sequence[OffsetRange]) -> Sequence[Sequence[int]]:
         return [[one.size] for one in ranges]
@@ -185,8 +185,8 @@ def _offsets_after(
     ranges: Sequence[OffsetRange],
     limits: BatchLimits,
 ) -> StreamOffsets:
-    """Return the end of a batch that reads `ranges`. `begins`: the offset at which the batch begins in each
-    queue."""
+    """Return the stream's offsets at the end of a batch that reads `ranges`. `begins`: the offset at which the batch
+    begins in each queue."""
     offsets = dict(previous.offsets) if previous is not None else {}
     starts: dict[MessageQueue, int] = {}
     ends = {one.queue: one.end_offset for one in ranges}
@@ -223,7 +223,7 @@ def _loss(queue: MessageQueue, position: int, bounds: QueueBounds) -> LostOffset
 
 
 def _go_on(position: int, bounds: QueueBounds) -> int:
-    """Return the offset at which the query continues in a queue whose bounds do not contain the query's offset,
+    """Return the offset at which the streaming query continues in a queue that no longer contains the query's offset
     `position`."""
     return bounds.min_offset if position < bounds.min_offset or not bounds.min_offset else bounds.max_offset
 

@@ -157,7 +157,7 @@ class TopicProgress:
     lag: int
 
     def to_json(self) -> str:
-        """Return the progress as a JSON object."""
+        """Return this progress of a topic (offsets, messages and lag) as a JSON object."""
         return json.dumps(asdict(self), sort_keys=True)
 
 

@@ -34,8 +34,8 @@ class StreamCluster(Protocol):
     """Interface of the cluster to which a streaming source sends its requests. Thread-safe."""
 
     def queues(self) -> Sequence[MessageQueue]:
-        """Return the queues of the source's topics that have been found so far. A new queue is found within
-        seconds."""
+        """Return all queues of the streaming source's topics that are known so far. A new queue of a topic becomes
+        known within seconds."""
         ...
 
     def bounds(self, queues: Sequence[MessageQueue], *, all_of_them: bool) -> Mapping[MessageQueue, QueueBounds]:
@@ -67,8 +67,8 @@ class StreamCluster(Protocol):
         ...
 
     def close(self) -> None:
-        """Release the resources of the connection, because no query is running now. A query may start again
-        later."""
+        """Release the resources of this connection to the cluster, because no streaming query is running now. A query
+        may start again later."""
         ...
 
 
@@ -174,8 +174,8 @@ class TopicSource:
         self._sleep(max(0.0, query.polled_s + IDLE_POLL_INTERVAL_S - self._clock()))
         queues = self._cluster.queues()
         limits = replace(self._limits, max_offsets=None, min_offsets=None) if unlimited else self._limits
-        # Read the start offsets before the bounds. Otherwise a message that arrives in between could be skipped,
-        # although it is newer than the start time.
+        # Read the queues' start offsets before their bounds. Otherwise a message that arrives between the two reads
+        # could be skipped, although it is newer than the start time.
         starts = self._cluster.starts(queues) if previous is None else None
         if previous is not None:
             previous = self._without_deleted(previous, queues)

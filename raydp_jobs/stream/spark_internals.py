@@ -74,7 +74,7 @@ def default_read_limit(jvm: Any, *, limited: bool) -> Any:
 
 
 def reads_everything(limit: Any) -> bool:
-    """True if Spark passes this read limit for a batch of all messages."""
+    """True if this read limit of Spark requests all messages that exist, without a maximum."""
     return bool(limit.getClass().getSimpleName() == _READ_ALL)
 
 

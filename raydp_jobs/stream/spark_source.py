@@ -77,7 +77,8 @@ class SparkSource:
             "reportLatestOffset": lambda: self._offset(source.report_latest_offset(self._query_id())),
             "getBatch": self._batch,
             "metrics": self._metrics,
-            "commit": lambda end: None,  # Nothing to do: TopicSource commits the offsets in `latest_offset`.
+            # Spark's commit call needs no action, because TopicSource already commits the offsets in `latest_offset`.
+            "commit": lambda end: None,
             "stop": lambda: source.stop(self._query_id()),
             "toString": lambda: description,
             "hashCode": lambda: hash(id(self)) & 0x7FFFFFFF,

@@ -90,7 +90,8 @@ def stream_topic(
         fail_on_data_loss=fail_on_data_loss,
     )
     try:
-        cluster.starts(cluster.queues())  # Raises an error for an invalid start option now, before a query starts.
+        # called only for its errors: an invalid start option must fail here, not when a query starts
+        cluster.starts(cluster.queues())
         address = cluster.address()
     finally:
         cluster.close()

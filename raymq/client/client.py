@@ -456,7 +456,7 @@ class Client(Closing):
 
         return PullConsumer(self._pull_engine(group, options))
 
-    @direct  # do not move this call to another thread: the method needs the running event loop
+    @direct  # `direct` lets the method run in the caller's thread, because it needs the caller's running event loop
     def async_pull_consumer(self, group: str, **options: Unpack[PullOptions]) -> AsyncPullConsumer:
         """Make a pull consumer for the running event loop: ``async with client.async_pull_consumer("g") as c:``. Takes
         the options of `pull_consumer`."""
@@ -585,7 +585,8 @@ class Client(Closing):
         for item in opened:
             try:
                 item.close()
-            except Exception as error:  # raise this error only after all other objects are closed
+            # keep the error until all other objects of the client are closed, and raise it then
+            except Exception as error:
                 failures.append(error)
         if self._requests is not None:
             self._requests.close()

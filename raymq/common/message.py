@@ -568,8 +568,8 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
         raise FrozenInstanceError(f"cannot delete field {name!r}")
 
     def _in_queue(self, topic: str, queue_id: int) -> MessageExt:
-        """Return this message with `topic` and `queue_id` as its topic and queue, because the message was sent to this
-        queue."""
+        """Return a copy of this message with another topic and queue id: the queue to which the message was
+        sent."""
         return self._replaced(topic=topic, queue_id=queue_id)
 
     def _replaced(self, **changes: Any) -> MessageExt:
@@ -602,8 +602,8 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
 
 
 _make_message: Final[Callable[[Any, int], MessageExt]] = partial(StructMeta.__call__, MessageExt)
-"""Function that creates a MessageExt from the source that decodes its fields, and the message's index in this
-source."""
+"""Function that creates a MessageExt. Its arguments are a source, which decodes the fields of messages, and the
+message's index in this source."""
 _FIELDS: Final[tuple[str, ...]] = _MessageFields.__match_args__
 _BODY: Final = _FIELDS.index("body")
 
@@ -635,7 +635,9 @@ def _read_value(number: int) -> Callable[[Any, int], Any]:
 
 
 def _read_field(name: str) -> property:
-    if name == "body":  # `body` is read for every message, so this branch avoids a lookup by name
+    # The field `body` is read for every message, so its property calls `body()` directly, without a method lookup by
+    # name.
+    if name == "body":
         return property(lambda self: self._source.body(self._index))
     return property(lambda self: getattr(self._source, name)(self._index))
 

@@ -179,18 +179,19 @@ class Namespace:
         return not self.name or namespace_of(name) == self.name
 
     def queue(self, queue: MessageQueue) -> MessageQueue:
-        """Return a queue whose topic has its stored name, which contains the namespace."""
+        """Return the stored queue for a queue that a user of this namespace names: its topic name then contains the
+        namespace."""
         if not self.name or not isinstance(queue, MessageQueue):
             return queue  # `queue` is not a MessageQueue: return it unchanged, so that the caller refuses it
         return MessageQueue(wrap(self.name, queue.topic), queue.broker_name, queue.queue_id)
 
     def shown_queue(self, queue: MessageQueue) -> MessageQueue:
-        """Return a stored queue whose topic has the name that users of this namespace see."""
+        """Convert a queue from the store's topic name to the name that users of this namespace see."""
         return MessageQueue(self.unwrap(queue.topic), queue.broker_name, queue.queue_id) if self.name else queue
 
     def shown_queues(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Return stored queues, in the same order, whose topics have the names that users of this namespace
-        see."""
+        """Return queues with the topic names that users of this namespace see. `queues` contain the stored topic names;
+        the order stays the same."""
         return [self.shown_queue(queue) for queue in queues]
 
     def shown_messages(self, messages: list[MessageExt]) -> list[MessageExt]:

@@ -61,8 +61,8 @@ POINT_IN_TIME_MS: Final = NumberRange(978_307_200_000, NUMBER_MAX, otherwise=0)
 """Allowed points in time, in ms since 1970: 0, or the year 2001 and later. A present time in seconds is smaller than
 this range. It is refused, because read as ms it would be a day of January 1970."""
 SECONDS_HINT: Final = "is it in milliseconds?"
-"""Question at the end of an error about a point in time that is out of range, because the caller may have passed
-seconds."""
+"""Last words of the error for a point in time that is out of range. They ask if the caller has passed seconds instead
+of milliseconds."""
 POSITIVE: Final = NumberRange(1, NUMBER_MAX)
 NOT_NEGATIVE: Final = NumberRange(0, NUMBER_MAX)
 RATE: Final = NumberRange(0.001, 1e9)

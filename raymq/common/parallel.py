@@ -51,7 +51,8 @@ class _HelperCall:
     def make(self) -> None:
         try:
             self.result = self.function(*self.arguments, **self.keywords)
-        except BaseException as error:  # keep the error for the thread that waits for this call; that thread raises it
+        # catch every error of the called function: the thread that waits for this call raises it
+        except BaseException as error:
             self.error = error
         self.ended.release()
 
@@ -65,7 +66,9 @@ class _Helper:
 
     def _run(self) -> None:
         while (call := self._next()) is not None:
-            if not _idle:  # start another helper, so that the main thread's next call finds an idle helper
+            # No other helper thread is idle. Start one, so that the main thread's next call of `aside` finds an idle
+            # helper.
+            if not _idle:
                 try:
                     _idle.append(_Helper())
                 # the process cannot start more threads now; this helper can still make the call
@@ -87,8 +90,8 @@ class _Helper:
                 continue
             try:
                 _idle.remove(self)
-            # the main thread has just taken this helper from the list; because of a signal, it may not have given the
-            # helper a call
+            # the main thread has just taken this helper from the list of idle helpers; its call may still arrive, or
+            # may never arrive because of a signal
             except ValueError:
                 with suppress(Empty):
                     return self.calls.get(timeout=HELPER_IDLE_S)
@@ -160,7 +163,8 @@ def aside(function: Callable[..., Result], *arguments: Any, **keywords: Any) -> 
         try:
             raise call.error
         finally:
-            # break a reference cycle: the error's traceback refers to this frame, and the frame to the error
+            # Break a reference cycle: the error's traceback refers to this frame, and this frame refers to the error
+            # through `call`.
             call.error = None
     result: Result = call.result
     return result

@@ -22,13 +22,14 @@ class Backoff:
         self._failures = 0
 
     def next(self) -> float:
-        """Return the seconds to wait after a failed attempt, and lengthen the following pause."""
+        """Return the pause, in seconds, before the next attempt, after an attempt failed. Each call doubles the
+        following pause, up to the maximum."""
         pause_s = min(self._max_s, self._first_s * 2 ** min(self._failures, 16))
         self._failures += 1
         return float(pause_s * random.uniform(0.75, 1.0))
 
     def reset(self) -> None:
-        """Set the next pause to `first_s`, after a successful attempt."""
+        """Record a successful attempt: the pause after the next failure is `first_s` again."""
         self._failures = 0
 
 

@@ -65,5 +65,6 @@ def _user_module(thing: Any) -> ModuleType | None:
     installed = [Path(sysconfig.get_path(key)) for key in ("stdlib", "purelib", "platlib")]
     if any(Path(file).is_relative_to(root) for root in installed):
         return None
-    # Return the top-level package, because its modules import each other and must all be pickled by value.
+    # Return the top-level package of the function's module, because the package's modules import each other and must
+    # all be pickled by value.
     return sys.modules.get(module.__name__.partition(".")[0], module)

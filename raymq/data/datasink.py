@@ -145,11 +145,12 @@ class TopicDatasink(Datasink):
         return WriteSummary(result.count, result.stored_before, result.ranges)
 
     def on_write_complete(self, write_result: WriteResult) -> None:
-        """Add up the tasks' results and store the sum in `summary`. Ray Data calls this method in the driver."""
+        """Add up the summaries that the write tasks returned, and store the sum in `summary`. Ray Data calls this
+        method in the driver after all write tasks have ended."""
         self.summary = _added(write_result.write_returns)
 
     def get_name(self) -> str:
-        """Return the name of the write in Ray's progress bars."""
+        """Return the name that Ray's progress bars show for a write to a topic."""
         return "Topic"
 
 

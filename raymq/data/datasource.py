@@ -131,7 +131,8 @@ class RangesDatasource(Datasource):
         # Limit the rows of each read task, not only of its blocks, because Ray combines a task's small blocks.
         if options.rows_per_block is not None:
             parts = at_most(parts, options.rows_per_block)
-        # a read without messages still needs one task, which returns the dataset's columns without rows
+        # If there are no messages to read, make one read task without offset ranges. It returns the dataset's columns
+        # without rows.
         parts = parts or [[]]
         whose = self._user, self._namespace, self._creations
         return [_read_task(part, options, block_bytes, per_task_row_limit, *whose) for part in parts]
@@ -211,9 +212,9 @@ def _read_task(
 
 
 def _memory_bytes(piece: SizedRange, columns: Sequence[str]) -> int:
-    """Estimate the size in bytes of a range's rows in memory. A record's header is about as large as its small columns.
-    So the estimate is the size of the records if bodies are read. The result is never 0, because Ray Data interprets 0
-    as no rows."""
+    """Estimate the size in bytes of the Arrow rows of an offset range. The small columns of a row take about as much
+    memory as the header of its record. So if bodies are read, the estimate is the size of the records. The result is
+    never 0, because Ray Data interprets 0 as no rows."""
     return piece.size_bytes if "value" in columns else min(piece.size_bytes, piece.range.size * ROW_BYTES)
 
 

@@ -28,7 +28,8 @@ from raymq.records.filters.sql import SqlFilter
 from raymq.records.kernels.columns import Unreadable
 
 PASSER_BY_GENERATION: Final = 0
-"""Generation number in the commits of a program that is not a member of the consumer group."""
+"""Generation number of the offset commits of a program that is no member of the consumer group: the broker fences no
+commit with generation 0."""
 _WORDS: Final = {
     "earliest": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
     "latest": ConsumeFromWhere.CONSUME_FROM_END,

@@ -138,8 +138,8 @@ def _each(column: pa.ChunkedArray, text_of: Callable[[Any], str]) -> pa.Array:
 
 
 def _keys(first: pa.Array | pa.ChunkedArray | None, more: pa.ChunkedArray | None) -> pa.Array | pa.ChunkedArray:
-    """Return the keys of each message: the key from `first`, followed by the keys from `more` that differ from that
-    key."""
+    """Return the keys of each message, combined from two columns: the key in `first`, then the keys in `more` that
+    differ from this key."""
     if first is None:
         assert more is not None
         return more if _is_list(more.type) or _is_text(more.type) else more.cast(pa.string())

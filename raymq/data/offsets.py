@@ -29,8 +29,9 @@ Offsets = int | datetime | str | Mapping[str, OffsetsByQueue]
 `OffsetsByQueue` by topic."""
 
 _Place = int | datetime | None
-"""Position in a queue. An int is an offset. A time means the first message stored at that time or later. None means the
-first offset of the queue if the option is "earliest", and the last offset if it is "latest"."""
+"""Value of the option `start_offset` or `end_offset` for one queue. An int is an offset. A time means the first message
+stored at that time or later. None means the first offset of the queue for "earliest", and the last offset for "latest".
+"""
 
 
 def resolve_ranges(
@@ -152,9 +153,9 @@ class SizedRange:
 
 
 def sized(ranges: Sequence[OffsetRange], profiles: Sequence[Sequence[int]]) -> list[SizedRange]:
-    """Cut each range into pieces according to its profile: the bytes of each of several equally long parts of the range
-    (ScanSource.range_bytes). The pieces are sorted by broker group, so that in most cases one node has all data of a
-    task."""
+    """Cut each offset range into pieces with about equal numbers of offsets. A range's profile has the size in bytes of
+    each piece (ScanSource.range_bytes). The pieces are sorted by broker group, so that in most cases one node has all
+    data of a task."""
     pieces = []
     for one, profile in sorted(zip(ranges, profiles, strict=True), key=lambda item: item[0].broker_name):
         edges = [one.start_offset + one.size * index // len(profile) for index in range(len(profile) + 1)]
@@ -182,7 +183,7 @@ def divide(pieces: Sequence[SizedRange], tasks: int) -> list[list[SizedRange]]:
 
 
 def at_most(parts: Sequence[Sequence[SizedRange]], rows: int) -> list[list[SizedRange]]:
-    """Split the parts of a read into smaller parts of at most `rows` messages each."""
+    """Split each part (the offset ranges that one task reads) into smaller parts of at most `rows` messages."""
     smaller: list[list[SizedRange]] = []
     for part in parts:
         smaller.append([])
@@ -201,13 +202,13 @@ def at_most(parts: Sequence[Sequence[SizedRange]], rows: int) -> list[list[Sized
 
 
 def _lay(piece: SizedRange, before_bytes: int, total_bytes: int, parts: list[list[SizedRange]]) -> None:
-    """Add a piece of an offset range to the parts of a read. The parts have equal bytes; a piece that extends over
+    """Distribute a piece of an offset range over the parts of a read, which have equal bytes. A piece that extends over
     several parts is divided. `before_bytes`: the total bytes of all previous pieces."""
     whole = piece.range
     first = whole.start_offset
     index = before_bytes * len(parts) // total_bytes
     while first < whole.end_offset:
-        # `edge_bytes`: the end of the current part of the read, in bytes from the beginning of the piece.
+        # `edge_bytes`: the end of part `index` of the read, in bytes from the beginning of `piece`.
         edge_bytes = -(-(index + 1) * total_bytes // len(parts)) - before_bytes
         last = min(whole.end_offset, whole.start_offset + -(-whole.size * edge_bytes // piece.size_bytes))
         if last > first:

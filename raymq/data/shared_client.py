@@ -43,7 +43,8 @@ class SharedClient:
         in_forked_child(lambda: None if (shared := owner()) is None else shared._begin())
 
     def _begin(self) -> None:
-        """Set the initial state: no client exists, and no task uses one."""
+        """Reset this object to its first state: it has no client, and no task uses a client. Called by the constructor,
+        and in a forked child."""
         self._process_id = os.getpid()
         self._lock = threading.Lock()
         self._client: Client | None = None
@@ -105,7 +106,7 @@ class SharedClient:
             client, self._client, self._idle = self._client, None, None
             try:
                 client.close()
-            except Exception:  # log the error, because nothing else reports an error in the timer's thread
+            except Exception:  # the timer's thread runs this, so an error would be lost if it were not logged here
                 logger.warning("cannot close the raymq client of this Ray worker", exc_info=True)
 
 

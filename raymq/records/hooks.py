@@ -133,7 +133,7 @@ class FetchedBatch(HookedBatch):
         queue_offset: int,
         next_offset: int,
     ) -> None:
-        """Create a batch of fetched messages, as in HookedBatch. `queue_offset` and `next_offset`: the offset range of
-        the fetch."""
+        """Create a batch of fetched messages. `queue_offset` and `next_offset`: the offset range of the fetch. The
+        other arguments are as in HookedBatch."""
         super().__init__(broker_name, topic, queue_id, records)
         self.queue_offset, self.next_offset = queue_offset, next_offset

@@ -36,8 +36,8 @@ NAME_SERVERS_MAX: Final = 3
 DEFAULT_TIMEOUT_S = 10.0
 """Timeout in seconds of an actor call whose caller gives no timeout."""
 SIGN_AGAIN_S: Final = 0.05
-"""Pause in seconds before a call is signed for the third time. The pause avoids a busy loop while an actor restarts
-again and again."""
+"""Pause in seconds before a call is signed for the third time. A signature is refused if the actor has restarted, so
+the pause avoids a busy loop while an actor restarts repeatedly."""
 CLOCKS_MAX: Final = 10_000
 """Maximum number of actors whose clocks a client stores. If there are more, the client drops all stored clocks and
 requests them again."""
@@ -188,8 +188,8 @@ def _signed(
     who: Identity, actor: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Signature, bytes]:
     """Return a call's signature, and the serialized arguments that the signature covers."""
-    # Ray resolves object references only in top-level arguments. Here the references would be inside the signed bytes,
-    # so they are resolved first.
+    # Ray resolves object references only if they are top-level arguments of a call. In a signed call they would be
+    # inside the serialized arguments, so resolve them first.
     values = [ray.get(one, timeout=DEFAULT_TIMEOUT_S) if isinstance(one, ray.ObjectRef) else one for one in args]
     payload = cloudpickle.dumps((values, kwargs))
     life, ahead_ms = _clocks.get(actor, (b"", 0))

@@ -76,8 +76,8 @@ class Heartbeats:
         broker.call("heartbeat", self._heartbeat(), timeout_s=HEARTBEAT_CALL_TIMEOUT_S)
 
     def set_consumer(self, consumer: object, data: ConsumerData) -> None:
-        """Add a consumer to the heartbeats, with the description `data`, or replace the consumer's earlier
-        description."""
+        """Include a consumer in this client's heartbeats, with the description `data`. A later call replaces the
+        consumer's description."""
         with self._lock:
             known = self._consumers.get(id(consumer))
             since_ms = time.time_ns() // 1_000_000 if known is None else known.since_ms

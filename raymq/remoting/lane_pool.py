@@ -117,8 +117,8 @@ class LanePool(Generic[D, L]):
         return description
 
     def call(self, what: str, over_lane: Callable[[L, float], T], timeout_s: float) -> T:
-        """Return the result of `over_lane(lane, seconds_left)`, called with an idle lane or a new lane. `what`: the
-        call's name in error texts.
+        """Return the result of `over_lane(lane, seconds_left)`, which makes a call over the given lane (direct socket
+        connection). The lane is an idle lane or a new lane. `what`: the call's name in error texts.
 
         Raises the actor's error. Raises RequestTimeoutError or ServiceNotAvailableError if no answer arrives. The call
         may then have run, unless the error text says that no lane could be opened.
@@ -176,11 +176,11 @@ class LanePool(Generic[D, L]):
         self.drop()
 
     def _take(self, token: object, what: str, deadline_s: float) -> tuple[D, L]:
-        """Return an idle lane (direct socket connection), or open a new lane. Retries opening until the deadline, or
-        for OPEN_PATIENCE_S.
+        """Return an idle lane (direct socket connection), or open a new lane. Retries opening until the deadline, but
+        at most for OPEN_PATIENCE_S.
 
-        Raises ServiceNotAvailableError if no lane can be opened; in that case nothing was sent. Raises other errors
-        like `describe`.
+        Raises ServiceNotAvailableError if no lane can be opened; in that case nothing was sent. Also raises the errors
+        of `describe`, which requests the actor's address.
         """
         backoff, last_s = Backoff(), min(deadline_s, time.monotonic() + OPEN_PATIENCE_S)
         while True:
@@ -232,10 +232,12 @@ class LanePool(Generic[D, L]):
         lane.close()
 
     def _raise_lost(self, what: str, error: Exception) -> NoReturn:
-        """Raise the error of a call whose lane failed with `error`. If the actor's server sent `error`, the other lanes
-        stay in use; otherwise all lanes are dropped."""
+        """Raise the error with which a call over a lane (direct socket connection) failed. If the actor's server sent
+        `error`, all other lanes stay in use. Otherwise the connection broke, and all lanes are dropped."""
         if isinstance(error, RaymqError):
-            raise error  # A RequestTimeoutError, too: it is also an OSError, which the callers catch.
+            # Raise the error unchanged. A RequestTimeoutError can get here, because it is also an OSError, and the
+            # callers catch OSError for broken connections.
+            raise error
         self.drop()
         raise ServiceNotAvailableError(
             f"the connection (lane) to {self._name} broke during the call {what} ({error!r})"

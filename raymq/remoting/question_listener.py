@@ -106,7 +106,8 @@ class QuestionListener:
                 answer = self._answer(question)
             except RaymqError as error:
                 answer = MemberAnswer(str(error))
-            except Exception as error:  # The answer failed because of a bug; report it to the administrator.
+            # a bug in raymq made the answer fail: report the exception to the administrator who sent the query
+            except Exception as error:
                 logger.exception("cannot answer a query about group %s", question.group)
                 answer = MemberAnswer(f"the query failed: {error!r}")
             self._send(broker_name, question, answer)

@@ -137,7 +137,8 @@ class RouteCache:
         except TopicNotExistError as missing:
             try:
                 creators = self.get(AUTO_CREATE_TOPIC)
-            except (TopicNotExistError, AccessDeniedError):  # automatic creation is off, or not allowed to this user
+            # the topic is not created automatically: automatic creation is off, or this user may not create topics
+            except (TopicNotExistError, AccessDeniedError):
                 raise missing from None
         nums = default_topic_queue_nums
         counts = {data.broker_name: max(1, min(nums, data.write_queue_nums)) for data in creators.queues}
@@ -153,7 +154,9 @@ class RouteCache:
         self._outdated.add(topic)
         if not self._refreshing:
             threading.Thread(target=self._refresh_outdated, name="routes", daemon=True).start()
-            self._refreshing = True  # Set `_refreshing` only after `start`: a signal handler may raise in `start`.
+            # Set `_refreshing` only after the thread has started: a signal handler may raise an exception in `start`,
+            # and then no thread runs.
+            self._refreshing = True
 
     def _refresh_outdated(self) -> None:
         try:
@@ -286,7 +289,8 @@ def _complete_route(server: ActorRef, topic: str, incomplete: list[TopicRoute], 
 
 
 def _complete_routes(topics: list[str], server: ActorRef, timeout_s: float) -> dict[str, TopicRoute]:
-    """Return the routes of several topics from one NameServer, without the routes that may lack a broker."""
+    """Return the routes of several topics from one NameServer. Routes that the NameServer marks as incomplete are
+    omitted, because they may lack a broker."""
     routes: dict[str, TopicRoute] = server.call("topic_routes", topics, timeout_s=timeout_s)
     return {topic: route for topic, route in routes.items() if route.complete}
 

@@ -122,24 +122,27 @@ class _Reads:
 
     @property
     def pending(self) -> bool:
-        """True if some direct reads are not yet reported to the storage actor."""
+        """True if reads from mapped files were counted that the storage actor does not have in its statistics
+        yet."""
         return self._reads.found > 0
 
     def is_due(self) -> bool:
-        """True if the counts of direct reads were last taken (`take`) more than REPORT_READS_S ago."""
+        """True if the last call of `take`, which returns the counts of direct reads for a report, was more than
+        REPORT_READS_S ago."""
         with self._lock:
             return time.monotonic() - self._taken_s >= REPORT_READS_S
 
     def take(self) -> ReadsInPlace:
-        """Return the counts of the reads after the last call of `take`, and reset the counts."""
+        """Return the counts of the direct reads from mapped files since the last call of `take`, and reset the
+        counts."""
         with self._lock:
             reads, self._reads = self._reads, NO_READS
             self._taken_s = time.monotonic()
             return reads
 
     def put_back(self, reads: ReadsInPlace) -> None:
-        """Add the counts `reads`, which `take` returned, back to the counts, because their report to the actor
-        failed."""
+        """Restore the counts `reads` of direct reads that `take` returned, because they could not be reported to the
+        storage actor. They are added to the counts of newer reads."""
         with self._lock:
             self._reads = ReadsInPlace(self._reads.found + reads.found, self._reads.messages + reads.messages)
 
@@ -168,8 +171,9 @@ class StorageClient:
         return self._lanes.call("append", lambda lane, left_s: lane.append(batches, left_s), timeout_s)
 
     def append_one(self, record: LoneRecord, timeout_s: float) -> AppendResult:
-        """Store one message, like `append`. This method is faster if the message is small and an idle lane already has
-        a handle for the message's queue. A handle is a number that stands for the queue on one connection."""
+        """Store one message, like `append`. This method is faster for a small message, if an idle lane (direct socket
+        connection) already has a handle for the message's queue. A handle is a number that stands for the queue on one
+        connection."""
         if record.size <= LONE_RECORD_MAX_BYTES:
             result = self._lanes.call_idle("append", StorageLane.append_one, record, timeout_s)
             if result is not None:
@@ -227,13 +231,15 @@ class StorageClient:
         timeout_s: float,
         read: Callable[[FetchRequest, FetchResult, int], tuple[FetchResult, int]],
     ) -> list[FetchResult]:
-        """Request only the ends of the queues from the store, and read the records in this process.
+        """Fetch in two steps: request only the queues' end offsets from the store, then read the records in this
+        process.
 
-        `read` gets three arguments. The first is the request, with the queue offset of its first matching message. The
-        second is the store's answer to the request. The third is the number of bytes that may still be read. `read`
-        returns the result of the request and the result's size in bytes.
+        `read` reads the records of one queue. Its first argument is the fetch request, starting at the queue offset of
+        the first matching message. Its second argument is the store's answer to the request. Its third argument is the
+        number of bytes that may still be read. `read` returns the result of the request and the result's size in bytes.
         """
-        if max_bytes < 0:  # Let the store refuse a negative `max_bytes`.
+        # Send a negative `max_bytes` to the store unchanged, because the store refuses it with an error.
+        if max_bytes < 0:
             return self._fetch(requests, max_bytes, wait_s, timeout_s)
         ends = self._fetch(requests, 0, wait_s, timeout_s)
         results = []
@@ -243,8 +249,8 @@ class StorageClient:
                 continue
             by_store = None
             try:
-                # The store has already skipped the records before `end.next_offset`, which do not match the filter.
-                # Read from this offset on.
+                # Read from `end.next_offset` on, because the records before it do not match the filter. The store has
+                # skipped them.
                 result, size_bytes = read(replace(request, queue_offset=end.next_offset), end, max_bytes)
             except DataLossError:
                 # Retention deleted a log file after the store's answer. Only the store can now return the remaining
@@ -341,8 +347,8 @@ class StorageClient:
         return times
 
     def bytes_of_spans(self, spans: Sequence[QueueSpan], timeout_s: float) -> list[list[int]]:
-        """Return the record bytes of several offset ranges. Each range is divided into equal parts; the result has the
-        number of bytes of each part (raymq.records.logfiles.span_bytes)."""
+        """Return the total size of the records in several offset ranges, in bytes. Each range is divided into equal
+        parts, and the result has one size for each part (raymq.records.logfiles.span_bytes)."""
         parts: list[list[int]] = self._control_call("bytes_of_spans", (spans,), list[list[int]], timeout_s)
         return parts
 
@@ -396,12 +402,13 @@ class StorageClient:
         return self._actor.call(method, *args, timeout_s=timeout_s)
 
     def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> StorageDescription:
-        """Return the actor's description. Raises the errors of LanePool.describe."""
+        """Return the storage actor's description: its lane address, its node and its store's settings. Raises the
+        errors of LanePool.describe."""
         return self._lanes.describe(timeout_s)
 
     def reader(self) -> LogReader | None:
-        """Return the reader of the actor's mapped files. Returns None if the files are on another node or cannot be
-        read by this process."""
+        """Return a reader that reads the storage actor's files in mapped memory. Returns None if the files are on
+        another node or cannot be read by this process."""
         return self._local_reader()
 
     def close(self) -> None:

@@ -143,7 +143,7 @@ class EndsWatch:
         self._name = name
         self._lane = Lane(address, remote=remote)
         self._queues: list[QueueName] = []
-        """The queues whose ends the last call of `ask` requested."""
+        """Queues whose end offsets the last call of `ask` requested."""
         self._encoded = encode_queues(())
         self._reads = NO_READS
         """Counts of the direct reads from mapped files that were made after the last call of `ask`, which reported the
@@ -179,8 +179,8 @@ class EndsWatch:
             raise self._broken(error) from error
 
     def receive(self) -> list[QueueEnds]:
-        """Receive the answer to the last `ask`: the ends of each requested queue, in order. Call this method when the
-        file descriptor is readable.
+        """Receive the answer to the last call of `ask`: the queue ends (QueueEnds) of each requested queue, in the
+        order of the request. Call this method when the file descriptor is readable.
 
         Returns an empty list for an answer to an earlier `ask`; the caller continues to wait.
         """

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from raymq.common.extras import require_extra
 
-if TYPE_CHECKING:  # This import is only for type checkers, which do not run `__getattr__`.
+if TYPE_CHECKING:  # These imports are only for type checkers, which do not run the module's `__getattr__`.
     from raymq.serve.adapter import RaymqTaskProcessorAdapter as RaymqTaskProcessorAdapter
     from raymq.serve.config import RaymqAdapterConfig as RaymqAdapterConfig
     from raymq.serve.lag_policy import RaymqLagPolicy as RaymqLagPolicy
@@ -28,7 +28,7 @@ _HOMES: Final = {
     "RaymqLagPolicy": "raymq.serve.lag_policy",
     "RaymqTaskProcessorAdapter": "raymq.serve.adapter",
 }
-"""The module that defines each public name of the package."""
+"""For each public name of the package `raymq.serve`: the module that defines this name."""
 
 __all__ = ["RaymqAdapterConfig", "RaymqLagPolicy", "RaymqTaskProcessorAdapter"]
 

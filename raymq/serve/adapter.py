@@ -58,7 +58,7 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
         self._handlers: dict[str, Handler] = {}
         self._concurrency = CONCURRENCY
         self._lock = threading.Lock()
-        """Lock that guards this adapter's connection to raymq and its worker."""
+        """Guards `_connection` and `_worker`: this adapter's connection to raymq, and its task worker."""
         self._connection: TaskConnection | None = None
         self._worker: TaskWorker | None = None
 
@@ -271,7 +271,8 @@ def _apart(call: Callable[[], T]) -> T:
     def run() -> None:
         try:
             ended.append(call())
-        except BaseException as error:  # pass the error to the calling thread, which raises it again
+        # keep any error of this helper thread for the thread that waits for the result, which raises it again
+        except BaseException as error:
             failed.append(error)
 
     thread = threading.Thread(target=run, name="raymq-serve", daemon=True)

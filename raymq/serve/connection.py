@@ -46,7 +46,8 @@ ERROR_PROPERTY_BYTES_MAX: Final = 1000
 
 
 class TaskConnection(OfProcess):
-    """One process's connection to the raymq cluster that stores its tasks. Thread-safe."""
+    """One process's connection to the raymq cluster, which stores the process's Ray Serve tasks as messages.
+    Thread-safe."""
 
     def __init__(self, client: Client, settings: TaskSettings) -> None:
         self._client, self._settings, self._admin = client, settings, client.admin
@@ -100,8 +101,8 @@ class TaskConnection(OfProcess):
             )
         states = self._states(task_id, own)
         if not any(state.state is TaskState.PENDING for state in states):
-            # The task's first state (PENDING) was not found. Either the task is unknown, or the state was stored when
-            # the result topic had other queues. Search all broker groups.
+            # The task's first state (PENDING) was not found in the expected broker group. Either the task is unknown,
+            # or the state was stored when the result topic had other queues. So search all broker groups.
             states = self._states(task_id, None)
         return TaskHistory.of(states)
 
@@ -123,8 +124,8 @@ class TaskConnection(OfProcess):
     # Methods that a Ray Serve replica calls
 
     def consumer(self) -> PullConsumer:
-        """Create a consumer in this process. The consumer is a member of the replicas' group and acknowledges each
-        message separately."""
+        """Create a pull consumer in this Ray Serve replica's process. It is a member of the deployment's consumer
+        group, which all replicas share, and acknowledges each message separately."""
         consumer = self._client.pull_consumer(
             self._settings.group,
             consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
@@ -179,7 +180,7 @@ def _create_topic(client: Client, topic: str, queues: int) -> int:
         try:
             client.admin.create_topic(topic, queues)
         except TopicExistsError:
-            pass  # another replica has just created the same topic with another number of queues
+            pass  # Another Serve replica has created the topic since the check, with another number of queues.
         return len(client.admin.topic_route(topic).brokers)
 
 

@@ -129,7 +129,7 @@ class TaskRules:
         return TaskEnd(state, body, aside, DEAD if aside is None else None, _shortened(error))
 
     def retry_level(self, attempt: int) -> int:
-        """Return the delay level between the attempt number `attempt` and the next attempt."""
+        """Return the delay level with which a task is retried after attempt number `attempt`."""
         first = self.settings.options.first_retry_level
         return min(first + attempt, max(first, RETRY_LEVEL_MAX))
 

@@ -1,4 +1,5 @@
-"""Computes the lag of a task queue's replicas. The lag is also defined before the first replica has started."""
+"""Computes the lag of the Ray Serve replicas that run the tasks of one task queue. The lag is also defined before the
+first replica has started."""
 
 from __future__ import annotations
 

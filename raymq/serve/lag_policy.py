@@ -63,7 +63,8 @@ class RaymqLagPolicy:
         return workload / ctx.config.get_target_ongoing_requests(), told
 
     def _ask(self) -> None:
-        """Query raymq for the number of unfinished tasks. Runs in a thread."""
+        """Query raymq for the number of tasks that no worker has finished. Runs in a separate thread, because the query
+        blocks."""
         from raymq.common.errors import GroupNotExistError, RaymqError
         from raymq.serve.lag import tasks_summary
 
@@ -84,6 +85,6 @@ class RaymqLagPolicy:
         # Ray Serve drops a policy without calling a close method, so a finalizer closes the client. It starts a thread,
         # because the garbage collector may run at a point where blocking is not allowed.
         closer = threading.Thread(target=client.close, name="raymq-lag-close", daemon=True)
-        # Do not run the finalizer at exit, because the client closes itself.
+        # Do not run the finalizer at the process's exit: every client closes itself at exit.
         weakref.finalize(self, closer.start).atexit = False
         return client

@@ -71,8 +71,8 @@ class TaskStore(Protocol):
 
 
 class TaskWorker:
-    """Runs the tasks of one replica. `handlers` maps task names to handlers, and handlers may be added later. Call
-    `start` once; `stop` may be called any number of times."""
+    """Runs the tasks that one replica of a Ray Serve deployment receives. `handlers` maps task names to handlers, and
+    handlers may be added later. Call `start` once; `stop` may be called any number of times."""
 
     def __init__(
         self,
@@ -94,8 +94,8 @@ class TaskWorker:
         self._counts: Counter[str] = Counter()
         self._stopping = False
         self._closed = False
-        """True after the worker has begun to leave its consumer group. The group then assigns the worker's tasks to
-        other replicas."""
+        """True after the worker has begun to leave its consumer group. The group then gives the worker's tasks to other
+        Ray Serve replicas."""
         self._delivered: queue.SimpleQueue[MessageExt | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop
         name = rules.settings.queue
@@ -205,7 +205,7 @@ class TaskWorker:
         with self._changed:
             return self._changed.wait_for(lambda: self._stopping, pause_s)
 
-    # Methods of the threads that run handlers
+    # Methods of the threads that call the user's task handlers
 
     def _handle_all(self) -> None:
         while (message := self._delivered.get()) is not None and not self._stopping:
@@ -233,7 +233,9 @@ class TaskWorker:
             self._tell_start(step.state)
             outcome = self._run(task)
             if self._closed:
-                return  # It is too late to run the task: the group has assigned it to another replica.
+                # Do not end the task here. This worker has left its group, so the group has given the task to another
+                # Ray Serve replica.
+                return
             step = rules.end(task, attempt, outcome, self._clock())
         self._end(message, step)
 
@@ -286,8 +288,8 @@ class TaskWorker:
                 logger.info("worker %s finished a task too late; the task is delivered again", self._rules.worker)
 
     def _steps(self, message: MessageExt, end: TaskEnd) -> Iterator[Callable[[], object]]:
-        """Yield the steps of a decision that ends the handling of a task, in their order. Each step may be
-        repeated."""
+        """Yield the steps that end the handling of a task as `end` decides: copy the message, store the task's state,
+        send the message back. A step may be executed again."""
         if (topic := end.copy_to) is not None:
             yield partial(self._store.copy, message, topic, end.error)
         if (state := end.state) is not None:
@@ -322,5 +324,5 @@ def _in_words(error: BaseException) -> str:
     name."""
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:  # the error's `__str__` failed
+    except Exception:  # the `__str__` method of the handler's error raised an error itself
         return type(error).__name__

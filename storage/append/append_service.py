@@ -105,8 +105,8 @@ class AppendService:
         puts = [(batch.topic, message_count(batch), len(batch.records)) for batch in batches]
         for batch in batches:
             if is_waiting_topic(batch.topic):
-                # The tag codes of a batch of delayed messages are their delivery times. Add each message's remaining
-                # delay in seconds to the statistics.
+                # In a batch of delayed messages, the tag codes are the delivery times in ms. Add each message's
+                # remaining delay, in seconds, to the statistics.
                 self._stats.delays.add_many(np.maximum(batch.tag_codes - self._clock_ms(), 0) / 1000)
         if waits and gate.is_sync:
             count = partial(self._count_puts, puts, start_s)

@@ -73,12 +73,13 @@ class AppendPlan(NamedTuple, Generic[Q]):
 
     # The destination queue of each batch, or of each due delayed message (delivery).
     queues: list[Q]
-    # The log ranges (spans) of each batch; empty for a batch without new messages. All due delayed messages
-    # (deliveries) count as one batch.
+    # The log ranges (spans) of each batch; empty for a batch without new messages. An append of due delayed messages
+    # (deliveries) has one list of spans for all of them.
     spans: list[list[AppendSpan]]
-    # The consume queues that get queue units, and the number of units for each queue. A queue may occur several times.
+    # Pairs of a consume queue and the number of units that the append adds to it. The same queue may occur in several
+    # pairs.
     units: list[tuple[Q, int]]
-    # The physical offset after the append's last log span.
+    # The physical offset at which the last record of the append will end.
     log_end: int
 
 
@@ -99,8 +100,8 @@ class Appender:
     def __init__(
         self, parts: StoreParts, recovered: Recovered, *, store_host: bytes, clock_ms: Callable[[], int]
     ) -> None:
-        """`store_host` (`encode_host`) is written into each record. `clock_ms` returns the wall clock in ms
-        since 1970."""
+        """`store_host`: the store's address in the form of `encode_host`; it is written into each record. `clock_ms`:
+        returns the wall clock in ms since 1970."""
         settings = parts.settings
         self._root = settings.store_path_root_dir
         self._log, self._queues, self._dedup = parts.log, parts.queues, parts.dedup
@@ -122,21 +123,22 @@ class Appender:
         # The sys flag of records whose bodies the store decompresses and checks before it stores them. 0: the store
         # checks no body.
         self._checked_flag = SYS_FLAG_COMPRESSED if settings.check_compressed_body else 0
-        # Size limit in bytes of the fast path: a record of at most this size exceeds neither the record limit nor the
-        # body limit.
+        # Maximum size, in bytes, of a record for the fast path. A record of this size is certainly within the limits
+        # for whole records and for bodies.
         self._plain_max_bytes = min(self.record_max_bytes, self._max_message_size_bytes)
-        # Checks of free disk space, chosen by the settings. Each check is called with the number of bytes to write, and
-        # raises to refuse the write.
+        # The checks of free disk space that the settings require. Before each append, each check is called with the
+        # number of bytes to write. A check raises an error if the append must be refused.
         self._space_checks = space_checks(settings, parts.log)
         self.store_host = store_host
         # The store-host sys flag of records that this store accepts: the IPv6 bit if this store's host is IPv6, else 0.
         self._host_flag = SYS_FLAG_STORE_HOST_IPV6 if len(store_host) == IPV6_HOST_BYTES else 0
         self._clock_ms = clock_ms
-        # The store time of the newest record, and the earliest store time that the next record may have.
+        # `last_store_timestamp_ms`: the store time of the newest record. `_earliest_ms`: the earliest store time that
+        # the next record may have. Both begin with the recovered time.
         self.last_store_timestamp_ms = self._earliest_ms = recovered.last_store_timestamp_ms
         # The physical offset of the newest record; -1 in an empty log.
         self.last_record_offset = recovered.last_record_offset
-        # Numbers of messages appended and of duplicates dropped since the store was opened.
+        # Numbers of messages appended, and of duplicate messages dropped, since the store was opened.
         self.messages_appended = self.duplicates_dropped = 0
 
     def prepare(self, batches: Sequence[EncodedBatch]) -> Callable[[], list[AppendResult]]:
@@ -204,8 +206,9 @@ class Appender:
         return refuse_bodies(records, starts, inner=inner, max_message_size_bytes=self._max_message_size_bytes)
 
     def _check_facts(self, batch: EncodedBatch, ends: Ints | None) -> BatchFacts:
-        """Run the put checks of a batch and return its facts. Raises MessageIllegalError if a check fails. `ends`: the
-        end of each record, as `record_ends` computes it from the batch's sizes."""
+        """Run the checks that a batch must pass before it is stored. Returns facts about the batch (BatchFacts). Raises
+        MessageIllegalError if a check fails. `ends`: the end of each record, as `record_ends` computes it from the
+        batch's sizes."""
         if not 0 <= batch.queue_id <= QUEUE_ID_MAX:
             raise _negative_queue_id(batch.queue_id)
         facts = validate_batch(batch, ends)
@@ -240,10 +243,11 @@ class Appender:
         return self._write_batches(batches, rests, stored, plan)
 
     def _append_record(self, batch: EncodedBatch) -> list[AppendResult]:
-        """Append one plain message (`_is_plain`) on a fast path. If the fast path does not apply, call `append`.
+        """Append one plain message (`_is_plain`) on a fast path. If the fast path cannot be used, call `append`
+        instead.
 
-        The fast path applies if the message is new, and the queue's current file and the log's mapped file have room
-        for it.
+        The fast path can be used if the message is new, and the queue's current file and the log's mapped file have
+        room for it.
         """
         topic, queue_id, producer, record = batch.topic, batch.queue_id, batch.producer, batch.records
         is_repeat = producer is not None and self._dedup.stored_prefix(producer, topic, queue_id, 1)
@@ -302,8 +306,8 @@ class Appender:
             )
 
     def _queue_of(self, checked: CheckedBatch) -> AnyQueue:
-        """Return the queue of a batch. Raises MessageIllegalError if the queue is of the other type (single messages or
-        inner batches)."""
+        """Return the queue to which a checked batch is appended. Raises MessageIllegalError if the batch and the queue
+        have different types (single messages or inner batches)."""
         topic, queue_id = checked.batch.topic, checked.batch.queue_id
         if not checked.inner:
             return self._queues.get_or_create(topic, queue_id)
@@ -316,8 +320,9 @@ class Appender:
         stored: Sequence[Sequence[int]],
         plan: AppendPlan[AnyQueue],
     ) -> list[AppendResult]:
-        """Write `rests`, the new messages of `batches`, to the files reserved by `plan`. `stored`: for each batch, the
-        queue offsets of its messages that an earlier send stored."""
+        """Write `rests`, the messages of `batches` that are not stored yet, to the log files that `plan` has reserved.
+        `stored`: for each batch, the queue offsets of its messages that an earlier send stored. Returns one result for
+        each batch."""
         self.read_clock()
         self.last_store_timestamp_ms = self._earliest_ms
         return [
@@ -375,8 +380,8 @@ class Appender:
     def _write_planned_deliveries(
         self, source: Source | None, deliveries: Sequence[Delivery], plan: AppendPlan[ConsumeQueue]
     ) -> list[Delivered]:
-        """Write due delayed messages to the planned and reserved files. Advance the delivery progress of `source` to
-        the last message."""
+        """Write due delayed messages at the log and queue positions that `plan` has reserved. Advance the delivery
+        progress of `source` to the last message."""
         self.read_clock()
         self.last_store_timestamp_ms = self._earliest_ms
         delivered: list[Delivered] = []
@@ -514,8 +519,8 @@ class Appender:
         self.no_space = ""
 
     def _write(self, checked: CheckedBatch, queue: ConsumeQueue, spans: Sequence[AppendSpan]) -> AppendResult:
-        """Write a batch to its log ranges (spans). The physical offsets in the result are correct only if there is a
-        single span."""
+        """Write a batch to its log ranges (spans), and return its append result. Its physical offsets are correct only
+        if there is a single span; the caller must correct the others."""
         batch, first_queue_offset = checked.batch, queue.next_offset
         for span in spans:
             self._write_part(checked.part(span.first, span.last), queue, span.physical_offset)
@@ -528,8 +533,8 @@ class Appender:
         )
 
     def _write_part(self, checked: CheckedBatch, queue: ConsumeQueue, physical_offset: int) -> None:
-        """Write messages back to back into one log file from `physical_offset` on, and write their queue units. Before
-        that, set the queue offset, physical offset and store time in each record."""
+        """Write a batch's messages back to back into one log file from `physical_offset` on, and write their queue
+        units. Sets the queue offset, physical offset and store time of each record before writing it."""
         batch, records, store_ms = checked.batch, checked.records, self.last_store_timestamp_ms
         values = (queue.next_offset, physical_offset, store_ms, self.store_host)
         sealed = is_sealed(records)
@@ -571,8 +576,8 @@ class Appender:
     def _result(
         self, batch: EncodedBatch, queue: ConsumeQueue, queue_offsets: Sequence[int], *, duplicate: bool
     ) -> AppendResult:
-        """Build the result of a batch whose messages are not back to back in the log, or of a batch that an earlier
-        send stored."""
+        """Build the result of appending a batch from the units of its queue. Needed if the batch's messages are not
+        back to back in the log, or if an earlier send has already stored the batch (`duplicate`)."""
         pieces = [units for offset in queue_offsets if len(units := queue.units(offset, 1))]
         physical_offsets = [int(units[0]["physical_offset"]) for units in pieces]
         if len(physical_offsets) < len(queue_offsets):

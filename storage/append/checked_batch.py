@@ -25,8 +25,7 @@ class CheckedBatch(NamedTuple):
     records: memoryview
     # The end offset of each message's record in `records`.
     ends: NDArray[np.int64]
-    # The size of each record in bytes if all records of the batch are known to have equal field lengths (BatchFacts);
-    # else 0.
+    # The size in bytes of each record of the batch, if BatchFacts shows that all records have equal sizes; else 0.
     stride: int = 0
     # The number of messages in an inner batch, which is one record; 0 for records of one message each.
     inner: int = 0

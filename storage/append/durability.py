@@ -38,7 +38,7 @@ class WriteBatches(Protocol):
 
 
 class WrittenItem(Protocol):
-    """A written item that may have to become durable: a batch, or the end of a transaction."""
+    """An item that was written to the log and may have to become durable: a batch, or the end of a transaction."""
 
     @property
     def wait_store_msg_ok(self) -> bool: ...
@@ -48,17 +48,17 @@ class DiskState(Protocol):
     """Reports up to which log offset data is durable."""
 
     def is_durable(self, end_offset: int, *, late: bool) -> bool:
-        """Return True if everything before `end_offset` is as durable as the flush setting promises.
+        """Return True if all log bytes before `end_offset` are as durable as the store's flush setting promises.
 
         Raises StoreFailedError if the disk failed, so that the bytes can no longer become durable. `late`: True if the
-        caller reports a timeout after this check.
+        caller's wait has timed out, so that it reports a timeout if the result is False.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAcks:
-    """The copies on replicas that an append on a master waits for, after the append is on the master's own
-    disk."""
+    """The replication part of an append's wait on a master. After the append is on the master's own disk, it waits
+    until enough replicas have a copy."""
 
     # The error that the append raises before it writes anything, if one of its batches waits to become durable but too
     # few replicas are in sync. None if enough replicas are in sync.
@@ -66,7 +66,7 @@ class ReplicaAcks:
     # Returns True if enough replicas have the log up to a given offset. Does not block. Raises an error if the replicas
     # can never reach this offset.
     has_copies: Callable[[int], bool]
-    # The longest time in seconds to wait for the copies on replicas.
+    # Maximum time, in seconds, that an append waits until enough replicas have copied its records.
     timeout_s: float
 
 
@@ -96,7 +96,7 @@ class StartedAppend:
         self._results, self._end_offset = written
         self._batches, self._disk, self._acks, self._on_disk = batches, disk, acks, on_disk
         self.deadline_s = deadline_s
-        """Time (time.monotonic) at which `settle` must be called at the latest.
+        """Deadline (time.monotonic) for the next call of `settle`, which ends a wait that has taken too long.
 
         The deadline changes once: when the wait for the disk ends and the wait for the replicas begins.
         """
@@ -145,7 +145,7 @@ class StartedAppend:
 
 
 class SettledAppend(StartedAppend):
-    """A StartedAppend whose results are already final, so that no thread has to wait for them."""
+    """A StartedAppend whose results are already final when it is created. No thread has to wait for them."""
 
     __slots__ = ()
 
@@ -157,8 +157,8 @@ class SettledAppend(StartedAppend):
 
 
 def waits_for(batches: Sequence[WrittenItem], acks: ReplicaAcks | None) -> bool:
-    """Return True if one of the batches waits to become durable. Raises InSyncReplicasError if a batch waits while too
-    few replicas are in sync (`acks`)."""
+    """Return True if one of the batches must be durable before its append ends (wait_store_msg_ok). Raises
+    InSyncReplicasError if there is such a batch, but too few replicas are in sync (`acks`)."""
     for batch in batches:
         if batch.wait_store_msg_ok:
             if acks is not None and acks.not_enough is not None:
@@ -168,8 +168,8 @@ def waits_for(batches: Sequence[WrittenItem], acks: ReplicaAcks | None) -> bool:
 
 
 class AppendProgress:
-    """Notifies the owners of started appends when the disk or a replica has advanced, so that they call `settle`.
-    Thread-safe."""
+    """Notifies the owners of started appends whenever the disk or a replica has advanced: threads that wait, and
+    listeners. Each owner then calls `settle`. Thread-safe."""
 
     def __init__(self) -> None:
         self._moved = threading.Condition()
@@ -197,7 +197,8 @@ class AppendProgress:
         `StartedAppend.settle`."""
         while True:
             moves, now_s = self._moves, time.monotonic()
-            # Call `settle` without holding the lock: `settle` may wait for a thread that is about to call `notify`.
+            # Call `StartedAppend.settle` without holding the lock of `_moved`: `settle` may wait for a thread that is
+            # about to call `notify`, which needs this lock.
             results = started.settle(now_s)
             if results is not None:
                 return results

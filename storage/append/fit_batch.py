@@ -31,20 +31,20 @@ from storage.append.durability import WriteBatches, Written
 
 
 class FittedWrite:
-    """Adds this store's bytes to batches, passes the batches to `write`, and adds the physical offsets to the
-    results."""
+    """Adds bytes that only this store needs to the records of batches: a property CRC, and room for an IPv6 host.
+    Passes the batches to `write`, and adds the physical offsets to the results."""
 
     def __init__(
         self, write: WriteBatches, *, property_crc: bool, ipv6_store_host: bool, on_refused: Callable[[], None]
     ) -> None:
-        """Choose which bytes are added to each batch: the property CRC, room for an IPv6 store host, or both.
-        `on_refused` is called if a batch is refused."""
+        """Create the wrapper of `write`. `property_crc`: add the property CRC to each record. `ipv6_store_host`: make
+        room for an IPv6 store host in each record. `on_refused` is called if a batch is refused."""
         self._write, self._on_refused = write, on_refused
         self._property_crc, self._ipv6_store_host = property_crc, ipv6_store_host
 
     def __call__(self, batches: Sequence[EncodedBatch], timeout_s: float) -> Written:
-        """Add the store's bytes to `batches` and write the batches. Raises MessageIllegalError as `fit_batch` does,
-        before anything is written."""
+        """Add to `batches` the bytes that this store's settings require (property CRC, room for an IPv6 store host),
+        and write them. Raises MessageIllegalError as `fit_batch` does, before anything is written."""
         try:
             fitted = [
                 fit_batch(batch, property_crc=self._property_crc, ipv6_store_host=self._ipv6_store_host)
@@ -59,7 +59,8 @@ class FittedWrite:
 
 
 def fit_batch(batch: EncodedBatch, *, property_crc: bool, ipv6_store_host: bool) -> EncodedBatch:
-    """Return `batch` with the bytes that this store needs, or `batch` itself if the bytes are already present.
+    """Return a copy of `batch` whose records have the property CRC, the room for an IPv6 store host, or both, as the
+    arguments require. Returns `batch` itself if its records already have the required form.
 
     Raises MessageIllegalError if the batch was not made by `encode_batch`, or if its properties become too long.
     """
@@ -86,7 +87,8 @@ def with_ipv6_store_host(batch: EncodedBatch) -> EncodedBatch:
     sys_flags = validate_batch(batch).sys_flags
     if sys_flags & SYS_FLAG_STORE_HOST_IPV6:
         return batch
-    # The store host has this offset in every record of the batch, because all records have the same flags.
+    # Position of the store host in a record. It is equal in all records of the batch, because their sys flags give the
+    # same host families.
     host_offset = STORE_HOST_OFFSET + (IPV6_EXTRA if sys_flags & SYS_FLAG_BORN_HOST_IPV6 else 0)
     starts = np.cumsum(batch.sizes, dtype=np.int64) - batch.sizes
     # Insert 12 zeros before each 4-byte store host, which makes it 16 bytes long.

@@ -66,8 +66,8 @@ class MultiDispatchAppender(Appender):
         self._new_multi_append = partial(MultiAppend, parts.settings, parts.queues, parts.log, self.record_max_bytes)
 
     def prepare(self, batches: Sequence[EncodedBatch]) -> Callable[[], list[AppendResult]]:
-        """Prepare an append as `Appender.prepare` does. A single message that names further queues does not take the
-        fast path."""
+        """Prepare an append as `Appender.prepare` does, but without the fast path for a single message. The fast path
+        cannot add a message to the additional queues that the message names."""
         return partial(self.append, self.check(batches))
 
     def append(self, batches: Sequence[CheckedBatch]) -> list[AppendResult]:
@@ -85,8 +85,8 @@ class MultiDispatchAppender(Appender):
         return results
 
     def deliver(self, source: Source | None, deliveries: Sequence[Delivery]) -> list[Delivered]:
-        """Deliver due messages as `Appender.deliver` does. If a message cannot enter the further queues that it names,
-        it is put only into its own queue."""
+        """Deliver due messages as `Appender.deliver` does. If a message cannot be put into the additional queues that
+        its properties name, it is put only into its own queue."""
         multi = self._new_multi_append()
         deliveries = [_dispatched_delivery(multi, item) for item in deliveries]
         plan, ends = self._plan_deliveries(deliveries)
@@ -108,8 +108,8 @@ def _dispatched(multi: MultiAppend, checked: CheckedBatch) -> CheckedBatch:
 
 
 def _dispatched_delivery(multi: MultiAppend, item: Delivery) -> Delivery:
-    """Return the delivery with its message's offsets in the additional queues that the message names
-    (INNER_MULTI_DISPATCH). Return the delivery itself if its message names no such queue."""
+    """Return a due message (Delivery) whose record also contains the message's offsets in the additional queues that it
+    names (INNER_MULTI_DISPATCH). Return `item` itself if the message names no additional queue."""
     columns = np.array([len(item.record)], np.int32), np.array([item.tags_code], np.int64)
     sent = EncodedBatch(item.topic, item.queue_id, item.record, *columns, None, ())
     batch = multi.dispatch(sent, must=False)
@@ -132,8 +132,8 @@ class MultiAppend:
         # The batches of this append. Their records contain the messages' offsets in the additional queues that the
         # messages name.
         self._batches: list[EncodedBatch] = []
-        # For each additional queue that messages name: the messages that this append adds to the queue, in order. Each
-        # message is given by the index of its batch and its row in the batch.
+        # For each additional queue that the messages of this append name: the messages to add to the queue, in order. A
+        # pair of numbers stands for a message: the index of its batch in this append, and its row in the batch.
         self._rows: dict[QueueKey, list[tuple[int, int]]] = {}
         # For each additional queue that a message of this append names: the queue's next offset before the append.
         self._firsts: dict[QueueKey, int] = {}
@@ -169,10 +169,10 @@ class MultiAppend:
         return batch
 
     def count_units(self) -> list[tuple[ConsumeQueue, int]]:
-        """Return the further queues that get units, each with the number of units. Raises MessageIllegalError if the
-        append also sends messages directly to one of these queues.
+        """Return the additional queues that get units (entries) by this append, each with its number of new units.
+        Raises MessageIllegalError if the append also sends messages directly to one of these queues.
 
-        In a queue that gets both kinds of messages, the units would be out of order.
+        In such a queue the units would be out of order.
         """
         for batch in self._batches:
             if len(batch) and (batch.topic, batch.queue_id) in self._rows:
@@ -183,8 +183,8 @@ class MultiAppend:
         return [(self._queue(key), len(rows)) for key, rows in self._rows.items()]
 
     def write_units(self, spans: Sequence[Sequence[AppendSpan]]) -> list[ConsumeQueue]:
-        """Write the units of the further queues, after the batches were written to `spans` of the log. Returns the
-        queues that got units."""
+        """Write the units of the additional queues that messages of this append name. The batches are already in the
+        log, at `spans`. Returns the queues that got units."""
         queues = []
         # For each batch: the physical offset of each of its records.
         starts = [
@@ -282,8 +282,8 @@ class MultiAppend:
 
 def starts_of(spans: Sequence[AppendSpan], sizes: Ints) -> Ints:
     """Return the physical offset of each record of a batch that was written to `spans` of the log."""
-    # First compute offsets as if all records were back to back from 0; then move each span's records to the span's
-    # physical offset.
+    # First compute the records' offsets as if the batch were stored from offset 0 without gaps. Then shift the records
+    # of each span to the span's physical offset.
     starts = np.cumsum(sizes) - sizes
     for span in spans:
         part = slice(span.first, span.last)

@@ -88,8 +88,8 @@ class PutMessageStatus(Enum):
 
     @property
     def send_status(self) -> SendStatus | None:
-        """The send status that a producer receives for this put status. None if this put status means that the messages
-        are not stored."""
+        """The send status with which a producer's send ends after this put status; None if this put status means that
+        no message was stored."""
         return _SEND_STATUS.get(self)
 
 
@@ -115,11 +115,11 @@ _ERRORS: Final[dict[PutMessageStatus, type[RaymqError]]] = {
 class Refusal:
     """The reason why a put is refused."""
 
-    # The status that RocketMQ returns for the refused put.
+    # The status with which RocketMQ refuses such a put.
     status: PutMessageStatus
     # The reason why the put is refused, and what the user should do.
     text: str
-    # The error that raymq raises for the refused put.
+    # The error that raymq raises for this refusal of an append.
     error: RaymqError
 
 
@@ -301,8 +301,8 @@ def refuse_transactional(topic: str, halves: Sequence[HalfFacts], *, waiting: in
 
 
 def _check_half(properties: Mapping[str, str], queue_id: int) -> None:
-    """Raise MessageIllegalError or IllegalNameError if a valid half message cannot have these properties and this queue
-    id."""
+    """Check that a message in the topic for half messages has the properties and the queue id of a half message. Raises
+    MessageIllegalError, or IllegalNameError if its group or topic has an illegal name."""
     group, topic = properties.get(PROPERTY_PRODUCER_GROUP), properties.get(PROPERTY_REAL_TOPIC)
     real_queue_id = properties.get(PROPERTY_REAL_QUEUE_ID, "")
     complete = properties.get(PROPERTY_TRANSACTION_PREPARED) == "true" and group and topic
@@ -321,7 +321,7 @@ written. Raises if these bytes must not be written now."""
 
 
 def space_checks(settings: StoreSettings, log: CommitLog) -> list[SpaceCheck]:
-    """Return the space checks that a store with these settings runs before it writes to `log`."""
+    """Return the checks for free space that a store with these settings makes before it writes to `log`."""
     if not settings.fast_fail_if_no_buffer_in_store_pool:
         return []
 

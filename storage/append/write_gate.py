@@ -43,11 +43,12 @@ class WriteGate:
         settings = parts.settings
         self._root = settings.store_path_root_dir
         self._log, self._visibility, self._append_lock = parts.log, parts.visibility, parts.append_lock
-        # The running flags that forbid writing to the store, and the long polls that wait for messages.
+        # The store's running flags, which may forbid writes to the store, and the long polls that wait for new
+        # messages.
         self._flags, self._polls = flags, polls
         # True if a write counts as durable after a flush; False if a write counts as durable once it is in the files.
         self.is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        # Read the settings at each use, because they may change while the store is open.
+        # Settings that may change while the store is open are read from this object at each use, and never copied.
         self._settings = settings
         # With ASYNC_FLUSH and without a transient store pool, consumers may see everything that is written.
         written_is_stored = not self.is_sync and not parts.log.has_pool
@@ -76,8 +77,8 @@ class WriteGate:
         )
         self._commit: CommitService | None = None
         if parts.log.has_pool:
-            # Commit at once if `on_stored` is set: appends then wait for other replicas. Replicas get only committed
-            # data, so a late commit would delay the appends.
+            # If `on_stored` is set, appends wait for other replicas, which get only committed data. So commit at once:
+            # a late commit would delay the appends.
             self._commit = CommitService(
                 parts.log,
                 settings,

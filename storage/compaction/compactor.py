@@ -62,7 +62,8 @@ def survivors(units: NDArray[np.void], now_ms: int) -> NDArray[np.bool_]:
     stays, unless it is a tombstone older than TOMBSTONE_KEPT_MS.
     """
     high, low = units["key_high"], units["key_low"]
-    order = np.lexsort((low, high))  # lexsort is stable: the units of one key stay ordered by offset.
+    # lexsort is stable, so records with equal message keys stay ordered by queue offset.
+    order = np.lexsort((low, high))
     is_last = np.ones(len(units), np.bool_)
     is_last[:-1] = (high[order][1:] != high[order][:-1]) | (low[order][1:] != low[order][:-1])
     newest = np.empty(len(units), np.bool_)
@@ -188,11 +189,11 @@ class Compactor:
         return np.concatenate(found) if found else np.zeros(0, COMPACTED_UNIT)
 
     def _old(self, queue: ConsumeQueue, before: CompactedLog) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
-        """Return the units of the previous generation of the compacted log, and a mask of the units whose records must
-        be read from the commit log.
+        """Return the units (entries) of the queue's previous compacted log, and a mask of those units whose records
+        must be read from the commit log.
 
-        The mask selects records that were damaged and are repaired now. Damaged records that are no longer in the
-        commit log are omitted.
+        The mask selects records that were damaged before and are repaired now, so that they can be copied into the
+        compacted log. Damaged records that are no longer in the commit log are omitted.
         """
         units = before.units.copy()
         in_log = np.zeros(len(units), np.bool_)
@@ -290,8 +291,9 @@ class Compactor:
         return self._queues.get(queue.topic, queue.queue_id) is queue and queue.next_offset >= end
 
     def blank(self, queue: ConsumeQueue, log: CompactedLog) -> bool:
-        """Blank the consume-queue units of messages that the compacted log does not contain: the units keep their
-        offsets but point to no record. Returns False if the work was aborted."""
+        """Blank the consume-queue units (entries) of messages that the compacted log does not contain: these units keep
+        their offsets but point to no record. Returns False if the work stopped early, because the queue was deleted or
+        cut, or the store closes."""
         kept = log.units["queue_offset"]
         offset = queue.min_offset
         while offset < log.end_offset:

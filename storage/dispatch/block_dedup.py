@@ -1,8 +1,8 @@
 """Finds the producers of a block of log records, and adds their sequences to the dedup table and the delivery progress.
 
 The result is the same as if the records were added one by one. A delayed message that RocketMQ's scheduler delivered
-still carries the sequence that its producer assigned in the delay queue. That sequence means nothing in the message's
-new queue, and is ignored.
+still carries the sequence that its producer assigned in the delay queue. This sequence has no meaning in the queue to
+which the message was delivered, so it is ignored.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from storage.dispatch.record_blocks import Block, was_moved
 class ProducerRange(NamedTuple):
     """A range of messages of one producer in one queue, with consecutive sequences at consecutive offsets."""
 
-    # Row of the range's last message in the block. This field is the first, so that ranges sort by it.
+    # Index of the range's last message among the block's records. This field is the first, so that ranges sort by it.
     last_row: int
-    # The producer, with the sequence of the range's first message.
+    # The producer that sent the range's messages, and the sequence number of the range's first message.
     producer: ProducerSequence
     topic: str
     queue_id: int
-    # The queue offset of the range's first message.
+    # The queue offset of the first message in the range.
     queue_offset: int
     # The number of messages in the range.
     messages: int
@@ -63,8 +63,8 @@ class BlockProducers:
     def remember_in(self, dedup: DedupTable, deliveries: DeliveryProgress) -> None:
         """Add the messages that producers sent to the dedup table, and the messages that the scheduler delivered to the
         delivery progress."""
-        # Add the ranges in the order of their last messages, so that the table evicts the producer that has been idle
-        # longest.
+        # Add the producers' sequence ranges in the order of each range's last message. The dedup table then evicts the
+        # producer that has been idle longest.
         for sent in self.ranges:
             dedup.record_messages(sent.producer, sent.topic, sent.queue_id, sent.messages, sent.queue_offset)
         for source, epoch, next_offset in self.delivered:
@@ -72,7 +72,8 @@ class BlockProducers:
 
 
 def producers_of(block: Block, counted: NDArray[np.bool_]) -> BlockProducers:
-    """Find the producers of some records of a block. `counted`: a mask that selects these records."""
+    """Find the producers of the records that `counted` selects in a block of the log. `counted`: one bool for each
+    record of the block."""
     rows, codes, sequences, instances = block.producers
     # For each producer instance: the delay queue from which the scheduler delivers with this producer id. None if the
     # instance is not the scheduler.
@@ -89,8 +90,9 @@ def producers_of(block: Block, counted: NDArray[np.bool_]) -> BlockProducers:
 
 
 def remember_producer(view: DispatchView, dedup: DedupTable | None, deliveries: DeliveryProgress) -> None:
-    """Record the producer of a log record in the dedup table or the delivery progress; for an inner batch, the producer
-    of all its messages. Without `dedup`, record only deliveries of the scheduler."""
+    """Record the producer of a log record. If the producer is the scheduler, record it in the delivery progress,
+    otherwise in the dedup table. For an inner batch, record all its messages. If `dedup` is None, record only the
+    scheduler's deliveries."""
     producer = view.producer
     source = None if producer is None else delivery_source(producer.producer_id)
     if producer is not None and source is not None:
@@ -113,7 +115,8 @@ def _ranges(block: Block, counted: NDArray[np.bool_], of_producer: NDArray[np.bo
     # Sort by queue, then producer, then row, so that the records of one range are adjacent.
     order = np.lexsort((rows, codes, queues))
     rows, codes, sequences, queues, offsets = (column[order] for column in (rows, codes, sequences, queues, offsets))
-    # True for each record that continues the range of the previous record; False at the start of a range.
+    # True for each record that continues its predecessor's range: same queue and producer, and the next sequence and
+    # queue offset. False for the first record of a range.
     goes_on = (np.diff(queues) == 0) & (np.diff(codes) == 0) & (np.diff(sequences) == 1) & (np.diff(offsets) == 1)
     firsts = np.concatenate(([0], np.flatnonzero(~goes_on) + 1))
     lasts = np.concatenate((firsts[1:], [len(rows)])) - 1

@@ -38,9 +38,9 @@ class Producers(NamedTuple):
 
     # For each record that has a producer: its row in the block, ascending.
     rows: Ints
-    # The index of the record's producer in `instances`.
+    # For each record that has a producer: the index of this producer in the list `instances`.
     codes: Ints
-    # The sequence that the producer assigned to the record.
+    # For each record, the sequence number that its producer assigned to it.
     sequences: Ints
     # The distinct producer instances: (producer id, epoch).
     instances: list[tuple[str, int]]
@@ -57,7 +57,8 @@ class FoundProperties(NamedTuple):
     producers: Producers
     # True for each record that was in a delay queue before, or is still in a delay queue.
     was_moved: NDArray[np.bool_]
-    # True if any record of the block may name additional queues in which it has units, too (multi_dispatch.py).
+    # True if any of the n records may have properties that name additional queues (multi-dispatch), in which the record
+    # also has units (multi_dispatch.py).
     has_light_queue_units: bool
 
 
@@ -88,8 +89,8 @@ def _found_in_shapes(shapes: list[PropertyShape], count: int) -> FoundProperties
 def _producers_in_shapes(shapes: list[PropertyShape]) -> Producers | None:
     """Find the producers of records that are grouped by property layout (`PropertyShape`). Return None if the caller
     must read the records one by one."""
-    # `numbers`: the number of each producer instance. `columns`: for each property layout, the rows, the numbers of
-    # their producer instances, and their sequences.
+    # `numbers`: gives each producer instance (id and epoch) a number. `columns`: for each property layout, the rows
+    # with a producer, the numbers of their producer instances, and their sequences.
     numbers: dict[tuple[str, int], int] = {}
     columns: list[tuple[Ints, Ints, Ints]] = []
     for shape in shapes:
@@ -140,12 +141,12 @@ class _PropertyTexts:
     separator follows each piece."""
 
     def __init__(self, data: Bytes, fields: FieldOffsets) -> None:
-        # The joined text of all properties. For each record, the position in this text at which the record's properties
-        # end.
+        # The texts of all records' properties, joined into one text. `_row_ends`: for each record, the position in the
+        # joined text at which its properties end.
         self.text, self._row_ends = _join(data, fields.properties_at, fields.properties_size)
         self.bytes = np.frombuffer(self.text, np.uint8)
-        # The end of each property in the joined text (the position of its separator), and its start (after the previous
-        # separator).
+        # `_ends`: for each property in `text`, the joined property text of all records, the position of the separator
+        # that ends it. `_starts`: for each property, the position after the previous separator.
         self._ends = np.flatnonzero(self.bytes == _SEPARATOR)
         self._starts = np.empty_like(self._ends)
         self._starts[0] = 0
@@ -174,7 +175,7 @@ class _PropertyTexts:
         at, end = at[filled], end[filled]
         same = windows(self.bytes, len(mark))[at - len(mark)] == np.void(mark)
         at, end = at[same], end[same]
-        # A value belongs to the first record whose properties end after the value.
+        # Find the record of each value. It is the first record whose property text ends after the start of the value.
         rows = np.searchsorted(self._row_ends, at, "right")
         return None if (rows[1:] == rows[:-1]).any() else (rows, at, end)
 
@@ -183,18 +184,19 @@ def distinct_texts(data: Bytes, at: Ints, end: Ints) -> tuple[list[bytes], Ints]
     """Return the distinct texts in `data` among the ranges `at` to `end` (at least one range), and for each range the
     index of its text."""
     sizes, width = end - at, int((end - at).max())
-    # Indices of the texts that differ from the previous text. If the texts cannot be compared quickly, the indices of
-    # all texts.
+    # Indices of the texts that differ from the text before them. If the texts cannot be compared quickly, the indices
+    # of all texts.
     firsts = np.arange(len(at))
     if 0 < width <= _COMPARED_MAX_BYTES and int(at.max()) + width <= len(data):
-        # Each row is a text, padded with zeros. Adjacent texts are mostly equal, so copy only a text that differs from
-        # the previous text.
+        # Each row of `texts` is one text, padded with zeros. Adjacent texts are mostly equal, so copy a text only if it
+        # differs from the previous text.
         texts = windows(data, width)[at].view(np.uint8).reshape(-1, width)
         if int(sizes.min()) < width:
             texts[np.arange(width) >= sizes[:, None]] = 0
         differs = (texts[1:] != texts[:-1]).any(axis=1) | (sizes[1:] != sizes[:-1])
         firsts = np.concatenate(([0], np.flatnonzero(differs) + 1))
-    # Number the copied texts, then repeat each number up to the next text that differs.
+    # Give each distinct text a number. Then repeat a text's number for the following records, up to the next record
+    # whose text differs.
     view = data.data
     found = [bytes(view[one:other]) for one, other in zip(at[firsts].tolist(), end[firsts].tolist(), strict=True)]
     code_of = {text: code for code, text in enumerate(dict.fromkeys(found))}
@@ -203,15 +205,16 @@ def distinct_texts(data: Bytes, at: Ints, end: Ints) -> tuple[list[bytes], Ints]
 
 
 def _join(data: Bytes, at: Ints, sizes: Ints) -> tuple[bytes, Ints]:
-    """Join the texts of `sizes` bytes at the positions `at`, each followed by at least one separator.
+    """Join texts of `data` into one text. Text i starts at position at[i] and has sizes[i] bytes; in the result, at
+    least one separator follows each text.
 
     Returns the joined text, and for each text its end in the joined text. The joined text has 16 extra bytes, so that
     fixed-width reads near its end stay inside it.
     """
     ends, width = at + sizes, int(sizes.max()) + 1
     if width * len(at) <= 2 * (int(sizes.sum()) + len(at)) and int(ends.min()) >= width:
-        # If the rows are not much longer than the texts, copy all texts in one operation, as rows of equal width. Each
-        # row begins with separators and ends with the text.
+        # Copy all texts in one operation, as rows of equal width, if the rows are at most twice as long as the texts.
+        # Each row begins with separators and ends with the text.
         rows = windows(data, width)[ends - width].view(np.uint8).reshape(-1, width)
         rows[np.arange(width) < (width - sizes)[:, None]] = _SEPARATOR
         return rows.tobytes() + b"\x02" + bytes(16), np.arange(width, width * len(at) + 1, width)
@@ -234,10 +237,10 @@ def _tags_codes(properties: _PropertyTexts, count: int) -> Ints | None:
 
 
 def _producers(properties: _PropertyTexts) -> Producers | None:
-    """Find the producers of the records.
+    """Return the producer id, epoch and sequence of each record that has these properties.
 
-    Returns None if a record has only some of the three producer properties, or has one of them twice. Also returns None
-    if a number has characters other than digits.
+    Returns None if a record has only some of the three properties, or has one of them twice. Also returns None if a
+    number has characters other than digits.
     """
     found = [properties.values(name) for name in _PRODUCER_NAMES]
     if any(values is None for values in found):
@@ -252,7 +255,7 @@ def _producers(properties: _PropertyTexts) -> Producers | None:
     epochs, epoch_codes = distinct_texts(properties.bytes, epoch_at, epoch_end)
     if sequences is None or not all(map(_is_number, epochs)):
         return None
-    # Each pair of a producer id and an epoch is an instance. Instances are numbered in the order of these pairs.
+    # A producer instance is a pair of a producer id and an epoch. Number the instances in the order of these pairs.
     pairs, codes = np.unique(id_codes * len(epochs) + epoch_codes, return_inverse=True)
     indices = [divmod(pair, len(epochs)) for pair in pairs.tolist()]
     instances = [(decode_utf8(ids[code]), int(epochs[epoch_code])) for code, epoch_code in indices]

@@ -30,7 +30,8 @@ class ProducerRow(NamedTuple):
     topic: str
     queue_id: int
     epoch: int
-    # The sequence ranges, the oldest first. Each range is (first sequence, next sequence, queue offset).
+    # The ranges of sequence numbers that the producer has stored in the queue, oldest first. Each range is (first
+    # sequence, next sequence, queue offset).
     ranges: list[tuple[int, int, int]]
 
 
@@ -163,8 +164,8 @@ class DedupTable:
         self._producers.clear()
 
     def load_row(self, row: ProducerRow) -> None:
-        """Add a row, as `rows` returns it, to the dedup table. The row's producer then counts as the most recent
-        sender."""
+        """Add one row of a saved dedup table, as `rows` returns it, to this table. The row's producer then counts as
+        the producer that sent last."""
         ranges = [_SequenceRange(*one) for one in row.ranges]
         self._producers[row.producer_id, row.topic, row.queue_id] = _Producer(row.epoch, ranges)
 
@@ -174,7 +175,8 @@ class DedupTable:
             del self._producers[key]
 
     def forget_queue(self, topic: str, queue_id: int) -> None:
-        """Remove the sequences of a deleted queue, whose messages are no longer stored."""
+        """Remove the producers' sequences for a deleted queue, because the queue's messages are no longer
+        stored."""
         for key in [key for key in self._producers if key[1:] == (topic, queue_id)]:
             del self._producers[key]
 

@@ -55,19 +55,22 @@ class Delivery:
     # The record for the destination queue, before its offsets and store time are set. Its producer property names the
     # delay queue in which the message waited.
     record: bytearray
-    # The code (tags code or delivery time) of the message's unit in the destination queue.
+    # The code in the message's queue unit in the destination queue: a tag code, or the delivery time of a message that
+    # is delayed again.
     tags_code: int
-    # The message's epoch and offset in the queue in which the message waited (`SourceProgress`).
+    # The message's epoch and offset in its delay queue, the queue in which it waited for delivery (`SourceProgress`).
     epoch: int
     queue_offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class SourceProgress:
-    """The progress of one delay queue. In the order of (time, offset), all units are delivered up to and including the
-    unit with time `epoch` and offset `next_offset` - 1."""
+    """The progress of the delivery from one delay queue. Units (consume-queue entries) are delivered in the order of
+    (time, offset). All units up to and including the unit with time `epoch` and offset `next_offset` - 1 are delivered.
+    """
 
-    # Delivery time in ms of the last delivered unit; 0 for a queue that is delivered in the order of its offsets.
+    # Delivery time in ms of the last delivered unit. It is 0 in a delay queue whose messages are delivered in the order
+    # of their offsets.
     epoch: int = 0
     next_offset: int = 0
     # The queue offset before which no unit waits for delivery.
@@ -78,7 +81,8 @@ class DeliveryProgress:
     """The delivery progress of all delay queues. Callers hold the store's append lock to change or read it."""
 
     def __init__(self) -> None:
-        # The current delivery progress of each delay queue, and the progress in the files.
+        # `_table`: the current delivery progress of each delay queue. `_saved`: the delivery progress that the store's
+        # files contain.
         self._table: dict[Source, SourceProgress] = {}
         self._saved: dict[Source, SourceProgress] = {}
 
@@ -110,8 +114,8 @@ class DeliveryProgress:
         self._saved = dict(self._table)
 
     def clamp_to_queues(self, queues: Iterable[ConsumeQueue]) -> None:
-        """After recovery, lower each delivery offset that lies beyond its queue's end to that end (spec §12: out of
-        range → min or max)."""
+        """After recovery, correct the delivery progress of the delay queues. An offset beyond the end of its delay
+        queue becomes that end (spec §12: out of range → min or max)."""
         ends = {(queue.topic, queue.queue_id): queue.next_offset for queue in queues}
         for source, known in list(self._table.items()):
             end = ends.get(source, 0)

@@ -83,7 +83,8 @@ class HalfMessage:
 
     @property
     def queue_offsets(self) -> tuple[int, ...]:
-        """Queue offsets of all records of the half message."""
+        """Queue offsets of all records of this half message: its earlier copies and its newest record, in
+        order."""
         return (*self.earlier, self.queue_offset)
 
 

@@ -29,10 +29,10 @@ class _Held(NamedTuple):
 
 
 class HeldUnits(WriteHandles):
-    """The write handles of the queue files in a store with a transient store pool. Bytes reach the queue files only
-    when the log is committed. Thread-safe.
+    """The write handles of the queue files in a store with a transient store pool. A queue unit is held back in memory
+    until its record in the log is committed (written to the log file). Thread-safe.
 
-    If a commit fails, the bytes that are still held back are never written.
+    If a commit fails, the units that are still held back are never written.
     """
 
     def __init__(self, max_open: int, *, log: CommitLog) -> None:
@@ -51,8 +51,8 @@ class HeldUnits(WriteHandles):
                 super().write(path, position, data)
 
     def map_of(self, path: Path) -> mmap.mmap | None:
-        """Return None instead of a mapped file, so that callers use `write`, which holds the bytes back until the log
-        is committed."""
+        """Return None, as if the file could not be mapped. The caller then calls `write`, which holds the bytes back
+        until the log is committed."""
         return None
 
     def complete_writes(self) -> None:
@@ -67,7 +67,7 @@ class HeldUnits(WriteHandles):
     def _write_committed(self, end_offset: int) -> None:
         with self._lock:
             while self._held and self._held[0].end_offset <= end_offset:
-                # Remove the held bytes from `_held` only after they are written. Until then, another thread still finds
-                # them there and waits for the lock.
+                # Write the held bytes first, and only then remove them from `_held`. As long as `_held` is not empty,
+                # other threads (`complete_writes`) wait for this write to end.
                 super().write(*self._held[0][1:])
                 self._held.popleft()

@@ -32,7 +32,7 @@ class PlaceCheck:
         """`reader` reads the records to which queue units point. If it is None, a unit that does not point to the
         checked record counts as wrong."""
         self._queues, self._ends, self._reader = queues, ends, reader
-        # Topics that count as deleted. Their records are no misfits (damaged records) although the topics have no
+        # Topics that count as deleted. Their records do not count as damaged (misfits) although the topics have no
         # queues.
         self._deleted: set[str] = set()
 
@@ -71,8 +71,11 @@ class PlaceCheck:
         )
 
     def all_fit(self, block: Block, known: Ints, missing: Ints, queue: ConsumeQueue, physical_offset: int) -> bool:
-        """True if none of the given rows of a block is a misfit: each row matches its place in the queue. The rows
-        belong to one queue, in its order. The queue has units for the `known` rows, and the `missing` rows come next.
+        """Return True if none of the given records of a block is a misfit, that is, if each record matches its place in
+        the queue.
+
+        The records belong to one queue, in the queue's order. `known`: rows of the records for which the queue has
+        units. `missing`: rows of the records after them, which have no units yet.
         """
         if len(missing) and self._ends.is_complete_at(physical_offset + int(block.starts[missing[0]])):
             return False
@@ -84,8 +87,8 @@ class PlaceCheck:
         return not self._leads_elsewhere(queue, first, block.starts[known] + physical_offset)
 
     def units_agree(self, block: Block, physical_offset: int) -> bool:
-        """True if, for each record of a block, the queue has a unit at the record's queue offset that points to the
-        record."""
+        """True if the consume queues agree with a block of the log. For each record, the queue has a unit (entry) at
+        the record's queue offset, and the unit points to the record."""
         for rows in block.by_queue(block.is_queued()):
             topic, queue_id = block.queue_of(rows)
             last = physical_offset + int(block.starts[rows[-1]])
@@ -101,8 +104,8 @@ class PlaceCheck:
         return True
 
     def _leads_elsewhere(self, queue: ConsumeQueue, queue_offset: int, begins: Ints) -> bool:
-        """True if a unit of a queue, from `queue_offset` on, points to another record than expected. `begins`: the
-        physical offsets of the expected records, in queue order."""
+        """Return True if a consume-queue unit points to another record than expected. Compares the units of `queue`
+        from `queue_offset` on with `begins`, the physical offsets of the expected records in queue order."""
         done = 0
         while done < len(begins):
             units = queue.units(queue_offset + done, len(begins) - done)

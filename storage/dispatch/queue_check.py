@@ -78,12 +78,15 @@ def leads_to_own(queue: ConsumeQueue, queue_offset: int, reader: LogReader) -> b
 
 
 def _may_lead_to_own(queue: ConsumeQueue, queue_offset: int, reader: LogReader) -> bool:
-    """False if the unit at `queue_offset` of a queue points to a record of another queue."""
+    """Return False if the consume-queue unit at `queue_offset` points to a record of another queue. Returns True if the
+    record cannot be read."""
     [unit] = queue.units(queue_offset, 1)
     start = int(unit["physical_offset"])
     try:
         view = dispatch_view(reader.log_bytes(start, start + int(unit["size"])))
     except (DataLossError, RecordError):
-        return True  # The record is damaged or no longer in the log, so the record cannot show that the unit is wrong.
+        # The unit's record is damaged or no longer in the log. So nothing shows that the unit points to a record of
+        # another queue.
+        return True
     key = queue.topic, queue.queue_id
     return (view.topic, view.queue_id) == key or any(unit.key == key for unit in light_queue_units(view, start))

@@ -24,12 +24,14 @@ class MissingUnits:
 
     def __init__(self, queue: ConsumeQueue) -> None:
         self.queue = queue
-        # Physical offset at which the queue's last record ends. Counts the missing units that are not yet written.
+        # Physical offset at which the record of the queue's last unit ends. Units that are missing in the queue's
+        # files, and are not yet written, count too.
         self.reach = queue.max_physical_offset
         self._count = 0
-        # Groups of missing queue units, each as columns: physical offsets, sizes, tags codes.
+        # Groups of missing queue units. Each group is three columns, with a value per unit: physical offset, size and
+        # tags code.
         self._pieces: list[tuple[Ints, Ints, Ints]] = []
-        # Missing queue units that were added one at a time. In the queue they follow the groups in `_pieces`.
+        # Missing queue units that were added one at a time. In the queue they follow the missing units in `_pieces`.
         self._rows: list[tuple[int, int, int]] = []
 
     @property
@@ -45,7 +47,8 @@ class MissingUnits:
         self._write_if_many()
 
     def add_many(self, physical_offsets: Ints, sizes: NDArray[np.int32], tags_codes: Ints) -> None:
-        """Add missing units, given as columns, to the end of the queue, in memory."""
+        """Add the consume queue's next missing entries (units), in memory. Each argument is a column with one value per
+        unit."""
         if len(sizes):
             self._join_rows()
             self._pieces.append((physical_offsets, sizes.astype(np.int64), tags_codes))
@@ -54,7 +57,8 @@ class MissingUnits:
             self._write_if_many()
 
     def write(self) -> None:
-        """Write the missing units to the queue's files and remove them from memory."""
+        """Write the missing units that were collected in memory to the consume queue's files, and remove them from
+        memory."""
         if self._count:
             self._join_rows()
             offsets, sizes, codes = map(np.concatenate, zip(*self._pieces, strict=True))
@@ -64,7 +68,8 @@ class MissingUnits:
             self._pieces.clear()
 
     def _join_rows(self) -> None:
-        """Convert the queue units that were added one at a time into a group of columns."""
+        """Convert the missing units that `add` has collected, one tuple each, into arrays with one element per
+        unit."""
         if self._rows:
             columns = np.array(self._rows, np.int64)
             self._pieces.append((columns[:, 0], columns[:, 1], columns[:, 2]))
@@ -80,7 +85,8 @@ class RecoveredEnds:
 
     def __init__(self, queues: QueueTable, *, after_crash: bool) -> None:
         self._queues, self._after_crash = queues, after_crash
-        # The missing units of each consume queue that a scanned record named. Contains only queues of single messages.
+        # The queue units that each consume queue lacks, for the queues that the scanned records name. Contains only
+        # queues whose records are single messages.
         self._missing: dict[QueueKey, MissingUnits] = {}
         # Physical offset at which the last record with a queue unit ends; unknown after a crash.
         self.dispatched_end = -1
@@ -92,7 +98,7 @@ class RecoveredEnds:
         self.dispatched_end = max(self.dispatched_end, physical_offset)
 
     def forget(self) -> None:
-        """Discard the missing queue units that are not yet written."""
+        """Discard the missing queue units that recovery has collected but not written yet."""
         self._missing.clear()
 
     def write(self) -> None:
@@ -101,11 +107,13 @@ class RecoveredEnds:
             missing.write()
 
     def find(self, key: QueueKey) -> MissingUnits | None:
-        """Return the missing units of a queue. Return None if no scanned record has named the queue yet."""
+        """Return the units that this recovery has found missing at the end of a queue. Return None if recovery has not
+        scanned a record of this queue yet."""
         return self._missing.get(key)
 
     def missing_in(self, topic: str, queue_id: int) -> MissingUnits:
-        """Return the missing units of a queue. Creates the queue if it does not exist."""
+        """Return the object that collects the missing units of a queue (MissingUnits), or create it. Creates the queue
+        if it does not exist."""
         missing = self._missing.get((topic, queue_id))
         if missing is None:
             missing = self._missing[topic, queue_id] = MissingUnits(self._queues.get_or_create(topic, queue_id))
@@ -123,8 +131,8 @@ class RecoveredEnds:
         return not self._queues.has_topic(key[0])
 
     def is_complete_at(self, physical_offset: int) -> bool:
-        """True if the record at a physical offset must have its queue unit, because the store stopped cleanly after
-        this record was stored."""
+        """Return True if the queue unit of the record at `physical_offset` must exist. It must exist if the store
+        stopped cleanly after it had stored the record, and if no queue was lost."""
         return not (self._after_crash or self.queues_were_lost) and physical_offset < self.dispatched_end
 
     def units_behind(self, last: Mapping[QueueKey, int], start: int, end_offset: int) -> list[int]:

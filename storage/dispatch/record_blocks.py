@@ -35,15 +35,15 @@ from storage.dispatch.block_properties import Producers, distinct_texts, read_pr
 from storage.dispatch.record_check import can_be_topic, is_torn
 
 BLOCK_BYTES: Final = 4 << 20
-"""Target size of a block: a block ends with the first record that reaches this number of bytes."""
+"""Target size, in bytes, of a block of log records, which are processed together. The block ends with the first record
+that reaches this size."""
 
 _NOT_QUEUED: Final = (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of good log records, back to back, as columns. Each array has one element per record, in log
-    order."""
+    """Consecutive intact log records as columns. Each array has one element per record, in log order."""
 
     # The end of the block's last record, counted from the start of its first record, like the offsets in `starts`.
     length: int
@@ -88,7 +88,7 @@ class Block:
         return found
 
     def is_queued(self) -> NDArray[np.bool_]:
-        """True for each record that has a unit in a consume queue."""
+        """Return a mask of the block's records: True for a record that has a unit in a consume queue."""
         kinds: Ints = self.sys_flags & SYS_FLAG_TRANSACTION_MASK
         queued: NDArray[np.bool_] = (kinds != SYS_FLAG_TRANSACTION_PREPARED) & (kinds != SYS_FLAG_TRANSACTION_ROLLBACK)
         return queued
@@ -139,7 +139,7 @@ def read_block(
     starts = walk_records(data, position, position + BLOCK_BYTES).starts
     if not len(starts):
         return None
-    # From here on, positions are counted from the start of the block's first record.
+    # Below, positions are counted from the start of the block's first record.
     rest = data[position:]
     bytes_of = np.frombuffer(rest, np.uint8)
     try:

@@ -42,7 +42,8 @@ class _Addition(NamedTuple):
 
     missing: MissingUnits
     rows: Ints
-    # The rows of the block whose units the queue already has. These rows come before `rows`.
+    # The rows (records) of the block whose units the queue already has. They come before the rows in `rows`, whose
+    # units are missing.
     known: Ints
 
 
@@ -77,9 +78,10 @@ class Redispatch:
         self.queued = 0
         # Number of queue units that did not point to their records, and that this recovery rewrote.
         self.mended = 0
-        # Damaged records (holes) that have no queue unit yet. Each of them may be a record that a queue lacks.
+        # Damaged records (holes) to which no queue unit points yet. Each of them may be a record whose unit is missing
+        # in a queue.
         self._unplaced: list[Hole] = []
-        # True if every record before the start of the log scan is known to have its queue unit.
+        # True if every log record before the start of this recovery's log scan is known to have its queue unit.
         self.knows_ends = False
 
     def start_again(self) -> None:
@@ -89,11 +91,13 @@ class Redispatch:
         self.queued = 0
 
     def finish(self) -> None:
-        """Write the missing queue units that are still in memory."""
+        """Write the queue units that recovery found to be missing, and that are still in memory, to the queues'
+        files."""
         self.ends.write()
 
     def put_record(self, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> None:
-        """Put a good record into each of its queues that lacks the record, and record its producer.
+        """Add an intact record's missing units: one in each of the record's queues that has no unit for it. Also record
+        the record's producer.
 
         Raises QueueGapError if units of earlier records are missing, unless `may_fill_gaps`. Gaps may be filled if the
         scan started at the log's first record: the records of the missing units are then certainly lost.
@@ -115,13 +119,13 @@ class Redispatch:
             self._put_unit(unit, view, physical_offset, may_fill_gaps=may_fill_gaps)
 
     def put_hole(self, hole: Hole, view: DispatchView | None, place: QueueUnit | None = None) -> None:
-        """Dispatch a damaged record (a hole). `view` is its header, if the header can be trusted.
+        """Dispatch a damaged record (a hole). `view` is the view of its header; None if the header cannot be trusted.
 
         The record's queue unit stays, or is created if it is the next unit of its queue. So the queue's offsets have no
         gap, and readers find the remains of the record.
 
         `place` is used if `view` is None: a queue and a queue offset whose record may be this damaged record or another
-        one. The unit that is put there points to fewer bytes than a message needs.
+        one. The unit for `place` has a smaller size than any message.
         """
         if view is None and place is not None:
             units = [_Unit(place, hole.offset, MIN_RECORD_SIZE, 0)]
@@ -197,8 +201,8 @@ class Redispatch:
         return True
 
     def _mend_units(self, queue: ConsumeQueue, queue_offset: int, begins: Ints, sizes: Ints, codes: Ints) -> None:
-        """Compare the units of a queue, from `queue_offset` on, with their records in the log. Rewrite the units that
-        point to other records, because the disk has changed these units."""
+        """Compare a queue's units, from `queue_offset` on, with the records that they should point to. Rewrite each
+        unit that points to another record: the disk must have changed the unit."""
         if self._reader is None:
             return
         first = max(queue_offset, queue.first_offset)
@@ -215,7 +219,8 @@ class Redispatch:
             done += len(units)
 
     def remember_record(self, view: DispatchView, physical_offset: int) -> None:
-        """Add a record's producer to the dedup table or the delivery progress."""
+        """Record that the producer of a scanned record has stored it: in the dedup table, or for a delivered delayed
+        message in the delivery progress."""
         was_deleted = self._queues.was_deleted_after((view.topic, view.queue_id), physical_offset)
         remember_producer(view, None if was_deleted else self._dedup, self._deliveries)
 
@@ -225,14 +230,15 @@ class Redispatch:
         """Put all records of a block into their queues, as `put_record` does for one record. The block's first record
         is at `physical_offset`.
 
-        Returns False if nothing was done: the caller must then put the records one at a time. With
-        `believes_places=False`, nothing is done if a record of the block is a misfit (`PlaceCheck`).
+        Returns False, and puts no record, if the caller must put the records one at a time. With
+        `believes_places=False`, this is also so if a record of the block is a misfit (`PlaceCheck`).
         """
         if not block.is_ordinary:
             return False
         # True for each record that has a queue unit and whose queue was not deleted later.
         counted = block.is_queued()
-        # Check that the rows of every queue are in order before anything is changed.
+        # Before changing anything, check for every queue that its records in the block are in the order of their queue
+        # offsets.
         additions: list[_Addition] = []
         for rows in block.by_queue(counted):
             if self._were_deleted(block, rows, physical_offset):
@@ -254,8 +260,8 @@ class Redispatch:
         return True
 
     def remember_block(self, block: Block, physical_offset: int) -> bool:
-        """Record the producers of all records of a block, as `remember_record` does for one record. Returns False if
-        nothing was done."""
+        """Record the producers of all records of a block, as `remember_record` does for one record. Returns False, and
+        records nothing, if the caller must record the producers one record at a time."""
         if (block.sys_flags & SYS_FLAG_INNER_BATCH).any():
             return False
         return self._remember_rows(block, np.ones(len(block.starts), bool), physical_offset)
@@ -268,24 +274,28 @@ class Redispatch:
         return self.ends.find(key) is None and self.ends.was_deleted(key, last)
 
     def _addition(self, block: Block, rows: Ints, physical_offset: int, *, may_fill_gaps: bool) -> _Addition | None:
-        """Return the rows whose units are missing in their queue, if these units can be appended. All `rows` belong to
-        one queue. Returns None if the caller must put the rows one by one."""
+        """Return the rows (records of `block`) whose units are missing in their queue, if these units can be appended
+        together. All `rows` belong to one queue. Returns None if the caller must add the records one by one."""
         topic, queue_id = block.queue_of(rows)
         # Single messages are not appended to a queue of inner batches.
         if self._queues.holds_batches(topic, queue_id):
             return None
-        # If the topic was deleted between the first and the last row, the rows belong to two queues of the same name.
+        # If the topic was deleted between the first and the last of these records, the records belong to two queues of
+        # the same name.
         if self.ends.was_deleted((topic, queue_id), physical_offset + int(block.starts[rows[0]])):
             return None
         missing = self.ends.missing_in(topic, queue_id)
         offsets = block.queue_offsets[rows]
-        # Number of rows whose units the queue already has; negative if units before the first row are missing.
+        # Number of rows, from the first on, whose units the queue already has. Negative if units before the unit of the
+        # first row are missing.
         known = missing.next_offset - int(offsets[0])
         # True if each row's queue offset is one more than the queue offset of the previous row.
         in_order = offsets[-1] - offsets[0] == len(offsets) - 1 and bool((offsets[1:] > offsets[:-1]).all())
-        # True if the queue has lost units at its beginning, so that it begins after the offset of one of the records.
+        # True if the queue has lost units (entries) at its beginning: its first offset is higher than the queue offset
+        # of some record in `rows`.
         lost = not may_fill_gaps and offsets.min() < missing.queue.first_offset
-        # Rows that are out of order can be skipped, but only if the queue already has the units of all the rows.
+        # Rows (records) whose queue offsets are not consecutive can be skipped, but only if the queue already has units
+        # for all of the rows.
         if lost or known < 0 or not (in_order or offsets.max() < missing.next_offset):
             return None
         known = min(known, len(rows))
@@ -295,14 +305,14 @@ class Redispatch:
         """True if none of the block's records at `rows`, which belong to one queue, is a misfit. A misfit is a record
         whose queue, or whose offset in the queue, may have been changed by the disk."""
         missing, new, known = addition
-        # Some rows are neither known nor new, because their queue offsets are out of order.
+        # Rows (records) that are neither in `known` nor in `new` have queue offsets that are out of order.
         if len(known) + len(new) < len(rows):
             return False
         return self.places.all_fit(block, known, new, missing.queue, physical_offset)
 
     def _mend_known(self, block: Block, queue: ConsumeQueue, rows: Ints, physical_offset: int) -> None:
-        """Compare the units that the queue already has with their records in the block, and rewrite wrong units
-        (`_mend_units`). `rows`: the rows of these records, in queue order."""
+        """Compare the units (entries) that the queue already has with their records in the block, and rewrite wrong
+        units (`_mend_units`). `rows`: the indices of these records in the block, in queue order."""
         if len(rows):
             columns = block.starts[rows] + physical_offset, block.sizes[rows].astype(np.int64), block.tags_codes[rows]
             self._mend_units(queue, int(block.queue_offsets[rows[0]]), *columns)
@@ -330,8 +340,8 @@ class Redispatch:
         return True
 
     def _skip_lost_units(self, missing: MissingUnits, unit: QueueUnit, *, may_fill_gaps: bool) -> None:
-        """Skip lost units: continue the queue at `unit`, after a gap. Raises QueueGapError unless
-        `may_fill_gaps`."""
+        """Leave a gap in the queue, because the records of its next units are lost: the queue continues at `unit`.
+        Raises QueueGapError unless `may_fill_gaps`."""
         queue, end = "{}:{}".format(*unit.key), missing.next_offset
         if not may_fill_gaps:
             raise QueueGapError(
@@ -343,10 +353,11 @@ class Redispatch:
         missing.queue.start_at(unit.queue_offset)
 
     def _remember_rows(self, block: Block, counted: NDArray[np.bool_], physical_offset: int) -> bool:
-        """Record the producers of the block's records for which `counted` is true.
+        """Record the producers of the block's records for which `counted` is true: in the dedup table, or for the
+        scheduler's deliveries in the delivery progress.
 
-        Returns False, and does nothing, if a record belongs to a deleted topic. Also returns False if the dedup table
-        would evict producers, because the result would then depend on the records' order.
+        Returns False, and changes nothing, if a record belongs to a deleted topic. Also returns False if the dedup
+        table would evict producers, because the result would then depend on the order of the records.
         """
         found = producers_of(block, counted)
         was_deleted = any(self._queues.has_deletions_after(topic, physical_offset) for topic in found.topics)

@@ -3,8 +3,8 @@
 The limit is not on disk: after a restart consumers see everything that recovery kept.
 
 A batch is written to the log before the writer thread adds it here. In between, the disk or another replica may already
-have the batch, so the limit may pass its end. Consumers see such a batch as soon as it is added. Its queue is kept for
-the thread that wakes the waiting fetches (`take_late`).
+have the batch, so the limit may already lie after the batch. Consumers then see the batch as soon as it is added. The
+batch's queue is kept for the thread that wakes the waiting fetches (`take_late`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ _Written = tuple[int, AnyQueue, int]
 
 
 class Visibility:
-    """The written batches that consumers do not see yet. One thread adds batches, and one thread advances the limit up
-    to which consumers see the log. Initially consumers see nothing."""
+    """Batches that are written to the log but that consumers do not see yet. One thread adds batches. Another thread
+    advances the log offset up to which consumers see messages. Initially consumers see nothing."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._written: deque[_Written] = deque()
         self._late: list[AnyQueue] = []
-        """Queues of batches that were visible to consumers as soon as they were added."""
+        """Queues whose written batch consumers may see at once, because the batch ended at or before `visible_offset`
+        when it was added."""
         # Physical offset up to which consumers see the log.
         self.visible_offset = 0
 
@@ -53,8 +54,9 @@ class Visibility:
         return queues
 
     def take_late(self) -> list[AnyQueue]:
-        """Return the queues of batches that became visible as soon as they were added, since the last call of
-        `take_late`. Called by the thread that adds batches."""
+        """Return the queues of batches that were added late: their bytes were already visible at that time, so they
+        became visible at once. Each call returns only the queues since the last call. Called by the thread that adds
+        batches."""
         if not self._late:
             return []
         with self._lock:

@@ -49,7 +49,8 @@ class Unsealed(NamedTuple):
 
 
 def seal(text: bytes) -> bytes:
-    """Return the text followed by its checksum."""
+    """Return the content of a configuration file, followed by a checksum that can also correct a single wrong
+    bit."""
     crc = crc32(text)
     bits = bytes(_ONE if crc >> bit & 1 else _ZERO for bit in range(_BITS))
     return b"".join((text, b"\n", bits, b"\n"))
@@ -75,8 +76,8 @@ def unseal(data: bytes) -> Unsealed:
 
 
 def _agrees(crc: int, tail: bytes) -> bool:
-    """Return True if all readable bits of a checksum equal the bits of `crc`. `tail` is the checksum as white
-    space."""
+    """Return True if a file's checksum equals `crc`, as far as the checksum's bits are readable. `tail` is the checksum
+    as white space, with one character for each bit."""
     return all(
         byte not in (_ZERO, _ONE) or (byte == _ONE) == bool(crc >> bit & 1) for bit, byte in enumerate(tail[1:-1])
     )
@@ -104,7 +105,8 @@ class ConfigFiles:
     """The files in the directory `root`/config. Thread-safe, even if several objects use one directory."""
 
     def __init__(self, root: Path, damage: DamageNotes | None = None) -> None:
-        """`damage`: the object that collects the descriptions of damaged files."""
+        """Open the configuration files below `root`. `damage`: the object that collects the descriptions of damaged
+        files."""
         self._damage = damage or DamageNotes()
         self.directory = root / "config"
         disk.make_directory(self.directory)

@@ -23,7 +23,8 @@ class DamageNotes:
         return tuple(self._texts)
 
     def note(self, text: str) -> None:
-        """Add the description of a damaged file, and log it."""
+        """Add the description `text` of a damaged file to `texts`, unless that list is full. Also log the description
+        as an error."""
         logger.error("%s", text)
         if len(self._texts) < TEXTS_MAX:
             self._texts.append(text)

@@ -48,8 +48,8 @@ _NEVER_MAPPED: Final = {
     0xFF534D42: "CIFS",
     0xFE534D42: "SMB2",
 }
-"""File systems whose files are never written through a map, as a dict from their magic number (statfs) to their name.
-On these file systems a write into allocated bytes may need new blocks, or the file system is on a network."""
+"""File systems on which the store never writes files through a memory map: their names, by magic number (statfs). On
+these file systems a write into allocated bytes may need new blocks, or the files are on a network."""
 
 logger = logging.getLogger(__name__)
 
@@ -118,10 +118,10 @@ def _refusal_to_allocate(descriptor: int, size: int) -> str:
 
 
 def flush(descriptor: int) -> None:
-    """Wait until everything written to the file, by calls or through maps, is on disk.
+    """Wait until everything written to the file, by write calls or through memory maps, is on disk.
 
-    After an OSError it is unknown what is on disk. Linux marks each page that was changed through any map, and
-    `fdatasync` writes all marked pages. So `msync`, which would need a call for each map, is not needed.
+    After an OSError it is unknown which of these bytes are on disk. Linux marks each page that was changed through any
+    map, and `fdatasync` writes all marked pages. So `msync`, which would need a call for each map, is not needed.
     """
     os.fdatasync(descriptor)
 

@@ -31,8 +31,8 @@ Bytes = disk.Bytes | NDArray[np.uint8]
 
 
 class MappedFile:
-    """An open file of `size` bytes. Its first byte has offset `start` in the log or queue. Only one thread may
-    write."""
+    """A file of the log or of a queue, with `size` bytes, that is open for writing. `start`: the offset of the file's
+    first byte in the whole log or queue. Only one thread may write."""
 
     def __init__(self, path: Path, start: int, size: int) -> None:
         """Open an existing file for writing, and allocate its missing blocks, so that no later write fails for lack of

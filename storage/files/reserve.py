@@ -46,8 +46,8 @@ class SpaceReserve:
         self.make()
 
     def make(self) -> None:
-        """Create the reserve file, unless the file exists or the disk has no space for it. Raises OSError if the disk
-        failed."""
+        """Create the reserve file, unless it exists with the right size or the disk has no space for it. Raises OSError
+        if the disk failed."""
         with self._lock:
             if self._path.exists() and self._path.stat().st_size == self._size:
                 return
@@ -83,7 +83,8 @@ class SpaceReserve:
             return True
 
     def write(self, write: Callable[[], T]) -> T:
-        """Call `write`. If the disk has no room, release the reserve and call `write` once more.
+        """Call the function `write`. If it fails because the disk is full, delete the reserve file, which frees its
+        bytes, and call `write` once more.
 
         Raises the OSError of the last call.
         """

@@ -63,8 +63,8 @@ class HookedWrite:
         must_succeed: bool,
         on_refused: Callable[[], None],
     ) -> None:
-        """`must_succeed`: True if messages are refused when a hook fails. `on_refused` is called if messages are
-        refused, so that nothing is stored."""
+        """`must_succeed`: True to refuse messages if a put hook fails. `on_refused` is called each time that messages
+        are refused; nothing of their batches is stored."""
         self._write, self._hooks, self._broker_name = write, hooks, broker_name
         self._must_succeed, self._on_refused = must_succeed, on_refused
 
@@ -92,7 +92,8 @@ class HookedWrite:
                     f"the store's hook {hook.path} failed, and put_hooks_must_succeed is on, so nothing was "
                     "stored; send again later, and see the store's log and `raymq status --json`"
                 )
-            # Ignore refusals of a hook that failed, because its call may still be running and may add more refusals.
+            # If the call of a hook failed, ignore its refusals of messages: the call may still be running and may add
+            # more.
             refused = [(batch, dict(batch.refusals)) for batch in shown if batch.refusals] if succeeded else []
             if refused:
                 hook.count_refusals(sum(len(reasons) for _, reasons in refused))

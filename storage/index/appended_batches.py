@@ -27,8 +27,8 @@ RECORDS_MIN: Final = 64
 """Minimum number of records of a batch that is kept for the index. A batch with fewer records is kept only if it has at
 least BYTES_MIN bytes. The index reads other small batches faster from the log, together with adjacent batches."""
 BYTES_MIN: Final = 256 << 10
-"""Size in bytes from which a batch is kept for the index even if it has few records. Reading such a batch from the log
-takes longer than comparing its fields."""
+"""Minimum size, in bytes, of a batch with few records that is kept in memory for the index. Reading so large a batch
+from the log would take longer than comparing its fields."""
 RECORDS_MAX: Final = 1 << 20
 """Maximum number of records (8 bytes of memory each) in batches that wait for the index."""
 RUN_RECORDS: Final = 1 << 12
@@ -58,9 +58,10 @@ class AppendedBatch(NamedTuple):
 
 
 def index_entries_of(run: Sequence[AppendedBatch], reader: LogReader) -> IndexEntries | None:
-    """Return the index entries of batches that `take_run` returned.
+    """Return the index entries of the batches that `take_run` returned.
 
-    Returns None if the bytes in the log do not prove that the keys of the records are exactly the ids of the batches.
+    Returns None if the log's bytes do not prove that each record has exactly one key: its unique id in the batch's
+    range of ids.
     """
     start, topic, ranges = run[0].physical_offset, run[0].topic, [batch.ids for batch in run]
     try:
@@ -88,8 +89,8 @@ class AppendedBatches:
         self._lock = threading.Lock()
 
     def add(self, physical_offset: int, ends: Ints, batch: EncodedBatch, store_ms: int) -> None:
-        """Keep a batch, whose first record is at `physical_offset`, for the index. Do not keep it if the index can read
-        it faster from the log."""
+        """Keep an appended batch in memory until the index takes it. Small batches are not kept, because the index
+        reads them faster from the log. `physical_offset`: the offset of the batch's first record."""
         ids = batch.message_ids
         is_large = len(ends) >= RECORDS_MIN or int(ends[-1]) >= BYTES_MIN
         if is_large and isinstance(ids, IdRange) and len(ids) == len(ends):
@@ -99,11 +100,11 @@ class AppendedBatches:
                     self._records += len(ends)
 
     def take_run(self, physical_offset: int, limit: int) -> list[AppendedBatch]:
-        """Take a run of similar batches that lie back to back in one log file. The run starts at `physical_offset` and
-        ends at or before `limit`.
+        """Take batches of the same kind that lie back to back in one log file. The first batch starts at
+        `physical_offset`, and the last one ends at or before `limit`.
 
-        A run has up to RUN_RECORDS records, plus the rest of its last batch. Batches before `physical_offset` are
-        discarded. Returns an empty list if no batch starts at `physical_offset`.
+        Batches are taken until they have RUN_RECORDS records together; the last batch is taken whole. Batches before
+        `physical_offset` are discarded. Returns an empty list if no batch starts at `physical_offset`.
         """
         run: list[AppendedBatch] = []
         end, records = physical_offset, 0

@@ -113,7 +113,8 @@ class IndexFile:
     map."""
 
     def __init__(self, path: Path, shape: IndexShape) -> None:
-        """Open an existing index file, which must have the size of `shape`."""
+        """Open the existing index file `path`. Its size must be the size of an index file with the numbers of slots and
+        entries in `shape`."""
         self.path, self._shape = path, shape
         self._descriptor = disk.open_file(path, os.O_RDWR)
         try:
@@ -167,8 +168,8 @@ class IndexFile:
         begin = IndexHeader(header.begin_timestamp, 0, header.begin_physical_offset)
         seconds = _seconds(times, header.begin_timestamp)
         if header.next_entry <= 1:
-            # Only the file's first entry keeps the seconds computed above, which count from the end time of the
-            # previous file. All later entries count from the first entry's time.
+            # `seconds` counts from the end time of the previous file. In a new file, only the first entry keeps this
+            # value. All later entries count from the store time of the first entry.
             begin = IndexHeader(int(times[0]), 0, int(entries.physical_offsets[0]))
             seconds[1:] = _seconds(times[1:], begin.begin_timestamp)
         # Sort the entries by slot of the hash table; entries of one slot stay in log order.
@@ -179,12 +180,13 @@ class IndexFile:
         # in the slot's chain.
         follows = np.zeros(count, bool)
         follows[1:] = ordered[1:] == ordered[:-1]
-        # newest[i]: the number of the entry that precedes entry i in its slot's chain. This is an entry in the file (if
-        # the number in the file is plausible), or one of the new entries.
+        # newest[i]: the number of the entry before entry i in the chain of entry i's slot. The entry before is an entry
+        # in the file (if the number in the file is plausible), or one of the new entries.
         newest = self._slots[ordered].astype(np.int32)
         newest[(newest < 0) | (newest > numbers[order])] = 0
         newest[1:][follows[1:]] = numbers[order[:-1]][follows[1:]]
-        # Bring the entries back into log order, because they are written in log order.
+        # Arrange the new entries in log order, because the file stores entries in log order. The previous arrays are
+        # sorted by slot.
         rows = np.empty(count, _ENTRY_DTYPE)
         rows["key_hash"], rows["physical_offset"], rows["seconds"] = hashes, entries.physical_offsets[:count], seconds
         rows["previous"][order] = newest
@@ -199,7 +201,8 @@ class IndexFile:
                 header.next_entry + count,
             )
         )
-        # Each slot must point to its last entry. The slots are written only after the entries are in the file.
+        # Each slot of the index points to the newest entry of its chain. The slots are written only after the entries
+        # are in the file.
         last = np.ones(count, bool)
         last[:-1] = ~follows[1:]
         self._slots[ordered[last]] = numbers[order[last]]

@@ -97,7 +97,7 @@ def _hashes_in_shapes(
     before = topics * np.uint32(31) + np.uint32(_HASH_OF_MARK)
     rows: list[Ints] = []
     hashes: list[NDArray[np.uint32]] = []
-    # numbers[i]: the number of the key in column i among the keys of its record (0 = the record's first key).
+    # numbers[i]: position of the keys of array `hashes[i]` among the keys of their records (0 = a record's first key).
     numbers: list[int] = []
     for shape in shapes:
         keys = _keys_of(shape)
@@ -114,7 +114,7 @@ def _hashes_in_shapes(
         return rows[0], key_hashes(hashes[0])
     if not rows:
         return np.zeros(0, np.int64), np.zeros(0, np.int32)
-    # Sort the hashes by record, and within a record by the order of the record's keys.
+    # Put the hashes into the order of their records. The hashes of one record stay in the order of the record's keys.
     all_rows = np.concatenate(rows)
     all_numbers = np.repeat(np.array(numbers), [len(column) for column in rows])
     order = np.argsort(all_rows * (max(numbers) + 1) + all_numbers, kind="stable")
@@ -142,12 +142,14 @@ def _keys_of(shape: PropertyShape) -> list[Values] | None:
 
 
 def _hashes(data: Bytes, fields: FieldOffsets) -> tuple[Ints, NDArray[np.int32]]:
-    """Return two arrays with one element per key, in index order: the number of the key's record, and the key's hash.
+    """Return two arrays with one element per index key, in the order in which the index stores the keys: the number of
+    the key's record, and the key's hash.
 
     Texts are handled as ranges `at` to `end` of one byte array, so that no Python step is needed per record.
     """
     view = data.data
-    # text: the properties of all records, one record after another. The properties of row i end before row_ends[i].
+    # `text`: the property texts of all records, joined in the order of their sizes. `text_rows`: the record number of
+    # each text. Text number i ends before row_ends[i].
     text, text_rows = _properties(data, fields)
     row_ends = np.cumsum(fields.properties_size[text_rows] + 1)
     # Each piece NAME\x01VALUE lies between two separators.
@@ -157,7 +159,7 @@ def _hashes(data: Bytes, fields: FieldOffsets) -> tuple[Ints, NDArray[np.int32]]
     piece_starts[1:] = piece_ends[:-1] + 1
     unique_at, unique_end = _values(text, piece_starts, piece_ends, _UNIQUE_NAME)
     keys_at, keys_end = _values(text, piece_starts, piece_ends, _KEYS_NAME)
-    # Find the row of each value: searchsorted looks up the value's position in `row_ends`.
+    # `named_rows`: for each property value, the index of the property text in which it lies, found by its position.
     for values_at in (unique_at, keys_at):
         named_rows = np.searchsorted(row_ends, values_at, "right")
         if (named_rows[1:] == named_rows[:-1]).any():
@@ -199,7 +201,8 @@ def _properties(data: Bytes, fields: FieldOffsets) -> tuple[Bytes, Ints]:
     text[-_WINDOW_SPARE_BYTES:] = 0
     position = first = 0
     for length, count in zip(lengths.tolist(), counts.tolist(), strict=True):
-        # A view of `text`: `count` rows of one size, with the separator in the last column.
+        # `block`: a view of a part of `text`, with one row for each property text of this length. The last column is
+        # for the separator.
         block = text[position : position + count * (length + 1)].reshape(count, length + 1)
         if length:
             found = windows(data, length)[at[order[first : first + count]]]
@@ -230,8 +233,8 @@ def _words(text: Bytes, at: Ints, end: Ints) -> tuple[Ints, Ints]:
     spaces = np.flatnonzero(text == _SPACE)
     if not len(at) or not len(spaces):
         return at, end
-    # value[i]: the number of the last value that begins before the i-th space. The next step drops spaces outside of
-    # values.
+    # For the i-th space, value[i] is the number of the last value that begins before this space. The next step drops
+    # the spaces outside of all values.
     value = np.searchsorted(at, spaces, "right") - 1
     spaces = spaces[(value >= 0) & (spaces < end[value])]
     # A space ends one word and begins the next word. Two adjacent spaces enclose an empty word, which is dropped.
@@ -271,7 +274,7 @@ def _java_hashes(data: Bytes, at: Ints, size: Ints) -> tuple[NDArray[np.uint32],
             continue
         chosen = slice(None) if len(lengths) == 1 else np.flatnonzero(size == length)
         units = windows(data, length)[at[chosen]].view(np.uint8).reshape(-1, length)
-        # units: a matrix of bytes, with one row for each text of this length.
+        # `units`: a matrix of bytes. Each row is one of the texts that have `length` bytes.
         if len(units) > 1 and (units == units[0]).all():
             hashes[chosen] = java_hash(units[0].tobytes().decode("latin-1")) & 0xFFFFFFFF
         else:

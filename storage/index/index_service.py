@@ -120,7 +120,8 @@ class IndexService:
         """Condition that is notified when `position`, `_wanted`, `_stuck`, or one of the flags `_stopping`, `_ended`
         and `_failed` changes."""
         self._wanted = 0
-        """The highest physical offset up to which a caller of `wait_for` needs the index."""
+        """The highest physical offset that any call of `wait_for` was given. Such a call waits until the index contains
+        every record before its offset."""
         self._stopping = self._ended = self._failed = False
         self._stuck: OSError | DataLossError | None = None
         """The error after which the index thread waits and retries; None while the thread works normally."""
@@ -265,7 +266,8 @@ class IndexService:
                 self._changed.notify_all()
 
     def _retry_until_closed(self, work: Callable[[], None]) -> None:
-        """Run `work`. Retry it while the disk is full or a log file is damaged, until the index is closed."""
+        """Run `work`, a step of the index thread, until it succeeds or the index is closed. It is repeated while the
+        disk is full or a log file is damaged."""
         while not self._stopping:
             try:
                 work()
@@ -323,8 +325,8 @@ class IndexService:
                 break
             position = max(position, header.end_physical_offset)
             if header.next_entry < self._shape.entries and not self._after_crash:
-                # An index file that is not full has all keys of its last record. If it is full, the next file may have
-                # the rest of these keys.
+                # An index file that is not full has all keys of its last record. If the file is full, the next file may
+                # have the rest of this record's keys.
                 position = max(position, self._end_of_record(header.end_physical_offset))
         if self._files and self._header(self._files[-1]).next_entry < self._shape.entries:
             self._current = IndexFile(self._files[-1], self._shape)
@@ -376,7 +378,8 @@ class IndexService:
             return physical_offset
 
     def _first_with_key(self, position: int, limit: int) -> int | None:
-        """Return the physical offset of the first record in (`position`, `limit`) that has a key."""
+        """Return the physical offset of the first record in (`position`, `limit`) that has a key, and so belongs in the
+        index."""
         position = max(position, self._log.min_offset)
         behind = position if position == self._log.min_offset else position + 1
         while position < limit and not self._stopping:
@@ -396,7 +399,8 @@ class IndexService:
         while self.position < limit and not self._stopping:
             if self._put_appended(limit):
                 continue
-            # Scan the log up to the next batch whose ids the append passed to the index.
+            # Scan the log from the index's position up to the next batch whose message ids are already known. The
+            # append passed these ids to the index.
             until = self._appended.next_start()
             chunk = self._walk(self.position, limit if until is None else min(until, limit))
             if chunk is None:
@@ -433,8 +437,9 @@ class IndexService:
     def _put_entries(self, entries: IndexEntries, end_offset: int) -> None:
         """Add the index entries of the log records from `position` to `end_offset`."""
         if self._files and len(entries):
-            # Leave out the entries that the last index file already has (spec §3). If that file is full, its last
-            # record may have more keys than the file had space for.
+            # Leave out the entries of all records before the last record in the last index file (spec §3), because the
+            # file already has them. The last record's entries stay: if the file is full, it may lack some keys of this
+            # record.
             end = self._header(self._files[-1]).end_physical_offset
             entries = entries.from_entry(int(np.searchsorted(entries.physical_offsets, end)))
         while len(entries):
@@ -516,8 +521,8 @@ def _entries(chunk: WalkedRecords) -> IndexEntries:
     try:
         return index_entries(chunk.data, chunk.starts, chunk.physical_offset)
     except RecordError:
-        # Copy the chunk's bytes, which are a memory map of the log. In the map, a record could still change between its
-        # check and the computing of its entries.
+        # The chunk's bytes are a memory map of the log, and a record in the map may change after its check. So copy the
+        # bytes before checking the records and computing their index entries.
         data = chunk.data.copy()
         good = [start for start in chunk.starts.tolist() if check_record(data.data, start, check_crc=False).ok]
         logger.error(

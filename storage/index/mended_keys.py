@@ -49,7 +49,7 @@ class MendedKeys:
         """
         self._path = root / MENDED_KEYS_FILE
         self._keys: tuple[MendedKey, ...] = ()
-        """All keys of repaired records, newest records first."""
+        """The index keys of all repaired records. The keys of the newest records come first."""
         try:
             crc, _, text = self._path.read_bytes().partition(b"\n")
             if crc != b"%08x" % crc32(text):
@@ -62,8 +62,8 @@ class MendedKeys:
             damage.note(f"file {self._path} is damaged ({error}): queries by key do not find some repaired records")
 
     def add(self, keys: list[MendedKey]) -> None:
-        """Add keys of repaired records. On return the keys are on disk. After an OSError the table is
-        unchanged."""
+        """Add index keys of records that were repaired with another replica's bytes. On return the keys are on disk.
+        After an OSError the table is unchanged."""
         merged = sorted({*self._keys, *keys}, key=lambda key: key.physical_offset, reverse=True)
         if len(merged) > MENDED_KEYS_MAX:
             logger.error(

@@ -28,10 +28,11 @@ class Allocator:
         self._made = -1
         """The start offset of the last log file that was created; -1 before the first file."""
         self._lock = threading.Lock()
-        """Lock that is held while a log file is created, and while the prepared file is set or taken."""
+        """Lock that is held while a log file is created, and while the log file that was prepared in advance is set or
+        taken."""
         self._wanted: int | None = None
-        """The start offset of the log file that the thread should create, or of the file that the log took
-        last."""
+        """The start offset of the log file that the allocator's thread should create next, or of the file that the log
+        took last."""
         self._ready: MappedFile | None = None
         """The prepared log file, until the log takes it; None if no file is prepared."""
         self._wake = threading.Event()
@@ -52,8 +53,8 @@ class Allocator:
         return ready is not None and ready.start == start
 
     def make_ready(self, start: int) -> None:
-        """Create the log file that starts at offset `start` now, unless it is created already. Raises OSError if the
-        file cannot be created."""
+        """Create, in this thread, the log file that starts at offset `start`, unless it is created already. Raises
+        OSError if the file cannot be created."""
         with self._lock:
             self._wanted = start
             if not self.is_ready(start):

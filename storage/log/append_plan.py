@@ -44,7 +44,8 @@ def plan_append(
         else:
             plan.append(_spans_in_next_files(ends, total, cursor, file_size))
         if plan[-1]:
-            # The log ends after this batch's last span, which contains the batch's records from index `first` on.
+            # The new end of the log is the end of this batch's last span. `first`: index of the first record in that
+            # span. `start`: the physical offset of that span.
             first, _, start = plan[-1][-1]
             cursor = start + total - (int(ends[first - 1]) if first else 0)
     return plan, cursor
@@ -65,7 +66,8 @@ def _spans_in_next_files(ends: NDArray[np.int64], total: int, cursor: int, file_
     while first < count:
         before = int(ends[first - 1]) if first else 0
         space = _space_at(cursor, file_size)
-        # The index of the first record that does not fit into this file; `count` if all records fit.
+        # `last`: the index of the first record of the batch that does not fit into the current log file; `count` if all
+        # records fit.
         last = count if total - before <= space else int(np.searchsorted(ends, before + space, "right"))
         if last == first or (whole and last < count):
             # Continue in the next file: no record fits into this file, or the batch would be split although it fits

@@ -70,7 +70,8 @@ class CommitLog:
         self._files = self._writer.files
         """The log files that are open for writing, by start offset: all files that are not completely flushed."""
         self._allocator: Allocator | None = None
-        """Creates the next log file in the background; None before `open_for_append` and after `close`."""
+        """Creates the next log file in the background. None before `open_for_append` was called and after
+        `close`."""
         self.end_offset = 0
         """The physical offset at which the written part of the log ends."""
         self.flushed_offset = 0
@@ -81,8 +82,8 @@ class CommitLog:
         """The store time in ms of the newest record that is on disk; 0 if nothing was flushed since the store was
         opened."""
         self._used_ends: dict[int, tuple[int, int]] = {}
-        """Cached results of `used_end`: (position, result), by the file's start offset. Used until the log is opened
-        for appends."""
+        """Cached results of `used_end` for log files, by the start offset of the file: (position, result). The cache is
+        used until the log is opened for appends."""
         self._staged_end = 0
         """The end of the staged bytes. Staged bytes are written after the log's end, and are not yet part of the log.
         At most `end_offset` if nothing is staged."""
@@ -317,8 +318,8 @@ class CommitLog:
         """Make the staged bytes part of the log: advance the log's end to the end of these bytes. Raises OSError if the
         disk failed."""
         self._writer.commit(self.end_offset)
-        # Call `skip_to` before the log's end changes. Otherwise a commit could write old content of a pool buffer over
-        # the staged bytes.
+        # First let the writer skip the staged bytes, then advance the log's end. In the reverse order, a commit could
+        # overwrite the staged bytes with old content of a pool buffer.
         self._writer.skip_to(self._staged_end)
         self.end_offset = self._staged_end
 
@@ -373,7 +374,8 @@ class CommitLog:
         return [self.paths.forget_file(start) for start in forgotten]
 
     def close(self) -> None:
-        """Drop staged bytes, stop the allocator thread and close the open files, without a flush. Idempotent."""
+        """Close the open files, without a flush, and stop the allocator thread. Staged bytes (parts of an append that
+        has not arrived completely) are dropped. Idempotent."""
         try:
             self.drop_staged()
         except OSError as error:

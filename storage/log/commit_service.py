@@ -56,13 +56,14 @@ class CommitService:
             self._wake.set()
 
     def _is_worth_it(self) -> bool:
-        """Return True if enough bytes are buffered for a commit, or if `on_committed` has not been called yet for bytes
-        in the log files."""
+        """Return True if the commit thread has something to do. Either enough bytes are buffered for a commit, or none
+        are buffered. In the second case `on_committed` may not have been called yet for the end of the log files."""
         pending = self._commit_log.end_offset - self._commit_log.committed_offset
         return pending <= 0 or pending >= self._least_bytes
 
     def close(self) -> None:
-        """Stop the commit thread, and commit the remaining bytes unless a commit has failed. Idempotent."""
+        """Stop the commit thread, and commit the bytes that are still uncommitted, unless a commit has failed.
+        Idempotent."""
         self._stopping = True
         self._wake.set()
         self._thread.join(FLUSH_STOP_TIMEOUT_S)

@@ -55,8 +55,8 @@ class LogPaths:
         self._writable = sorted(set(directories) or {root / COMMIT_LOG_DIR})
         self.directories = sorted({*self._writable, *read_only})
         self.is_elsewhere = self.directories != [root / COMMIT_LOG_DIR]
-        """True if the log is in separate directories, whose disks may be missing although the store's root
-        exists."""
+        """True if the log has any other directory than the default directory below the store's root. The disks of its
+        directories may then be missing although the store's root exists."""
         self._paths: dict[int, Path] = {}
         for directory in self._writable:
             disk.make_directory(directory)
@@ -110,8 +110,8 @@ class LogPaths:
         """
         directory, before = self._writable[0], self._paths.get(start)
         if before is not None and before.exists():
-            # An earlier attempt failed after it had created the log file. Use the same directory, so that no second
-            # file with this name exists.
+            # An earlier attempt created this log file, but failed later. Use the same directory again, so that no
+            # second file with this name exists.
             directory = before.parent
         elif len(self._writable) > 1:
             not_full = [one for one in self._writable if disk_usage(one) <= self._full_ratio]

@@ -65,8 +65,8 @@ def walk_log(reader: LogReader, physical_offset: int, limit: int, max_bytes: int
     starts, end = walk_records(data, 0, max_bytes)
     end_offset = physical_offset + end
     if end < min(max_bytes, len(data)):
-        # Stop at `limit` if the log ends before the end of its file: a damaged range (hole) may be the last part of a
-        # replica's log.
+        # The scan has found no record after the last one. It continues at the next log file, or stops at `limit` if the
+        # log ends within this file: a damaged range (hole) may be the last part of a replica's log.
         end_offset = min(limit, file_start + file_size)
         if not is_blank(data, end):
             file = reader.log_bytes(file_start, min(limit, file_start + file_size))
@@ -140,11 +140,12 @@ def _intact_from(
 
 
 def _magics_from(data: memoryview, position: int, limit: int) -> Iterator[tuple[int, bool]]:
-    """Yield the positions in [`position`, `limit`) at which a record's magic may begin, ascending. The flag is True for
-    the magic of a BLANK (end-of-file marker)."""
+    """Yield the positions in [`position`, `limit`) at which a record's magic may begin, ascending. Each position comes
+    with a bool: True if the magic is that of a BLANK (end-of-file marker)."""
     while position < limit:
         end = min(position + _SEARCH_BYTES, limit)
-        # Read some bytes after `end` too, to find a magic that begins before `end` and ends after it.
+        # Also read a few bytes after `end`. They complete a record's magic number that begins before `end` and ends
+        # after it.
         piece = bytes(data[position : end + BLANK_LENGTH])
         found = [(at, False) for at in _all_in(piece, _MAGIC_PREFIX)] + [
             (at, True) for at in _all_in(piece, _BLANK_BYTES)

@@ -106,7 +106,8 @@ class LogWriter:
             is_large = 2 * (new_end - end_offset) >= PAGES_AHEAD_BYTES
             step = STEPS_OF_LARGE * PAGES_AHEAD_BYTES if is_large else PAGES_AHEAD_BYTES
             last = min(new_end - new_end % -step, file_end)
-            # Write zeros to create the pages. The content does not change, because these bytes are all zero already.
+            # Write zeros, so that the operating system creates these pages of the log file now. The file's content
+            # stays the same, because the pages contained only zeros.
             self.files[file_start].write(first - file_start, _ZEROS[: last - first])
             self._pages_end = last
         return max(self._pages_end, new_end)
@@ -176,8 +177,8 @@ class LogWriter:
         """Release the resources that the method `start` acquired. Idempotent."""
 
     def _stamped(self, records: memoryview, stamp: Stamp) -> memoryview:
-        """Return a copy of the records in which `stamp` has set the store's fields. The copy is valid until the next
-        call of this method."""
+        """Return a copy of the records. The function `stamp` has set the fields in the copy that only the store can
+        set. The copy is valid until the next call of this method."""
         size = len(records)
         if size <= SCRATCH_MAX_BYTES and size > len(self._scratch):
             self._scratch = memoryview(bytearray(size))

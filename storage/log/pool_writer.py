@@ -53,14 +53,15 @@ class PoolWriter(LogWriter):
     def write_record(
         self, physical_offset: int, record: Bytes, queue_offset: int, store_timestamp_ms: int, store_host: bytes
     ) -> bool:
-        """Return False: the pool has no faster path for a single record, so `write` must write it."""
+        """Return False, so that the caller uses `write`: the transient store pool has no faster path for a single
+        record."""
         return False
 
     def write_through(self, end_offset: int, physical_offset: int, records: memoryview, stamp: Stamp | None) -> None:
         self.commit(end_offset)
         super().write(end_offset, physical_offset, records, stamp, whole=True)
         # Call `skip_to` before the log's end changes. Otherwise a commit could write old content of a pool buffer over
-        # these records.
+        # the records that were just written directly to the file.
         self.skip_to(physical_offset + len(records))
 
     def skip_to(self, physical_offset: int) -> None:

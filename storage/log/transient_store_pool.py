@@ -73,7 +73,8 @@ class TransientStorePool:
         """The physical offset up to which the log is in its files. It is always the end of an append."""
 
     def begin_at(self, physical_offset: int) -> None:
-        """Set the log's end to `physical_offset`: everything before it is in the log files."""
+        """Start to buffer the log at `physical_offset`. Everything before this offset is already in the log
+        files."""
         self.committed_offset = physical_offset
 
     def has_buffer_for(self, physical_offset: int, size: int) -> bool:
@@ -98,8 +99,9 @@ class TransientStorePool:
         return stretch.buffer[position : position + size]
 
     def _fitting(self, physical_offset: int, size: int) -> _BufferedRange | None:
-        """Return the last buffered range if `size` bytes at `physical_offset` can be written to it; else None. The
-        bytes must continue the range or replace its end, and fit into its buffer and its file."""
+        """Return the pool's last buffered range if `size` bytes at `physical_offset` can be written into its buffer.
+        Otherwise returns None. The bytes must continue the range or replace its end, and fit into its buffer and its
+        log file."""
         last = self._stretches[-1] if self._stretches else None
         fits = (
             last is not None
@@ -139,7 +141,7 @@ class TransientStorePool:
 
     def _committed_to(self, end_offset: int) -> None:
         self.committed_offset = max(self.committed_offset, end_offset)
-        # Keep the last buffered range, because the writer may be writing to it.
+        # Free the buffers of all committed ranges except the last range, to which the writer may be adding bytes.
         while len(self._stretches) > 1 and self._stretches[0].end <= self.committed_offset:
             self._free.append(self._stretches.pop(0).buffer)
 

@@ -35,9 +35,10 @@ WARM_UP_STOP_TIMEOUT_S: Final = 30.0
 
 
 class WarmUp:
-    """The prefaulted ("warm") segments of a log. `file_size`: the size of the log's files, which `fits` must accept.
+    """The segments of a log that are already prefaulted ("warm"). `file_size`: the size of each log file; the function
+    `fits` must return True for this size.
 
-    `files` are the files open for writing, by start offset.
+    `files`: the log files that are open for writing, by start offset.
     """
 
     def __init__(self, file_size: int, files: Mapping[int, MappedFile]) -> None:
@@ -58,14 +59,14 @@ class WarmUp:
 
     @staticmethod
     def fits(file_size: int) -> bool:
-        """Return True if files of `file_size` bytes consist of whole segments."""
+        """Return True if log files of `file_size` bytes consist of whole segments, the units of prefaulting."""
         return file_size % SEGMENT_BYTES == 0
 
     def note_writer_at(self, physical_offset: int) -> tuple[int, int]:
-        """Record the offset at which the writer writes now. Called by the thread that appends.
+        """Record the physical offset at which the log's writer writes now. Called by the thread that appends.
 
-        Returns two offsets. The first is the end of the offset's segment if the segment is prefaulted (warm), else 0.
-        The second is the end of the segment in any case.
+        Returns two offsets about the log segment that contains this offset. The first is the segment's end if the
+        segment is prefaulted (warm), else 0. The second is the segment's end in any case.
         """
         segment = physical_offset // SEGMENT_BYTES
         if segment != self._segment:
@@ -90,7 +91,7 @@ class WarmUp:
                     return
                 self._follow_writer(time.monotonic())
         except OSError as error:
-            # The thread stops prefaulting pages; appends continue without it.
+            # After this error the warm-up thread ends: log pages are no longer prefaulted. Appends only become slower.
             logger.warning("cannot warm up the log; appends continue without it: %s", error)
 
     def _follow_writer(self, now_s: float) -> None:
@@ -131,8 +132,9 @@ class WarmWriter(LogWriter):
 
     def make_pages(self, end_offset: int, new_end: int) -> int:
         assert self.warm_up is not None
-        # Report the writer's position. Unless the append is longer, return a prefaulted range that ends at the latest
-        # with this segment. So the writer calls this method again, and reports its position, in the next segment.
+        # Report the writer's position to the WarmUp. The range that this method returns must not extend beyond the
+        # current segment, unless the append itself is longer. Then the writer calls this method again in the next
+        # segment.
         warm_end, segment_end = self.warm_up.note_writer_at(new_end - 1)
         if new_end <= warm_end:
             return warm_end

@@ -140,7 +140,7 @@ class BaseConsumeQueue(ABC):
 
     @abstractmethod
     def _has_no_units(self) -> bool:
-        """True if the queue's files hold no unit."""
+        """True if the queue's files hold no consume-queue entry (unit)."""
 
     @abstractmethod
     def _remove_all_units(self) -> None:

@@ -95,7 +95,8 @@ class BatchConsumeQueue(BaseConsumeQueue):
         return self._files.drop_files_before(self._first * BATCH_UNIT_BYTES)
 
     def holder_of(self, queue_offset: int) -> BatchUnit | None:
-        """Return the unit of the record that contains `queue_offset`; None if no record contains it."""
+        """Return the unit of the inner batch (one record) that contains the message with `queue_offset`. Returns None
+        if no inner batch contains it."""
         number = self._number_of_holder(queue_offset)
         if number >= self._end:
             return None
@@ -146,13 +147,15 @@ class BatchConsumeQueue(BaseConsumeQueue):
         return int(self._unit(number)["base_offset"]) if number < self._end else self.next_offset
 
     def _first_unit_with(self, field: str, least: int, first: int) -> int:
-        """Return the number of the first unit, from unit `first` on, whose field `field` is at least `least`. Return
-        `_end` if no unit has such a value."""
+        """Search the units from number `first` on for the first unit whose field `field` is at least `least`. Return
+        its number, or the number after the queue's last unit if no unit has such a value. The values must be ascending.
+        """
         numbers = range(first, self._end)
         return first + bisect_left(numbers, least, key=lambda number: int(self._unit(number)[field]))
 
     def _number_of_holder(self, queue_offset: int) -> int:
-        """Return the number of the queue's first unit whose messages end after `queue_offset`."""
+        """Return the number of the first unit of this batch consume queue whose last message has at least the offset
+        `queue_offset`."""
         first = self._number_at(0)
         numbers = range(first, self._end)
         return first + bisect_right(numbers, queue_offset, key=lambda number: self._next_offset_of(self._unit(number)))

@@ -190,22 +190,24 @@ class NewGeneration:
         self._size = 0
 
     def write(self, records: Iterable[memoryview]) -> None:
-        """Write the next records of the new generation. Raises OSError if the disk fails or is full."""
+        """Append records to the file of the compacted log's new generation. Raises OSError if the disk fails or is
+        full."""
         data = b"".join(records)
         disk.pwrite_all(self._file, self._size, data)
         self._size += len(data)
 
     def finish(self, units: NDArray[np.void], end_offset: int) -> None:
-        """Set each unit's position of its record in the new file, and flush the records and the units to disk. Raises
-        OSError if the disk fails or is full."""
+        """Fill in the position of each unit's record in the new compacted log, and flush the records and the units to
+        disk. Raises OSError if the disk fails or is full."""
         disk.flush(self._file)
         ends = np.cumsum(units["size"], dtype=np.int64)
         units["position"] = ends - units["size"]
         disk.write_file(self._new_units, _HEADER.pack(end_offset) + units.tobytes())
 
     def publish(self) -> CompactedLog:
-        """Make the new generation of the compacted log valid. It survives a crash of the process at once, and a power
-        cut once its directory is on disk. Raises OSError if the disk fails."""
+        """Make the new generation of the compacted log the valid one, by renaming its units file. The rename survives a
+        crash of the process at once, and a power cut after the directory has been flushed to disk. Raises OSError if
+        the disk fails."""
         disk.rename(self._new_units, _units_path(self._directory, self._generation))
         return CompactedLog(self._directory, self._generation)
 

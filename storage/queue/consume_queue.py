@@ -66,15 +66,16 @@ class ConsumeQueue(BaseConsumeQueue):
     lost_units_from = 0
     """Queue offset of the first unit in `lost_units`."""
     _forgotten_before = 0
-    """Queue offset before which messages no longer count as part of the queue, even if the log has them."""
+    """The queue's messages before this queue offset are expired. They no longer count as part of the queue, even if the
+    log still has them."""
     _map: mmap | None = None
-    """Map of the queue file that was written last, to be used only through `_map_at`; None if the file has no
-    map."""
+    """Memory map of the queue file that was written last; None if that file has no map. Use it only through
+    `_map_at`."""
     _map_start = 0
-    """Byte position in the queue at which the file of `_map` starts."""
+    """Position in the queue, in bytes, at which the file that `_map` maps begins."""
     _map_known = -1
-    """Number of files that WriteHandles had closed when `_map` was looked up. -1 if the next write must look the map up
-    again."""
+    """Value of `WriteHandles.closed_count` (number of closed files) when `_map` was looked up. While the count stays
+    the same, `_map` is still valid. -1 if the next write must look the map up again."""
 
     @property
     def first_offset(self) -> int:
@@ -147,11 +148,12 @@ class ConsumeQueue(BaseConsumeQueue):
         self.lost_units = np.empty(0, UNIT_DTYPE)
 
     def _pass_good_units(self, file_end: int, reach: int, physical_limit: int) -> tuple[int, bool]:
-        """Move `next_offset` from the start of a queue file past the file's correct units, to at most `file_end`.
+        """Move `next_offset` from the start of a queue file to the end of the file's correct units (entries), but not
+        beyond `file_end`. `reach`: the log offset at which the records of the earlier files' units end.
 
-        `reach`: the log offset at which the records of the earlier files end. Returns this log offset including the
-        file's own records, and whether the queue ends in this file. The file is read in chunks: most of a short queue's
-        file was never written, and reading all of it would take memory.
+        Returns the log offset at which the records of all units up to `next_offset` end, and whether the queue ends in
+        this file. The file is read in chunks: most of a short queue's file was never written, and reading all of it
+        would take memory.
         """
         is_first, count = True, _RECOVER_FIRST_UNITS
         while self.next_offset < file_end:
@@ -161,7 +163,7 @@ class ConsumeQueue(BaseConsumeQueue):
             points_nowhere = units["size"] == PRE_BLANK_SIZE
             begins = units["physical_offset"].astype(np.int64)
             ends = np.where(points_nowhere, 0, begins + units["size"])
-            # before[i]: log offset at which the records of all units before unit i end, including the units of earlier
+            # before[i]: log offset at which the records of all units before unit i end; these include units of earlier
             # files. The array has one more element than `units`.
             before = np.maximum.accumulate(np.concatenate(([reach], ends)))
             out_of_order = (begins < before[:-1]) & ~points_nowhere
@@ -209,8 +211,8 @@ class ConsumeQueue(BaseConsumeQueue):
         return from_offset, np.empty(0, UNIT_DTYPE)
 
     def reserve(self, count: int) -> None:
-        """Create the queue files for the next `count` units, so that writing them needs no more disk space. Raises
-        OSError if a file cannot be created."""
+        """Create the files for this consume queue's next `count` units (entries), so that writing the units needs no
+        more disk space. Raises OSError if a file cannot be created."""
         if self.has_room_for(count):
             return
         last = (self.next_offset + count - 1) * UNIT_BYTES
@@ -270,10 +272,11 @@ class ConsumeQueue(BaseConsumeQueue):
         self.max_physical_offset = int(physical_offsets[-1]) + int(sizes[-1])
 
     def start_at(self, queue_offset: int) -> None:
-        """Let an empty queue start at `queue_offset`: earlier units in the first file are set to point to no record.
+        """Let an empty queue start at `queue_offset`. The units before it in the first file are set to point to no
+        record.
 
-        Also fills a gap in a queue: the offsets from `next_offset` up to `queue_offset`, whose records are lost (spec
-        §2, rule 2).
+        Also fills a gap in a queue that is not empty: the offsets from `next_offset` up to `queue_offset`, whose
+        records are lost (spec §2, rule 2).
         """
         if not self._files.starts:
             self.next_offset = queue_offset - queue_offset % self._units_per_file
@@ -365,11 +368,12 @@ class ConsumeQueue(BaseConsumeQueue):
         return first
 
     def _search_stored_at(self, time_ms: int, low: int, high: int) -> int:
-        """Return the queue offset in [`low`, `high`] before which all messages were stored before `time_ms`. Assumes
-        ascending store times."""
+        """Return the first queue offset in [`low`, `high`] whose message was stored at or after `time_ms`. Returns
+        `high` if all messages before it are older. Assumes ascending store times."""
         while low < high:
             middle = (low + high) // 2
-            # If the record of an offset is damaged or missing, use the store time of the next intact record.
+            # The search needs a store time. If the record of an offset is damaged or missing, the search uses the store
+            # time of the next intact record.
             offset, stored_ms = self._next_stored(middle, high)
             if stored_ms is not None and stored_ms < time_ms:
                 low = offset + 1
@@ -473,11 +477,11 @@ class ConsumeQueue(BaseConsumeQueue):
         return found
 
     def _map_at(self, position: int) -> mmap | None:
-        """Return the map of the existing queue file that contains byte `position` of the queue, and mark the file
-        dirty.
+        """Return the memory map of the queue file that contains byte `position` of the queue, and mark the file as
+        dirty. The file must exist.
 
-        Also sets `_map_start`, the byte position at which the file starts. Returns None if `_handles` writes the file
-        without a map.
+        Also sets `_map_start`, the byte position at which the file starts. Returns None if the file handles
+        (`_handles`) write this file without a map.
         """
         if self._map_known == self._handles.closed_count and 0 <= position - self._map_start < self._file_size:
             return self._map

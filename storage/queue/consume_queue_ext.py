@@ -74,8 +74,8 @@ class ExtendedConsumeQueue(ConsumeQueue):
         self._ext.end_behind(None if last_file is None else int(last_file[-1]))
 
     def drop_files_before_min(self) -> list[Path]:
-        """Drop the queue's files before `min_offset`, as other queues do. The result includes files of the extension
-        that are no longer needed."""
+        """Drop the queue files before `min_offset` from the list of files, and return them, as for queues without
+        extension files. The result also has the extension files that are no longer needed."""
         paths = super().drop_files_before_min()
         if len(self._ext.files.starts) > 1:
             first_file = next(self._addresses(self.file_ranges()), None)
@@ -120,8 +120,8 @@ class ConsumeQueueExt:
         self._file_size = file_size
         self._reader, self._handles = reader, handles
         self.writes = writes
-        """True if new messages get an extension unit. False once the disk has failed to store an extension
-        unit."""
+        """True if this queue stores an extension unit for each new message. False once the disk has failed to store an
+        extension unit."""
         self._end: int | None = None
         """Byte position at which the next extension unit begins. None for a new queue, or while the end is not known
         yet."""
@@ -185,7 +185,7 @@ class ConsumeQueueExt:
             return tags_codes
 
     def _append(self, units: NDArray[np.void]) -> NDArray[np.int64]:
-        """Write extension units at the end of the extension, and return their offsets."""
+        """Write extension units at the end of the queue's extension files, and return the units' byte offsets."""
         offsets = np.empty(len(units), np.int64)
         assert self._end is not None
         end, done = self._end, 0

@@ -59,8 +59,8 @@ class QueueFiles:
     def make(self, start: int) -> None:
         """Create the queue file that starts at byte `start`, after the existing files. Raises OSError if the disk fails
         or is full."""
-        # Do not flush the parent directory now. The new directory's name is flushed together with the file, before the
-        # checkpoint or the snapshot relies on the queue.
+        # The name of a new queue directory need not be on disk yet, so its parent directory is not flushed here. It is
+        # flushed together with the queue file, before the checkpoint or a snapshot relies on the queue.
         disk.make_directory(self.directory, flush=False)
         allocate(self._scratch, self._file_size, sparse=self._sparse)
         disk.rename(self._scratch, self.path(start))

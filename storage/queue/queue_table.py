@@ -177,7 +177,8 @@ class QueueTable:
         return any(physical_offset < end and name.partition(":")[0] == topic for name, end in self._deleted.items())
 
     def end_deletions_at(self, end_offset: int) -> None:
-        """Move recorded deletions that lie after the log's end back to the log's end, `end_offset`.
+        """Correct recorded deletions whose log offset lies after the log's end: set this offset to `end_offset`, the
+        log's end.
 
         Otherwise new messages would count as deleted. (With ASYNC_FLUSH a power cut can remove the end of the log, but
         not the record of the deletion.)
@@ -196,10 +197,11 @@ class QueueTable:
         return queues
 
     def begin_anew(self, topic: str, queue_id: int, *, end_offset: int, min_offset: int) -> list[AnyQueue]:
-        """Delete the remaining queues of a deleted topic, so that one of its queues can begin again at offset 0.
+        """Delete the queues that remain of a deleted topic, because a queue of the recreated topic must begin at offset
+        0.
 
-        Returns the deleted queues, found by `queues_before`. `end_offset` and `min_offset` are the end and the start of
-        the log. As with `delete_topic`, the deletion is on disk before the first file is deleted.
+        Returns the deleted queues, which `queues_before` finds. `end_offset` and `min_offset` are the end and the start
+        of the log. As with `delete_topic`, the deletion is recorded on disk before the first file is deleted.
         """
         old = self.queues_before(topic, queue_id)
         self._note_deletions([_name(topic, queue.queue_id) for queue in old], end_offset, min_offset)
@@ -207,12 +209,12 @@ class QueueTable:
         return old
 
     def queues_before(self, topic: str, queue_id: int) -> list[AnyQueue]:
-        """Return the queues that certainly existed before their topic was deleted. Queue `queue_id` is known to be one
-        of them.
+        """Return the queues that certainly existed before a topic was deleted. Queue `queue_id` of the topic is known
+        to be one of them.
 
-        The topic was deleted after the last record of each of these queues. So a queue of the topic also existed if its
-        first record lies before the last record of a queue that is already found. A queue that begins later may belong
-        to the topic that was created again.
+        The topic was deleted after the last record of each of these queues. So a queue whose first record lies before
+        the last record of a queue already found existed then, too. A queue that begins later may belong to a new topic
+        of the same name.
         """
         old = [self._queues[topic, queue_id]]
         rest = [queue for queue in self if queue.topic == topic and queue is not old[0]]
@@ -308,5 +310,6 @@ class QueueTable:
 
 
 def _name(topic: str, queue_id: int) -> str:
-    """Return the name of a queue in config/deletedTopics.json. Topic names contain no colon."""
+    """Return the key of a queue in config/deletedTopics.json. It is unambiguous, because topic names contain no
+    colon."""
     return f"{topic}:{queue_id}"

@@ -107,8 +107,8 @@ class FetchService:
         self._check()
         bounds = [self._readable(request) for request in requests]
         ready = sum(end > request.queue_offset for request, (_, end) in zip(requests, bounds, strict=True))
-        # Each queue gets an equal share of the remaining bytes: they are divided among this queue and the later ready
-        # queues.
+        # Give each queue with messages an equal share of the bytes that are left. The bytes are divided among this
+        # queue and the later queues that have messages.
         results, left_bytes = [], max_bytes
         for request, (min_offset, max_offset) in zip(requests, bounds, strict=True):
             is_full = max_offset > request.queue_offset >= min_offset and max_bytes and left_bytes <= 0
@@ -133,8 +133,8 @@ class FetchService:
             # Read the queue's first offset again: it has moved if retention deleted the record during the read.
             min_offset, max_offset = self._readable(request)
             if request.queue_offset >= min_offset:
-                # The lost record may be one of the later messages of the request. Read a single message, so that the
-                # messages before the lost record are returned.
+                # The record that was lost may belong to a later message of the request. Read one message only, so that
+                # the messages before the lost record are returned.
                 request = replace(request, max_messages=1)
         return self._read(request, min_offset, max_offset, max_bytes)
 

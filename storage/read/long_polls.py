@@ -67,10 +67,10 @@ class LongPolls:
 
     @contextmanager
     def waiting(self, queues: Iterable[QueueKey]) -> Iterator[threading.Event]:
-        """Yield an event that `wake_queue` sets for any of `queues`. Check the queues after entering the context, and
-        then wait for the event.
+        """Register a waiter for `queues`, and yield its event. `wake_queue` sets the event for any of these queues. In
+        the `with` block, check the queues first, and then wait for the event.
 
-        Raises SystemBusyError if the limit is reached. Nothing was registered in this case.
+        Raises SystemBusyError if the maximum number of waiters is reached. In this case no waiter is registered.
         """
         event = threading.Event()
         waiter = self.register(queues, event.set)

@@ -132,8 +132,8 @@ class StoreQueries:
         return low if boundary is Boundary.LOWER else min(max(low - 1, first), end)
 
     def stored_ms(self, queue: AnyQueue, queue_offset: int) -> int:
-        """Return the store time of the message at a queue offset, or else of the queue's next existing message. Return
-        0 if there is neither."""
+        """Return the store time of the message at a queue offset. If this message is deleted or damaged, return the
+        store time of the queue's next existing message; 0 if the queue has none."""
         start, end = max(queue_offset, queue.first_readable_offset), queue.visible_offset
         if start >= end:
             return 0
@@ -203,7 +203,8 @@ class StoreQueries:
         return [record for record in messages if accept(dispatch_view(record))] or (messages if accept(view) else [])
 
     def _fits(self, view: DispatchView, topic: str, key: str, *, is_wanted: bool) -> bool:
-        """False if the disk has changed a record that the index lists under `topic` and `key`.
+        """Check a record that the index lists under `topic` and `key`. Returns False if the disk has changed the
+        record.
 
         `is_wanted`: True if the record has this topic and this key. Raises RecordError if the record is a damaged inner
         batch.
@@ -216,10 +217,11 @@ class StoreQueries:
         return any(index_key_hash(view.topic, one) == wanted for one in (*view.keys, *inner))
 
     def _has_its_place(self, view: DispatchView) -> bool:
-        """False if another record is at this record's queue offset, or if the queue has not reached that offset.
+        """Return False if the consume queue has another record at this record's queue offset, or does not reach that
+        offset yet.
 
-        True if the queue no longer contains the offset, or if the queue's unit is damaged: it is then unknown which
-        record belongs to the offset.
+        Return True if the queue no longer contains the offset, or if the queue's unit is damaged: it is then unknown
+        which record belongs to the offset.
         """
         topic, queue_id, offset = view.topic, view.queue_id, view.queue_offset
         if not is_queued(view.sys_flag) or view.sys_flag & SYS_FLAG_INNER_BATCH:
@@ -307,8 +309,8 @@ class StoreQueries:
     def _stored_ms_from(self, queue: ConsumeQueue, start: int, end: int) -> float:
         """Return the store time of the first consistent record in the queue offsets from `start` to before `end`.
 
-        Returns infinity if none of the next _DAMAGED_MAX records is consistent. Raises DataLossError if a record was
-        deleted.
+        Checks at most the first _DAMAGED_MAX records, and returns infinity if none of them is consistent. Raises
+        DataLossError if a record was deleted.
         """
         for offset in range(start, min(end, start + _DAMAGED_MAX)):
             units = queue.next_unit(offset, end)

@@ -66,8 +66,8 @@ class QueueQueries:
         return times
 
     def next_sequences(self, producer_id: str, epoch: int, queues: Sequence[tuple[str, int]]) -> list[int]:
-        """Return, for each queue (topic, queue id), the sequence after the last sequence that a producer has stored in
-        the queue.
+        """Return a producer's next sequence number for each queue (topic, queue id): one more than the last sequence
+        number that the producer has stored in the queue.
 
         Counts only messages that consumers may read, because later messages could still be lost
         (`DedupTable.next_sequence`).
@@ -96,7 +96,7 @@ class QueueQueries:
         return offset
 
     def bytes_of_span(self, span: QueueSpan) -> list[int]:
-        """Split an offset range of a queue into equal parts. Return the number of bytes of the records in each part
+        """Divide an offset range of a queue into equal parts. Return the number of bytes of the records in each part
         (raymq.records.logfiles.own_records)."""
         self._check()
         return span_bytes(self._parts.reader, *span)

@@ -62,24 +62,26 @@ class ChangedPlaces:
         """The current number of consecutive searches for changed records that found nothing."""
 
     def begin(self, walk_from: int) -> None:
-        """Reset this object for a log scan that starts at physical offset `walk_from`. Each queue must end with its
-        last record before that offset."""
+        """Reset this object for a log scan from physical offset `walk_from`. Precondition: each queue has been
+        truncated to its last record before `walk_from`."""
         self.bases = {queue.key: queue.next_offset for queue in self._queues.plain}
         self.changes.clear()
         self._surveyed.clear()
         self._walked_from, self._fruitless = walk_from, 0
 
     def believe_the_rest(self) -> None:
-        """Trust all records whose place is not already known to be changed."""
+        """Trust the queue and queue offset in all records, except records that are already known to be changed.
+        Recovery searches no further."""
         self._surveyed.append((0, _EVERYTHING))
 
     def has_changes_in(self, physical_offset: int, end_offset: int) -> bool:
-        """True if the place of a record between two physical offsets is known to be changed."""
+        """Return True if a record in [`physical_offset`, `end_offset`) is known to name a changed place (queue and
+        queue offset)."""
         return any(physical_offset <= offset < end_offset for offset in self.changes)
 
     def is_surveyed(self, physical_offset: int, end_offset: int | None = None) -> bool:
-        """True if a part of the log has been searched for records with changed places. The part is around a physical
-        offset, or from it up to `end_offset`."""
+        """True if recovery has searched a part of the log for records whose queue or queue offset was changed. The part
+        is the surroundings of `physical_offset`, or the range from there up to `end_offset` if this is given."""
         return any(start <= physical_offset < end and (end_offset or 0) <= end for start, end in self._surveyed)
 
     def survey_around(self, marks: Iterable[int], physical_offset: int, walked_to: int) -> None:
@@ -116,8 +118,8 @@ class ChangedPlaces:
                 *(self._reader.root, physical_offset),
             )
             self.believe_the_rest()
-        # For records near the end of the surveyed part of the log, there are no later records to compare with. So this
-        # end does not count as surveyed.
+        # The last records of the surveyed part of the log have no later records for comparison. So the second half of
+        # the bytes after `physical_offset` does not count as surveyed, unless the part ends with the log.
         is_whole = survey.end > self._log.starts[-1] + self._log.file_size
         self._surveyed.append((start, survey.end if is_whole else (physical_offset + survey.end) // 2))
         if any(offset < walked_to for offset in new):
@@ -141,8 +143,11 @@ class ChangedPlaces:
         )
 
     def _lost_ends(self, survey: Survey) -> list[int]:
-        """Return the physical offsets of surveyed records whose queue units recovery removed. Only units after the last
-        surveyed offset of their queue count, and only the first such record of each queue is returned."""
+        """Return the physical offsets of surveyed records whose queue units recovery removed and has not added again.
+
+        Only units after the last surveyed offset of their queue count. Of each queue, only the first such record is
+        returned.
+        """
         last = {claim.place.key: claim.place.queue_offset for claim in survey.claims}
         return self._ends.units_behind(last, survey.start, survey.end)
 

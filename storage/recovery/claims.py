@@ -35,7 +35,8 @@ SURVEY_BYTES: Final = 32 << 20
 SURVEY_RECORDS_MAX: Final = 1 << 19
 """Maximum number of records whose claims (queue and queue offset) are compared with each other."""
 QUEUE_ID_BITS: Final = 31
-"""Number of bits of a queue id without the sign bit. A set sign bit is detected by `is_implausible`."""
+"""Number of bits of a queue id that recovery tries as the damaged bit: all bits except the sign bit. A queue id whose
+sign bit is set is recognized as wrong by `is_implausible`."""
 
 
 class PlaceClaim(NamedTuple):
@@ -44,11 +45,11 @@ class PlaceClaim(NamedTuple):
     physical_offset: int
     size: int
     place: QueueUnit
-    # True if the queue offsets of consecutive claims are consecutive: the queue contains single messages, and its topic
-    # was not deleted later.
+    # True if this record's queue offset must follow the queue offset of the queue's previous record by one. This holds
+    # in a queue of single messages whose topic was not deleted later.
     is_chained: bool = True
-    # False for a claim that is trusted without a check: the record has other damage, or the claim is on an additional
-    # queue that the record names (multi-dispatch).
+    # False if recovery trusts this claim (the queue and queue offset that a record names) without a check. That is so
+    # if the record has other damage, or if the claim is on an additional queue that the record names (multi-dispatch).
     is_movable: bool = True
 
 
@@ -58,8 +59,8 @@ class Survey(NamedTuple):
     claims: list[PlaceClaim]
     # The queues that contain inner batches. Each inner batch takes several offsets of its queue.
     batch_keys: set[QueueKey]
-    # Physical offsets of damaged records whose headers are unreadable. Such a record may be the missing record of any
-    # queue.
+    # Physical offsets of damaged records whose headers are unreadable, so that their queues are unknown. If a record is
+    # missing in some queue, it may be one of these.
     unknown: list[int]
     # Physical offsets of the start and the end of the surveyed part of the log.
     start: int
@@ -78,7 +79,7 @@ class ClaimReader:
         checks: dict[str, bool],
         delay_levels_ms: tuple[int, ...],
     ) -> None:
-        """`checks`: the arguments with which `check_record` checks the records of this log."""
+        """`checks`: keyword arguments for `check_record`, which checks each record of this log."""
         self._log, self._reader, self._queues, self._end = log, reader, queues, end
         self._checks, self._delay_levels_ms = checks, delay_levels_ms
 

@@ -26,8 +26,9 @@ from storage.recovery.log_files import LogFiles, placed_view
 from storage.recovery.snapshot import Snapshot
 
 MISFITS_MAX: Final = 1000
-"""Maximum number of records before the log scan whose true place (queue and queue offset) is searched because they do
-not match their queues. If more records do not match, the queues have lost their units, and the records are trusted."""
+"""Maximum number of records before the start of the log scan for which recovery searches the true place (queue and
+queue offset). These records do not match their queues. If there are more of them, the queues must have lost their
+units, so recovery trusts the records."""
 
 
 class EarlierRecords:
@@ -50,15 +51,16 @@ class EarlierRecords:
             return
         index = self._log.starts.index(walk_from)
         if index > 0:
-            # The log file before the scan is neither checked nor dispatched. It is only read for the messages that
-            # producers may send again.
+            # The log file before the start of the scan is neither checked nor dispatched. It is read only to learn
+            # which messages producers may send again.
             self._remember_producers(self._log.starts[index - 1])
             if self._queues.get(HALF_TOPIC, HALF_QUEUE_ID) is not None:
                 for start in self._log.starts[:index]:
                     self._remember_transactions(start)
 
     def _use_snapshot(self, snapshot: Snapshot) -> None:
-        """Load the producers and the transactions from the snapshot. Raises QueueGapError as `learn` does."""
+        """Load the producers and the transactions from the snapshot. Raises QueueGapError if a queue ends before the
+        offset that the snapshot has for it."""
         is_deleted = self._deletions_after(snapshot)
         for topic, queue_id, next_offset in snapshot.queues:
             queue = self._queues.get(topic, queue_id)
@@ -86,7 +88,8 @@ class EarlierRecords:
                     queue.start_at(next_offset)
 
     def _deletions_after(self, snapshot: Snapshot) -> Callable[[QueueKey], bool]:
-        """Return a function that returns True for queues that were deleted after the end of the snapshot."""
+        """Return a function that returns True for a queue that was deleted after the log offset at which the snapshot
+        ends."""
 
         @cache
         def is_deleted(key: QueueKey) -> bool:
@@ -142,10 +145,11 @@ class EarlierRecords:
         return not self._misfits_left or self._redispatch.places.units_agree(block, physical_offset)
 
     def _by_its_unit(self, view: DispatchView, record: memoryview, physical_offset: int) -> DispatchView:
-        """Return the view of a record before the log scan, with its true place (queue and queue offset).
+        """Return the view of a record that lies before the log scan, with the record's true place (queue and queue
+        offset).
 
-        The true place is normally the place that the record names. It is another place if the queue unit there points
-        to the record, and the two places differ in one bit.
+        This is normally the place that is written in the record. A place that differs from it in one bit is the true
+        place if the queue unit at that other place points to the record.
         """
         own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
         for place in one_bit_away(own, raw_topic_of(record)):
@@ -159,8 +163,8 @@ class EarlierRecords:
         return view
 
     def _remember_transactions(self, start: int) -> None:
-        """Load the half messages of a log file that is not scanned, and the records that ended their transactions. The
-        half messages may be older than all scanned records."""
+        """Load the half messages of a log file that recovery does not scan, and the records that ended transactions.
+        These half messages may be older than all scanned records."""
         data = self._files.data(start)
 
         def note(block: Block, physical_offset: int) -> bool:

@@ -99,8 +99,8 @@ class LogEnd:
     def _end_in_file(self, data: memoryview, start: int, position: int, resume_offset: int) -> int:
         """Return the end, within a log file, of the damaged bytes from `position` on.
 
-        The damaged bytes end at the record at which the log continues, or at the BLANK (end-of-file marker) of the
-        file. Without these, the end of the last damaged record is unknown, and the file's end is returned.
+        The damaged bytes end where the log continues: at an intact record, or at the BLANK (end-of-file marker) of the
+        file. If neither follows in this file, the damaged bytes extend to the end of the file.
         """
         if resume_offset < start + len(data):
             return resume_offset - start
@@ -197,7 +197,8 @@ class LogEnd:
             if start + self._log.file_size <= physical_offset:
                 continue
             position = max(physical_offset - start, 0)
-            # Usually nothing was ever written to the log after the position. In that case no bytes need to be read.
+            # Skip a log file to which nothing was written after `position`, which is the usual case. None of its bytes
+            # need to be read.
             used_end = self._log.used_end(start, position)
             if used_end <= position:
                 continue
@@ -241,8 +242,8 @@ class LogEnd:
             if store_timestamp_at(data, at) != stored_ms and not self._writes_many():
                 return False
             at += int.from_bytes(data[at : at + 4])
-        # The killed process may also have left the append incomplete. Then no intact record follows the part that was
-        # written.
+        # If bytes follow the intact records, they must belong to an incomplete append of the killed process. In this
+        # case no intact record follows them.
         return at >= used_end or resume_behind(data, start, at, used_end, **self._checks) is None
 
     def _writes_many(self) -> bool:
@@ -273,8 +274,8 @@ def believable_view(damaged: memoryview, physical_offset: int, delay_levels_ms: 
 
 
 def _with_head(record: memoryview) -> bytearray:
-    """Return a copy of a record with its first 8 bytes completed. Return empty bytes if the record is not intact except
-    for some of these bytes."""
+    """Return a copy of a record in which the missing last bytes of its first 8 bytes (size and magic) are filled in. An
+    append writes its own first 8 bytes last. Returns empty bytes if the record is then still not intact."""
     whole = bytearray(record)
     for magic in _MAGICS:
         head = len(record).to_bytes(4) + magic
@@ -287,7 +288,8 @@ def _with_head(record: memoryview) -> bytearray:
 
 
 def _least_size(data: memoryview, position: int) -> int:
-    """Return the number of bytes of a log file, from `position` on, that certainly belong to a damaged record."""
+    """Return the minimum size of the damaged record at `position` of a log file: the bytes that certainly belong to the
+    record."""
     rest = bytes(data[position:])
     size = int.from_bytes(rest[:4], signed=True)
     named = size if rest[4:HEAD_BYTES] in _MAGICS and MIN_RECORD_SIZE <= size <= len(rest) else HEAD_BYTES

@@ -18,7 +18,7 @@ class LogFiles:
         check_property_crc = settings.force_verify_prop_crc
         check_crc = settings.check_crc_on_recover and not check_property_crc
         self.checks = {"check_crc": check_crc, "check_property_crc": check_property_crc}
-        """Arguments with which `check_record` checks the records of this log."""
+        """Keyword arguments for `check_record`, which checks each record of this log."""
 
     def data(self, start: int) -> memoryview:
         """Return the bytes of the log file that starts at a physical offset."""

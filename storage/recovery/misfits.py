@@ -41,8 +41,8 @@ BREAKS_MAX: Final = 256
 """Maximum number of breaks that recovery examines. A break is a position at which a queue's offsets are not
 consecutive."""
 LACKING_MAX: Final = 8
-"""Maximum number of missing queue offsets per break that recovery searches for in other queues, from the first missing
-offset on."""
+"""Maximum number of missing queue offsets that recovery examines in one break, beginning with the first. A break is a
+gap in a queue's offsets; the missing records may lie in other queues."""
 NEAR_MAX: Final = 256
 """Maximum number of records that recovery examines for each missing queue offset."""
 
@@ -69,30 +69,34 @@ class Change(NamedTuple):
 
 
 class _Point(NamedTuple):
-    """The position of a record in its queue. `row` is its row among the surveyed claims; -1 for the last record before
-    the surveyed part of the log."""
+    """The queue offset of a record, and the record's row in the list of records that the search for changed records
+    covers. The row is -1 for the queue's last record before the searched part of the log."""
 
     row: int
     queue_offset: int
 
 
 class _Move(NamedTuple):
-    """A possible explanation of breaks: the record of claim `row` was originally at `place`. Explanations sort by how
-    much they explain, best first."""
+    """A possible explanation of breaks (gaps between the queue offsets of adjacent records): a changed record was
+    originally at `place`. `row` is the record's index among the place claims, the places that records name.
+    Explanations sort by how much they explain, best first."""
 
-    # Change in the number of breaks by this explanation; negative if it removes breaks. A break is a pair of adjacent
-    # records whose queue offsets are not consecutive.
+    # Change in the number of breaks if this explanation is true; negative if it removes breaks. A break is a pair of
+    # adjacent records of a queue whose queue offsets are not consecutive.
     gain: int
-    # False if the record's queue offset at `place` is consecutive with the offsets of both adjacent records there.
+    # False if, at `place`, the record's queue offset directly follows the previous record's offset and directly
+    # precedes the next record's offset.
     is_open: bool
-    # False if the record continues its producer's sequence at `place`, but not at the place that the record names.
+    # False if the producer's sequence numbers support the explanation: the record continues its producer's sequence at
+    # `place`, but not at the place that the record names.
     is_unsupported: bool
     row: int
     place: QueueUnit
 
 
 class Misfits:
-    """The search for records with a changed place in one surveyed part of the log."""
+    """Searches one surveyed part of the log for records whose stored queue or queue offset has been changed by the
+    disk."""
 
     def __init__(
         self,
@@ -103,9 +107,10 @@ class Misfits:
         raw_topic: Callable[[PlaceClaim], bytes],
         sequence_of: Callable[[PlaceClaim], ProducerSequence | None],
     ) -> None:
-        """`bases`: the next offset of each queue at the start of the surveyed part of the log. `default_base`: the next
-        offset of all other queues; None if unknown. `raw_topic` reads the topic of a record, and `sequence_of` reads
-        its producer."""
+        """Prepare a search for records whose place (queue and queue offset) was changed. `survey`: the records of the
+        searched part of the log. `bases`: the next offset of each queue at the start of this part. `default_base`: the
+        next offset of all other queues; None if unknown. `raw_topic` reads the topic of a record, and `sequence_of`
+        reads its producer sequence."""
         self._claims, self._unknown = survey.claims, sorted(survey.unknown)
         self._bases, self._default_base, self._leads_to, self._raw_topic = bases, default_base, leads_to, raw_topic
         self._sequence_of, self._batch_keys = sequence_of, survey.batch_keys
@@ -125,9 +130,9 @@ class Misfits:
         self._stale = set(self._chains)
 
     def find(self, suspects: Iterable[int], named: Callable[[int], bool]) -> dict[int, Change]:
-        """Find the records with a changed place. Return the changes by physical offset. `suspects`: physical offsets of
-        records that do not match their queues. `named` returns True for a record that an earlier recovery treated as
-        changed."""
+        """Find the records whose stored queue or queue offset has been changed by the disk. Return the changes by
+        physical offset. `suspects`: physical offsets of records that do not match their queues. `named` returns True
+        for a physical offset whose record an earlier recovery treated as changed."""
         index_of = {claim.physical_offset: index for index, claim in enumerate(self._claims)}
         doubted = [index for index, claim in enumerate(self._claims) if named(claim.physical_offset)]
         breaks = self._breaks()
@@ -148,8 +153,9 @@ class Misfits:
                 claimed = {self._places[row] for row in rows}
                 places: list[QueueUnit | None] = [None] * len(rows)
                 if len(rows) == 2 and len(claimed) == 1 and {move.place for move in rivals} == {best.place}:
-                    # Both records name the same place, and one of them was changed, but it is unknown which. Reserve
-                    # the named place and the other possible place, so that no queue offset is missing in either case.
+                    # Both records name the same place (queue and offset). One of the two records was changed, but it is
+                    # unknown which. Reserve the named place and the other possible place, so that no queue offset is
+                    # missing in either case.
                     places = [*claimed, best.place]
                 for row, place in zip(rows, places, strict=True):
                     self._give_up(row, place)
@@ -163,13 +169,13 @@ class Misfits:
         return {self._claims[index].physical_offset: change for index, change in self._found.items()}
 
     def _is_chained(self, index: int) -> bool:
-        """True if the queue offset of a claim must follow the queue offset of the previous claim on the same
-        queue."""
+        """Return True if the queue offset of claim `index` must be the successor of the previous claim's offset on the
+        same queue."""
         return self._claims[index].is_chained and self._claims[index].place.key not in self._batch_keys
 
     def _breaks(self) -> list[tuple[_Point, _Point]]:
-        """Return the first breaks, at most BREAKS_MAX. A break is a pair of adjacent records of a queue whose queue
-        offsets are not consecutive."""
+        """Return the first breaks in the queues of the surveyed records, at most BREAKS_MAX. A break is a pair of
+        adjacent records of a queue whose queue offsets are not consecutive."""
         for key in self._stale:
             self._breaks_of.pop(key, None)
             points = [self._point(index) for index in self._chains[key]]
@@ -185,10 +191,11 @@ class Misfits:
         ]
 
     def _base(self, key: QueueKey) -> int | None:
-        """Return the next offset of a queue at the start of the surveyed part of the log. Return None if it is unknown.
+        """Return the next offset of a queue at the start of the log range that recovery searches for changed records.
+        Return None if this offset is unknown.
 
         It is unknown for a deleted topic: a replica may have recorded the deletion too late. The replica then has no
-        units of the first records after the deletion.
+        units (entries) of the first records after the deletion.
         """
         return None if key[0] in self._deleted else self._bases.get(key, self._default_base)
 
@@ -205,8 +212,9 @@ class Misfits:
         return lacking < 0 or not between
 
     def _near(self, before: _Point, after: _Point) -> set[int]:
-        """Return the claims that may have caused a break in a queue's offsets. These are the two claims beside the
-        break, and claims between them in the log that name an offset missing in the queue."""
+        """Return the indices of the records that may have caused a break: a pair of adjacent records of a queue whose
+        queue offsets are not consecutive. These are the pair itself, and records between the pair in the log that name
+        an offset missing in the queue."""
         found = {before.row, after.row} - {-1}
         for offset in range(before.queue_offset + 1, min(after.queue_offset, before.queue_offset + 1 + LACKING_MAX)):
             named = self._by_offset.get(offset, [])
@@ -214,8 +222,8 @@ class Misfits:
         return found
 
     def _around(self, index: int, place: QueueUnit | None = None) -> tuple[_Point | None, _Point | None]:
-        """Return the records before and after a claim in its queue. If `place` is given, return the records before and
-        after that place in its queue."""
+        """Return the two neighbouring records of record `index` in the queue that the record claims. With `place`,
+        return the neighbours that the record would have at this other place (queue and queue offset)."""
         key = (place or self._places[index]).key
         chain = self._chains.get(key, [])
         at = bisect_left(chain, index)
@@ -229,19 +237,22 @@ class Misfits:
         return _Point(index, self._places[index].queue_offset)
 
     def _fits(self, index: int) -> bool:
-        """True if the queue offset of a claim is consecutive with the offsets of both adjacent records."""
+        """True if a claim (a record with the place that it names) fits its queue: its queue offset lies directly
+        between the offsets of the previous record and the next record."""
         before, after = self._around(index)
         offset = self._places[index].queue_offset
         return bool(before and after and before.queue_offset + 1 == offset == after.queue_offset - 1)
 
     def _does_not_belong(self, index: int, before: _Point | None, after: _Point | None) -> bool:
-        """True if the records before and after a claim in its queue have consecutive offsets without the claim."""
+        """True if the queue offsets around a claim (a record with the place that it names) are consecutive without the
+        claim, and not with it. That is, the records before and after it in the queue follow each other."""
         is_whole = bool(before and after and before.queue_offset + 1 == after.queue_offset)
         return is_whole and self._is_break(before, self._point(index)) and self._is_break(self._point(index), after)
 
     def _moves(self, index: int) -> Iterable[_Move]:
-        """Yield each possible explanation of breaks in which the disk changed the place of the record of the claim at
-        `index`."""
+        """Yield each possible place to which the record of claim `index` originally belonged. In each case the
+        assumption is that the disk changed the record's place (queue and queue offset), which caused breaks in the
+        queues' offsets."""
         claim = self._claims[index]
         if index in self._trusted or index in self._found:
             return
@@ -257,8 +268,9 @@ class Misfits:
         return (place.key in self._chains or place.key in self._bases) and place.key not in self._batch_keys
 
     def _explain(self, index: int, place: QueueUnit) -> _Move | None:
-        """Return the explanation that the record of a claim was originally at `place`. Return None if this explains
-        nothing, or too little to be trusted."""
+        """Return a move of the record `index` to `place` (queue and queue offset), if this place explains the gaps in
+        the queues' offsets. The disk has then changed the record's place. Returns None if the move closes no gap, or if
+        too little supports it."""
         gain = self._gain(index, place)
         if gain >= 0:
             return None
@@ -269,8 +281,8 @@ class Misfits:
         is_supported = is_next and self._continues(before, index)
         if place.key != self._places[index].key:
             is_supported = is_supported and not self._goes_on_where_named(index)
-        # An offset of 0 proves nothing: if a topic was deleted and created again, its producer continues its sequence
-        # at offset 0.
+        # If the record names queue offset 0, the producer's sequence proves nothing about its place. If the topic was
+        # deleted and created again, the producer also continues its sequence at offset 0.
         is_sent_next = is_supported and self._places[index].queue_offset > 0
         is_proven = gain <= -2 or is_closed or is_sent_next or self._is_impossible(index)
         return (
@@ -280,15 +292,17 @@ class Misfits:
         )
 
     def _goes_on_where_named(self, index: int) -> bool:
-        """True if the claim's producer sent its previous message to the queue that the claim names, shortly before the
-        claim's record. The search for this message ignores other claims on the same queue offset."""
+        """True if the record of claim `index` continues its producer's sequence in the queue that the record names. The
+        producer's previous message must be among the last records before it in that queue. Records that name the same
+        queue offset as this record are not searched."""
         chain, offset = self._chains.get(self._places[index].key, []), self._places[index].queue_offset
         at = bisect_left(chain, index)
         before = [row for row in chain[max(at - SENT_BEFORE_MAX, 0) : at] if self._places[row].queue_offset != offset]
         return any(self._continues(self._point(row), index) for row in before)
 
     def _continues(self, before: _Point | None, index: int) -> bool:
-        """True if the producer of a claim's record sent the record `before` directly before this record."""
+        """True if the record `before` and the record of claim `index` have consecutive sequence numbers of one
+        producer."""
         if before is None or before.row < 0:
             return False
         first, second = (self._sequence_of(self._claims[row]) for row in (before.row, index))
@@ -298,8 +312,8 @@ class Misfits:
         return is_same and first.first_sequence + 1 == second.first_sequence
 
     def _gain(self, index: int, place: QueueUnit) -> int:
-        """Return the change in the number of breaks (gaps or repeats in queue offsets) if the record of a claim were at
-        `place`. Negative if breaks disappear."""
+        """Return the change in the number of breaks (gaps or repeats in queue offsets) if the record of claim `index`
+        moved to `place`. A place is a queue and a queue offset. Negative if breaks disappear."""
         here, there = self._point(index), _Point(index, place.queue_offset)
         same_queue = place.key == self._places[index].key
         gain = 0
@@ -313,8 +327,8 @@ class Misfits:
         return gain + self._is_break(before, there) + self._is_break(there, after)
 
     def _is_impossible(self, index: int) -> bool:
-        """True if a claim and an adjacent claim on the same queue cannot both be valid. This is so if a queue offset
-        above 0 is repeated, or if a new queue does not start at offset 0."""
+        """True if the places that two adjacent records of a queue name (claims) cannot both be right. Either a queue
+        offset above 0 occurs twice, or a new queue does not start at offset 0."""
         before, after = self._around(index)
         here = self._point(index)
         pairs = [pair for pair in ((before, here), (here, after)) if self._is_break(*pair)]
@@ -325,8 +339,10 @@ class Misfits:
         )
 
     def _ask_units(self, indices: set[int]) -> None:
-        """Move each claim to the place whose queue unit points to the claim's record, if that place differs in one bit
-        from the claimed place. Trust claims whose own queue unit points to their record."""
+        """Use the queue units to decide on suspect claims. A claim is a record with the place (queue and queue offset)
+        that it names. The claim is trusted if the unit at its place points to its record. Otherwise the claim moves to
+        another place if that place's unit points to the record, and the two places differ in one bit. Exactly one such
+        place must exist."""
         for index in sorted(indices):
             claim = self._claims[index]
             if index in self._trusted or self._fits(index) or len(self._found) >= CHANGED_RECORDS_MAX:
@@ -343,9 +359,12 @@ class Misfits:
                 self._move(index, places[0])
 
     def _allows(self, index: int, place: QueueUnit) -> bool:
-        """True if a record may belong to `place`, where a queue unit points to it, although the record names another
-        place. The adjacent records must not contradict this. If both places are in the same queue, the adjacent records
-        must confirm it, because RocketMQ puts all units after a gap at wrong offsets."""
+        """Return True if the record at `index` may belong to `place` (queue and queue offset), where a queue unit
+        points to it. The record itself names a different place.
+
+        The records next to it in the two queues must not contradict `place`. If both places are in one queue, these
+        records must confirm `place`, because RocketMQ writes all units after a gap at wrong offsets.
+        """
         gain = self._gain(index, place)
         return gain < 0 or (gain == 0 and place.key != self._places[index].key)
 
@@ -367,13 +386,13 @@ class Misfits:
         self._found[index] = Change(place, f"{PLACE_REASON}: the record names {named}, but belongs at {true}")
 
     def _give_up(self, index: int, place: QueueUnit | None = None) -> None:
-        """Treat the record of a claim as damaged. `place`: a place (queue and queue offset) that the record may have
-        had; it stays reserved for the record."""
+        """Treat the record of a claim (a record with the place that it names) as damaged. `place`: the place (queue and
+        queue offset) that the record may have had before. No other record gets this place."""
         claim = self._claims[index]
         self._remove(index)
         self._unknown.insert(bisect_left(self._unknown, claim.physical_offset), claim.physical_offset)
-        # The bytes of this damaged record may have been a record of any queue. So compute the breaks of all queues
-        # again.
+        # This damaged record may have belonged to any queue. So the breaks (positions at which a queue's offsets are
+        # not consecutive) of all queues must be computed again.
         self._stale.update(self._breaks_of)
         named = f"offset {claim.place.queue_offset} of {claim.place.key[0]}:{claim.place.key[1]}"
         reason = f"{PLACE_REASON}: the record names {named}, which contradicts the neighbouring records"

@@ -85,8 +85,8 @@ class Recovery:
         self._checkpoint = checkpoint
         """The store times up to which the log and the queues are known to be on disk. Used only after a crash."""
         self._snapshot = snapshot
-        """The snapshot of the state up to a log offset, at which a scan may begin; None if there is no usable
-        snapshot."""
+        """The last usable snapshot of the dedup table and the transactions. Recovery can begin its log scan at the
+        snapshot's log offset. None if there is no usable snapshot."""
         self._after_crash = parts.after_crash
         self._redispatch = Redispatch(
             parts.queues, parts.dedup, parts.deliveries, after_crash=parts.after_crash, reader=parts.reader
@@ -142,10 +142,11 @@ class Recovery:
         return Recovered(text, cut_bytes, self._walk.last_store_timestamp_ms, self._walk.last_record_offset, holes)
 
     def _cut_units(self, queue: AnyQueue, end_offset: int) -> int:
-        """Remove a queue's units of records beyond the log's end. Returns the number of removed units.
+        """Remove a queue's units (entries) that point to records beyond the log's end. Returns the number of removed
+        units.
 
-        On return the removed units are also gone from the disk. New records will be stored at the offsets to which they
-        point, so the next recovery must not find them.
+        On return the removed units are also gone from the disk. New records will be stored at the physical offsets to
+        which the removed units point, so the next recovery must not find these units.
         """
         count = queue.truncate_from(end_offset)
         if count or (isinstance(queue, ConsumeQueue) and queue.has_lost_units):
@@ -192,8 +193,8 @@ class Recovery:
 
     def _walk_newest(self) -> int:
         """Scan the newest part of the log, and return the log's end. Before the scan, find the ends of the queues, and
-        load the facts about the records before the scan. Raises QueueGapError if a queue lacks units before that part.
-        """
+        load the producers and transactions of the older records. Raises QueueGapError if a queue lacks units of older
+        records."""
         snapshot = self._snapshot if self._snapshot is not None and self._snapshot.fits(self._reader) else None
         if self._after_crash:
             self._cut_queues_at(self._walk_start(snapshot))
@@ -235,8 +236,8 @@ class Recovery:
         return "; ".join(found)
 
     def _cut_queues_at(self, physical_offset: int) -> None:
-        """Remove the units of records from `physical_offset` on, because the scan will put these units into the queues
-        again."""
+        """Remove from all queues the units that point to records at or after `physical_offset`. The scan adds these
+        units again."""
         for queue in self._queues:
             queue.recover_until(physical_offset)
 

@@ -44,7 +44,7 @@ class LogWalk:
         self._files, self._end, self._redispatch = files, end, redispatch
         self._changed = ChangedPlaces(parts, files, end, redispatch)
         self._marks: deque[int] = deque()
-        """Physical offsets of the starts of some records that the scan passed most recently."""
+        """Physical offsets at which some of the most recently scanned records start."""
         self.began_at = 0
         """Physical offset at which the last scan of the log began."""
         self.holes: list[Hole] = []
@@ -66,8 +66,9 @@ class LogWalk:
         good record ends.
 
         If a scan must be repeated, its effects are undone, and `learn_again` is called. `learn_again` loads the facts
-        about the records before the scan again. `knows_ends`: True if no queue lacks units of these earlier records.
-        `is_whole`: True if the log has no earlier records. Raises QueueGapError if a queue lacks units before the scan.
+        about the records before `physical_offset` again. `knows_ends`: True if no queue lacks units of the records
+        before `physical_offset`. `is_whole`: True if the log has no records before `physical_offset`. Raises
+        QueueGapError if a queue lacks units before the scan.
         """
         self._changed.begin(physical_offset)
         may_fill_gaps = physical_offset == self._log.min_offset
@@ -126,8 +127,8 @@ class LogWalk:
         return end_offset
 
     def _walk_good(self, physical_offset: int, *, may_fill_gaps: bool) -> int:
-        """Scan good records from `physical_offset` on, the start of a record. Returns the first physical offset at
-        which no good record starts."""
+        """Scan intact records from `physical_offset` on, where a record starts. Returns the first physical offset after
+        them at which no intact record starts."""
         end_offset = physical_offset
         for start in self._log.starts:
             if start + self._log.file_size > end_offset:
@@ -149,8 +150,8 @@ class LogWalk:
         self.blanks += 1
 
     def _pass_hole(self, hole: Hole) -> None:
-        """Record a damaged record as a hole. If its header is still readable, the record is dispatched to its queue,
-        producer and transaction as if it were good."""
+        """Record a damaged record as a hole (damaged range of the log). If the record's header is still readable, add
+        the record to its queue, producer and transaction, as if it were intact."""
         self.holes.append(hole)
         view = self._end.header_of(hole, self._files.delay_levels_ms)
         self._redispatch.put_hole(hole, view)
@@ -160,8 +161,8 @@ class LogWalk:
             self._halves.note(placed_view(view, hole.offset), self._files.bytes_at(hole.offset, hole.size))
 
     def _pass_changed(self, change: Change, record: memoryview, physical_offset: int) -> None:
-        """Treat a record with a changed place (queue and queue offset) as a hole. If its true place is known, the
-        record is dispatched to that place."""
+        """Treat a record whose place (queue and queue offset) the disk has changed as a damaged range (hole). If its
+        true place is known for certain, the queue's unit at that place points to the record."""
         hole = Hole(physical_offset, len(record), change.reason)
         self.holes.append(hole)
         if change.place is None or not change.is_sure:
@@ -173,7 +174,7 @@ class LogWalk:
         self._halves.note(placed_view(view, physical_offset), mended)
 
     def _walk_file(self, start: int, position: int, *, may_fill_gaps: bool) -> tuple[int, bool]:
-        """Scan one log file from `position` on. Returns the physical offset at which the last good record ends, and
+        """Scan one log file from `position` on. Returns the physical offset at which the last intact record ends, and
         True if the log continues in the next file."""
         data = self._files.data(start)
         while True:
@@ -194,8 +195,8 @@ class LogWalk:
                 position += size
 
     def _mark(self, physical_offset: int) -> None:
-        """Remember the start of a record that the scan passes. Drop remembered starts that are more than SURVEY_BYTES
-        before it."""
+        """Add the start of a record, which the log scan has reached, to the remembered starts. Remove starts that are
+        more than SURVEY_BYTES before this record."""
         self._marks.append(physical_offset)
         while self._marks[0] < physical_offset - SURVEY_BYTES:
             self._marks.popleft()
@@ -239,8 +240,8 @@ class LogWalk:
         return size
 
     def note(self, count: int, last_record_offset: int, store_timestamp_ms: int) -> None:
-        """Count `count` records as scanned. `last_record_offset`: the physical offset of the last of these records.
-        `store_timestamp_ms`: the newest store time of these records."""
+        """Count `count` more log records as scanned. `last_record_offset`: the physical offset of the last of these
+        records. `store_timestamp_ms`: the newest store time of these records."""
         self.walked += count
         self.last_record_offset = last_record_offset
         self.last_store_timestamp_ms = max(self.last_store_timestamp_ms, store_timestamp_ms)

@@ -114,7 +114,8 @@ class ChunkAppender:
         self._delay_levels_ms = parts.settings.delay_levels_ms
         self._root = parts.settings.store_path_root_dir
         self._space = parts.space
-        # The units that the current chunk put into queues, as (topic, number of messages, number of bytes).
+        # The units that the current log chunk added to queues. Each item is (topic, number of messages, number of
+        # bytes).
         self._puts: list[tuple[str, int, int]] = []
 
     def append_chunk(self, physical_offset: int, data: bytes | memoryview) -> list[tuple[str, int, int]]:
@@ -157,8 +158,8 @@ class ChunkAppender:
         producers = producers_of(block, counted)
         if not producers.fits_into(self._dedup):
             return False
-        # Build the units of each queue, except for queues whose offsets have gaps. If such a queue exists, the
-        # comparison of unit counts below fails, so that the chunk is not appended as a block.
+        # Build the units of each queue. A queue whose offsets have gaps gets no units, so the comparison of unit counts
+        # below fails. The chunk is then not appended as a block, but record by record.
         units = [
             QueueUnits(
                 block.queue_of(rows),
@@ -250,7 +251,8 @@ class ChunkAppender:
         return None
 
     def _by_kind(self, views: Sequence[DispatchView]) -> tuple[list[DispatchView], list[DispatchView]]:
-        """Split records into records for queues of single messages, and records for `put_batch`.
+        """Split records into two lists: records of single messages for queues of single messages, and records for
+        `put_batch` (inner batches, and all records for queues of inner batches).
 
         `put_batch` also logs records that belong into no queue. The first record of a new queue decides the queue's
         kind, as if the records arrived one at a time.
@@ -270,14 +272,15 @@ class ChunkAppender:
         return singles, batches
 
     def put_batch(self, view: DispatchView) -> None:
-        """Put an inner batch into its batch queue, if it belongs into a batch queue."""
+        """Put an inner batch into its batch queue. A record that does not belong into a batch queue is only
+        logged."""
         if put_batch(self._queues, view, view.physical_offset, may_fill_gaps=True):
             self._show_end_of((view.topic, view.queue_id))
             self._puts.append((view.topic, inner_batch(view)[1], view.size))
 
     def _show_end_of(self, key: tuple[str, int]) -> None:
-        """Register the new end of the queue `key` together with the end of the log chunk. Consumers see the queue up to
-        its new end once they may see the whole chunk."""
+        """Record the new end of the queue `key` for the end of the current log chunk. Consumers see the queue up to
+        this end as soon as they may see the whole chunk."""
         queue = self._queues.get(*key)
         assert queue is not None
         self._visibility.add(self._log.end_offset, queue, queue.next_offset)
@@ -292,8 +295,8 @@ class ChunkAppender:
         return self._gaps.units_of(by_queue)
 
     def _write(self, physical_offset: int, data: memoryview, last: _Last | None, units: Sequence[QueueUnits]) -> None:
-        """Write a checked log chunk and the queue units of its records. `last` is None for a chunk without a
-        record."""
+        """Write a checked log chunk and the queue units of its records. `last`: facts about the chunk's last record;
+        None for a chunk without a record."""
         for_state = all(one.key[0] == STATE_TOPIC for one in units)
 
         def make_files() -> list[ConsumeQueue]:

@@ -79,11 +79,12 @@ class EpochHistory:
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """Bytes of a master's log from `physical_offset` on: whole records of one log file and of one epoch, `entry`.
+    """A chunk: bytes of a master's log from `physical_offset` on. They are whole records of one log file and of one
+    epoch, `entry`.
 
-    Empty if no new record was stored while the follower waited. If `hole` is set, the bytes are damaged and belong to
-    that hole. `confirm_offset` is the master's confirm offset. `end_offset` is the log offset up to which the master
-    sends to its followers.
+    The chunk is empty if no new record was stored while the follower waited. If `hole` is set, the bytes are damaged
+    and belong to this hole (damaged range of the log). `confirm_offset` is the master's confirm offset. `end_offset` is
+    the log offset up to which the master sends to its followers.
     """
 
     # The physical offset of the first byte of `data`.
@@ -96,7 +97,8 @@ class LogChunk:
     # The master's confirm offset, and the log offset up to which the master sends to followers.
     confirm_offset: int
     end_offset: int
-    # The damaged range (hole) to which the bytes belong; None for intact records.
+    # The damaged range (hole) of the master's log to which the chunk's bytes belong; None if the bytes are intact
+    # records.
     hole: HoleCopy | None = None
 
 
@@ -120,12 +122,13 @@ def with_ends(entries: Sequence[EpochEntry], end_offset: int) -> list[tuple[Epoc
 
 
 def first_lost_offset(floor: ConfirmFloor, theirs: Sequence[EpochEntry], their_end: int) -> int | None:
-    """Return the physical offset from which another replica's log lacks confirmed messages; None if it has all of them.
+    """Return the physical offset from which another replica's log lacks confirmed messages. Returns None if the log has
+    all confirmed messages.
 
-    `floor`: a confirm offset and the epoch in which it was confirmed. All messages before it are confirmed. `theirs`
-    and `their_end`: the epochs and the end of the other log. A replica that has every confirmed message begins a newer
-    epoch at `floor.offset` or later. So if an epoch newer than `floor.epoch` began before `floor.offset`, the log lacks
-    some confirmed messages.
+    `floor`: a confirm offset and the epoch in which it was confirmed. All messages before this offset are confirmed.
+    `theirs` and `their_end`: the epochs and the end of the other replica's log. A replica that has every confirmed
+    message begins a newer epoch at `floor.offset` or later. So if an epoch newer than `floor.epoch` began before
+    `floor.offset`, the log lacks some confirmed messages.
     """
     starts = [entry.start_offset for entry in theirs if entry.epoch > floor.epoch]
     lost_from = min([*starts, their_end])

@@ -50,9 +50,11 @@ class HoleAppender:
         self._delay_levels_ms = parts.settings.delay_levels_ms
         self._chunks, self._gaps = chunks, QueueGaps(parts)
         self._begin = -1
-        """The log's end at the time when the first staged part of the current hole arrived."""
+        """The offset at which the current hole (damaged range of the log) begins: the log's end when the hole's first
+        part was staged."""
         self._units: dict[tuple[str, int], list[PlacedUnit]] = {}
-        """The queue units in the staged parts of the current hole (damaged range), by queue."""
+        """The queue units (consume-queue entries) that arrived with the staged parts of the current hole, by queue. A
+        hole is a damaged range of the master's log."""
 
     def append_hole(self, physical_offset: int, data: bytes | memoryview, hole: HoleCopy) -> None:
         """Stage a part of a master's hole (damaged range). The part begins at the log's end, or at the end of the
@@ -127,8 +129,8 @@ class HoleAppender:
             if is_queued(view.sys_flag):
                 remember_producer(view, self._dedup, self._deliveries)
             if view.topic not in (HALF_TOPIC, OP_HALF_TOPIC):
-                # The table of half messages ignores damaged records of the half topic and the op topic, because only
-                # their bodies count.
+                # Of records in the half topic and the op topic, the table of half messages needs only the bodies. If
+                # such a record is damaged, the table ignores it.
                 self._halves.note(view, b"")
         logger.error(
             "%d damaged bytes at physical offset %d were copied from the master: %s",
@@ -138,13 +140,14 @@ class HoleAppender:
         )
 
     def _begins_anew(self, key: tuple[str, int], unit: PlacedUnit) -> bool:
-        """True if a unit restarts a queue at offset 0, because the topic was deleted and created again on the
-        master."""
+        """True if a consume-queue entry (unit) of the master starts an existing queue at offset 0 again. The topic was
+        then deleted and created again on the master."""
         queue = self._queues.get(*key)
         return unit.queue_offset == 0 and queue is not None and queue.exists and queue.next_offset > 0
 
     def _views(self, hole: Hole, units: Sequence[QueueUnits]) -> Iterator[DispatchView]:
-        """Yield the views of the damaged records of a hole whose headers are plausible, in log order."""
+        """Yield the views of those damaged records of a hole (damaged range of the log) whose headers are plausible, in
+        log order."""
         places = {
             (begin, size)
             for one in units
@@ -153,8 +156,8 @@ class HoleAppender:
         }
         for begin, size in islice(sorted(places) if len(places) > 1 else self._by_sizes(hole), VIEWED_RECORDS_MAX):
             view = believable_view(self._reader.log_bytes(begin, begin + size), begin, self._delay_levels_ms)
-            # If the hole has units, skip a record that matches none of them. It is damaged in the fields that name its
-            # queue or offset.
+            # If queue units that point into the hole (damaged range) are known, skip a record that fits none of them.
+            # The disk has changed the queue or the queue offset in such a record.
             if view is not None and (not units or _is_placed(view, units)):
                 yield view
 
@@ -175,7 +178,7 @@ class HoleAppender:
         return [place for place in places if place[1] <= VIEWED_BYTES_MAX]
 
     def _add_units(self, physical_offset: int, end_offset: int, units: Sequence[HoleUnit]) -> None:
-        """Keep the queue units of one part of the hole in memory until the last part arrives.
+        """Keep the queue units of one part of the hole (damaged range) in memory until the hole's last part arrives.
 
         Raises InvalidArgumentError, and keeps nothing, if the units do not point into the part, or if their queue
         offsets do not ascend.

@@ -83,11 +83,13 @@ class LogChunks:
         return next((one for one in holes if one.offset <= physical_offset < one.end_offset), None)
 
     def read_hole(self, physical_offset: int, limit: int, max_bytes: int = CHUNK_MAX_BYTES) -> tuple[bytes, HoleCopy]:
-        """Read a part of the damaged bytes of a hole, and the data about the hole that a replica records with the part.
+        """Read damaged bytes of the log, to copy them to a replica. Also returns the data that the replica records
+        about these bytes (HoleCopy).
 
-        The part begins at a physical offset and has at most `max_bytes`. For the replica the hole ends at `limit`, if
-        it does not end earlier. Raises StoreCorruptError if a queue's units cannot be read, and InvalidArgumentError if
-        the offset lies in no hole. Raises ServiceNotAvailableError as `read_chunk` does.
+        The bytes begin at a physical offset inside a damaged range (hole), and are at most `max_bytes`. A hole that
+        extends past `limit` ends at `limit` for the replica. Raises StoreCorruptError if a queue's units cannot be
+        read, and InvalidArgumentError if the offset lies in no hole. Raises ServiceNotAvailableError as `read_chunk`
+        does.
         """
         self._gate.require_readable()
         hole = self.hole_at(physical_offset)
@@ -96,7 +98,8 @@ class LogChunks:
         hole_end = min(hole.end_offset, limit)
         end = min(hole_end, physical_offset + min(max(max_bytes, 1), CHUNK_MAX_BYTES))
         units: list[HoleUnit] = []
-        # Take the append lock, because the newest units of the queues, which consumers do not see yet, are included.
+        # The append lock protects the queues' newest units (entries). These units are needed here although consumers do
+        # not see them yet.
         with self._parts.append_lock:
             for queue in self._parts.queues.plain:
                 units += _units_between(queue, physical_offset, end)
@@ -105,8 +108,8 @@ class LogChunks:
 
     @property
     def append_offset(self) -> int:
-        """Physical offset at which the next chunk is appended: the log's end, or the end of the hole parts that have
-        arrived so far."""
+        """Physical offset at which this replica appends the next log chunk. It is the log's end, or, while a damaged
+        range (hole) arrives in parts, the end of the parts that have arrived."""
         return self._parts.log.staged_end
 
     def append_hole(self, physical_offset: int, data: Bytes, hole: HoleCopy) -> None:
@@ -164,10 +167,11 @@ class LogChunks:
         return on_disk
 
     def is_durable(self, end_offset: int) -> bool:
-        """True if all bytes of the log before `end_offset` are as durable as the settings promise. Raises
+        """Return True if all bytes of the log before `end_offset` are as durable as the settings promise. Raises
         StoreFailedError if the disk failed.
 
-        The parts of an incomplete hole are on disk in any case.
+        Received parts of a hole (damaged range of the log) that is not complete yet count as durable, because they are
+        always on disk.
         """
         return self._gate.is_durable(min(end_offset, self._parts.log.end_offset), late=False)
 
@@ -233,7 +237,8 @@ def read_chunk(reader: LogReader, min_offset: int, physical_offset: int, limit: 
     if physical_offset == limit:
         return b""
     file_end = physical_offset - physical_offset % reader.commit_log_file_size + reader.commit_log_file_size
-    # Include the rest of a log file only if the log continues in the next file.
+    # Read up to the end of the log file at most. The unused bytes at the file's end are included if the log continues
+    # in the next file.
     data = reader.log_bytes(physical_offset, min(limit, file_end))
     max_bytes = min(max(max_bytes, 1), CHUNK_MAX_BYTES)
     if len(data) > max_bytes:
@@ -272,8 +277,8 @@ def truncate_log(settings: StoreSettings, physical_offset: int) -> int:
             damage = DamageNotes()
             holes = HoleTable(root, damage)
             _require_boundary(log, physical_offset, holes.holes)
-            # Before the cut, remove the recorded holes after it. New records will be stored there, and must not lie in
-            # a recorded hole.
+            # Remove the recorded holes (damaged ranges) after `physical_offset`, before the log is cut there. New
+            # records will be stored in that range, and no recorded hole may cover them.
             holes.replace([one for one in holes.holes if one.end_offset <= physical_offset], log.file_size)
             snapshot = read_snapshot(root / SNAPSHOT_FILE, damage)
             if snapshot is not None and snapshot.end > physical_offset:

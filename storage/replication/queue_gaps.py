@@ -34,9 +34,10 @@ logger = logging.getLogger(__name__)
 
 
 class QueueUnits(NamedTuple):
-    """The units that a log chunk, or a hole, adds to one queue, in order. Each array has one element per unit."""
+    """The units (entries) that a copied log chunk, or a copied damaged range (hole), adds to one queue, in order. Each
+    array has one element per unit."""
 
-    # The topic and queue id of the queue that gets the units.
+    # The topic and queue id of the queue to which the units belong.
     key: tuple[str, int]
     # The queue offset of the first unit. The offsets of the later units follow without gaps.
     queue_offset: int
@@ -64,8 +65,8 @@ class QueueGaps:
     def units_of(
         self, by_queue: Mapping[tuple[str, int], Sequence[PlacedUnit]], anew: frozenset[tuple[str, int]] = frozenset()
     ) -> list[QueueUnits]:
-        """Return the units to append to each queue: the given units, and units that fill the offsets before them which
-        the queue lacks. Changes nothing.
+        """Return the units to append to each queue: the units in `by_queue`, and before them units that fill the
+        offsets which the queue lacks. Changes nothing.
 
         `anew`: queues that the caller deletes first. Raises InvalidArgumentError if a queue holds inner batches.
         """
@@ -82,7 +83,8 @@ class QueueGaps:
         return units
 
     def _units_in(self, key: tuple[str, int], queue: ConsumeQueue | None, rows: Sequence[PlacedUnit]) -> QueueUnits:
-        """Return the units to append to one queue. If `queue` is None, the queue begins with these units."""
+        """Return the units to append to `queue` for `rows`. If `queue` is None, the queue does not exist yet and begins
+        with these units."""
         first = rows[0].queue_offset if queue is None else queue.next_offset
         following, reach = first, -1 if queue is None else queue.max_physical_offset
         placed: list[tuple[int, int, int]] = []
@@ -105,8 +107,8 @@ class QueueGaps:
         return QueueUnits(key, first, columns[:, 0], columns[:, 1].astype(np.int32), columns[:, 2])
 
     def _fill(self, key: tuple[str, int], count: int, reach: int, physical_offset: int) -> Ints:
-        """Return units, as columns, for queue offsets without a record. The missing records should lie between the
-        physical offsets `reach` and `physical_offset`."""
+        """Return queue units (entries) for queue offsets without a record, as columns of physical offsets, sizes and
+        tags codes. The missing records should lie between the physical offsets `reach` and `physical_offset`."""
         shared = share_among_holes(self._unplaced(reach, physical_offset), count)
         logger.error(
             "%d offsets of queue %s:%d have no intact record before physical offset %d: their entries point to %s",
@@ -117,7 +119,8 @@ class QueueGaps:
         return np.tile(np.array([0, PRE_BLANK_SIZE, 0], np.int64), (count, 1))
 
     def _unplaced(self, start: int, end_offset: int) -> list[Hole]:
-        """Return the damaged ranges (holes) within a part of the log to which no queue unit points."""
+        """Return the damaged ranges (holes) of a part of the log into which no queue unit points. `start`,
+        `end_offset`: the physical offsets of this part."""
         holes = [hole for hole in self._holes.holes if start <= hole.offset < end_offset]
         return [hole for hole in holes if not any(self._leads_into(queue, hole) for queue in self._queues.plain)]
 

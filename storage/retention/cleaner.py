@@ -44,7 +44,7 @@ RUNS_BY_HAND: Final = 20
 DELETE_PAUSE_S: Final = 0.1
 CLEANER_STOP_TIMEOUT_S: Final = 30.0
 LOGGED_MAX: Final = 10
-"""Maximum number of queues that one log message names."""
+"""Maximum number of queues that one log message of the retention thread names."""
 
 
 class LogReservations(Protocol):
@@ -111,7 +111,7 @@ class Cleaner:
         # Physical offset before which all log files are certainly deleted on disk. The log's `min_offset` moves first,
         # and this offset shortly after it.
         self.log_start_on_disk = parts.log.min_offset
-        # The reason for which log files were last deleted.
+        # The reason for the most recent deletion of log files; empty before the first deletion.
         self._last_reason = ""
         self.look_at_disk()
         self._thread = threading.Thread(target=self._run, name="raymq-clean", daemon=True)
@@ -182,7 +182,7 @@ class Cleaner:
 
     def _measure(self) -> list[float]:
         """Return the used shares of the log's disk and of the queues' disk."""
-        # If the log is on several disks, use the share of the least used disk.
+        # If the log is on several disks, the log's used share is that of the disk with the smallest used share.
         of_log = min(disk_usage(directory) for directory in self._log.paths.directories)
         usages = [of_log, disk_usage(self._queues.directory)]
         self._usage = max(usages)

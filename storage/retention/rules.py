@@ -47,7 +47,8 @@ class RetentionRules:
 
     @classmethod
     def from_settings(cls, settings: StoreOptions) -> RetentionRules:
-        """Build the rules from a store's settings, limited to RocketMQ's bounds."""
+        """Build the retention rules from a store's settings. Values outside of RocketMQ's bounds are replaced by the
+        nearest bound."""
         return cls(
             frozenset(int(hour) for hour in settings.delete_when.split(";")),
             settings.file_reserved_time_hours * HOUR_MS,

@@ -18,7 +18,8 @@ from storage.stats import StoreStats
 
 
 class StoreTopics:
-    """The topics that have queues in one store. Thread-safe, except `fifo`. Deletions take the append lock.
+    """The topics that have queues in one store. Thread-safe, except for the method `fifo`. Deletions take the append
+    lock.
 
     Each method except `delete_before` raises ServiceNotAvailableError if the store is closed.
     """

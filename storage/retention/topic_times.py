@@ -36,14 +36,14 @@ class TopicTimes:
     """The topics of one store that have their own reserved time. Only one thread at a time may use the object."""
 
     def __init__(self, parts: StoreParts) -> None:
-        """Restore the first offsets of the queues to their values when the store was closed, or crashed."""
+        """Set each queue's first offset to its value at the time when the store was closed, or crashed."""
         self._parts, self._queues, self._log = parts, parts.queues, parts.log
         self._attributes = StoredAttributes(parts.config)
         text = parts.config.read(MIN_OFFSETS_FILE)
         self._moved: dict[str, dict[str, list[int]]] = parse_fastjson(text) if text else {}
         for queue, (offset, physical_offset) in self._known():
-            # Skip an offset before the log's start: it has no effect, and may belong to an earlier topic of the same
-            # name.
+            # Skip a queue's stored first offset if the offset's record lies before the log's start. Then the log has
+            # lost all earlier messages anyway, and the stored offset may belong to a deleted topic of the same name.
             if physical_offset >= self._log.min_offset:
                 queue.forget_before(offset)
 
@@ -57,8 +57,8 @@ class TopicTimes:
         }
 
     def trim(self, now_ms: int, settled_offset: int) -> list[Path]:
-        """Advance the first offsets of queues past messages older than their topic's reserved time. Only messages
-        before the physical offset `settled_offset` count.
+        """Drop expired messages from the queues whose topic has its own reserved time: move each queue's first offset
+        past them. Messages at or after the physical offset `settled_offset` are never dropped.
 
         Returns the queue files that the caller must delete. Raises OSError if the disk fails.
         """
@@ -79,7 +79,8 @@ class TopicTimes:
         files: list[Path] = []
         for queue, (first, _) in moved.items():
             with self._parts.append_lock:
-                if self._queues.get(*queue.key) is queue:  # Skip a queue whose topic was deleted during this method.
+                # Skip a queue whose topic was deleted after the new first offsets were chosen.
+                if self._queues.get(*queue.key) is queue:
                     queue.forget_before(first)
                     files += queue.drop_files_before_min()
         return files

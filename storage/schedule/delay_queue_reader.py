@@ -80,13 +80,15 @@ class DelayQueueReader:
             return _NO_CODES
         units = queue.units(from_offset, count)
         codes = self._reader.tags_codes(*source, units)[0]
-        # A delivery time has more than 32 bits. So smaller codes are tags codes, or belong to units without a record.
+        # Delivery times have more than 32 bits. A code of at most 32 bits is the tags code in a unit that RocketMQ
+        # rebuilt, or the unit has no record. In the first case, read the delivery time from the record.
         for row in np.flatnonzero((codes == codes.astype(np.int32)) & (units["size"] != PRE_BLANK_SIZE)).tolist():
             codes[row] = self._time_of(units[row : row + 1], int(codes[row]))
         return codes
 
     def _time_of(self, units: NDArray[np.void], otherwise: int) -> int:
-        """Return the delivery time from the record of one queue unit; `otherwise` if the record cannot be read."""
+        """Read the record of one delay-queue unit, and return the message's delivery time. Returns `otherwise` if the
+        record cannot be read."""
         view = self._record(units)
         try:
             return otherwise if view is None else dispatch_view(view, delay_levels_ms=self._levels_ms).tags_code
@@ -128,7 +130,7 @@ class DelayQueueReader:
             found: list[memoryview | None] = []
             sizes = iter(units["size"].tolist())
             for view in views:
-                # Split the view into records: records that are adjacent in the log share one view.
+                # Split a view into single records. One view covers all records that are adjacent in the log.
                 at = 0
                 while at < len(view):
                     size = next(sizes)
@@ -139,8 +141,8 @@ class DelayQueueReader:
         return [self._record(units[row : row + 1]) for row in range(len(units))]
 
     def _record(self, units: NDArray[np.void]) -> memoryview | None:
-        """Return the record of the first queue unit. Return None if the unit has no record, or if the record is lost. A
-        lost record is logged."""
+        """Return the record to which the first of `units` points. Return None if the unit points to no record, or if
+        the record is lost. A lost record is logged."""
         if units[0]["size"] == PRE_BLANK_SIZE:
             return None
         try:
@@ -171,7 +173,8 @@ def _units_at(queue: ConsumeQueue, queue_offsets: Sequence[int]) -> NDArray[np.v
     wanted = np.array(queue_offsets, np.int64)
     found = np.zeros(len(wanted), UNIT_DTYPE)
     found["size"] = PRE_BLANK_SIZE
-    # Read the queue's units in a loop, because they are in several files.
+    # The wanted units can lie in several queue files, and each call of `units` reads from one file only. Therefore read
+    # them in a loop.
     first, end = max(min(queue_offsets), queue.min_offset), max(queue_offsets) + 1
     while first < end and len(units := queue.units(first, end - first)):
         here = (wanted >= first) & (wanted < first + len(units))

@@ -38,13 +38,13 @@ _NO_INTS: Final = np.empty(0, np.int64)
 
 
 class Due(NamedTuple):
-    """A message of a delay queue that is due."""
+    """A delayed message whose delivery time has come, with its place in a delay queue."""
 
     queue_offset: int
     # The first sort key of a delay queue's messages: the delivery time in a timer queue, 0 in a level queue. The second
     # sort key is the offset.
     epoch: int
-    # The time in ms at which the message is due.
+    # The time in ms since 1970 at which the message is due.
     due_ms: int
 
 
@@ -86,8 +86,8 @@ class LevelQueue:
         return dues
 
     def done(self, dues: Sequence[Due]) -> None:
-        """Record that the messages `dues` were delivered or given up. They must be the first messages that `due`
-        returned."""
+        """Record that the messages `dues` were delivered or given up. `dues` must be the first messages of the list
+        that the method `due` returned."""
         self._position = dues[-1].queue_offset + 1
 
     def wake_ms(self) -> int | None:
@@ -111,7 +111,7 @@ class TimerQueue:
         self._window_ms, self._held_max = window_ms, held_max
         # Delivery progress as (time in ms, queue offset): all messages before it are delivered or given up.
         self._mark = (progress.epoch, progress.next_offset)
-        # The end offset of the queue entries (units) that were read so far.
+        # The end offset of the delay-queue entries (units) that were read so far.
         self._seen = progress.low
         # The due times and queue offsets of the messages held in memory, sorted by (time, offset). `_at` is the index
         # of the first held message that is neither delivered nor given up.
@@ -121,7 +121,7 @@ class TimerQueue:
         # due by the horizon (`_horizon_ms`, the latest due time of messages in memory). Each offset is higher than all
         # offsets of held messages.
         self._fresh_codes = self._fresh_offsets = _NO_INTS
-        # The horizon: messages that are due up to this time, in ms, are held in memory; -1 before the first read.
+        # The latest due time, in ms, up to which all waiting messages are held in memory; -1 before the first read.
         self._horizon_ms = -1
         # Earliest due time, lowest offset, and number of the waiting messages that are due too late to be held in
         # memory (after `_horizon_ms`). In the order of (time, offset) they follow all held messages.
@@ -146,8 +146,8 @@ class TimerQueue:
         ]
 
     def done(self, dues: Sequence[Due]) -> None:
-        """Record that the messages `dues` were delivered or given up. They must be the first messages that `due`
-        returned."""
+        """Record that the messages `dues` were delivered or given up. `dues` must be the first of the messages that
+        `due` returned last."""
         self._mark = (dues[-1].epoch, dues[-1].queue_offset + 1)
         self._at += len(dues)
 
@@ -162,7 +162,8 @@ class TimerQueue:
         return min(firsts) if firsts else None
 
     def pending(self, bounds: DelayQueueBounds) -> int:
-        """Return the number of messages that `due` has read and that still wait."""
+        """Return the number of messages that `due` has read from the delay queue and that still wait for their
+        delivery."""
         return len(self._held_codes) - self._at + len(self._fresh_codes) + self._beyond
 
     def low(self) -> int:
@@ -175,13 +176,14 @@ class TimerQueue:
         return min(lows)
 
     def _ready(self, now_ms: int, limit: int) -> int:
-        """Return the number of held messages that are due at `now_ms`, at most `limit`. Assumes that the held messages
-        are sorted by time."""
+        """Return how many of the held messages are due at `now_ms`, at most `limit`. Held messages are kept in memory;
+        this method assumes that they are sorted by due time."""
         return int(np.searchsorted(self._held_codes[self._at : self._at + limit], now_ms, "right"))
 
     def _look_at_new(self, end: int) -> None:
-        """Read the queue entries (units) from offset `_seen` up to `end`. Messages that are due by `_horizon_ms` are
-        added to the fresh (newly appended) messages in memory. Messages that are due later are only counted."""
+        """Read the delay queue's new entries (units), from offset `_seen` up to `end`. Messages that are due by
+        `_horizon_ms` are added to the newly appended (fresh) messages in memory. Messages that are due later are only
+        counted."""
         while self._seen < end:
             codes = self._codes(self._seen, min(end - self._seen, SCAN_UNITS))
             if not len(codes):
@@ -196,8 +198,8 @@ class TimerQueue:
                 self._merge_fresh(None)
 
     def _leave_beyond(self, codes: Ints, offsets: Ints) -> None:
-        """Count messages that are due too late to be held in memory (after `_horizon_ms`). `codes`: their due times.
-        `offsets`: their queue offsets."""
+        """Add delayed messages that are not held in memory, because they are due after `_horizon_ms`, to the counts of
+        such messages. `codes`: the messages' due times. `offsets`: their queue offsets."""
         if len(codes):
             first_ms, low = int(codes.min()), int(offsets.min())
             self._beyond_ms = first_ms if self._beyond_ms is None else min(self._beyond_ms, first_ms)
@@ -205,8 +207,8 @@ class TimerQueue:
             self._beyond += len(codes)
 
     def _merge_fresh(self, now_ms: int | None) -> None:
-        """Move the fresh (newly appended) messages to the held messages if a fresh message is due at `now_ms`; always
-        if `now_ms` is None."""
+        """Merge the newly appended (fresh) messages into the held messages, which are in memory in the order of their
+        due times. Does this only if a fresh message is due at `now_ms`, or if `now_ms` is None."""
         fresh = self._fresh_codes
         if not len(fresh) or (now_ms is not None and fresh.min() > now_ms):
             return
@@ -214,10 +216,10 @@ class TimerQueue:
         # offsets.
         order = np.argsort(fresh, kind="stable")
         fresh, offsets = fresh[order], self._fresh_offsets[order]
-        # Keep only the held messages that are not yet delivered or given up.
+        # Drop the messages in memory (held messages) that are already delivered or given up. They come first.
         codes, held_offsets = self._held_codes[self._at :], self._held_offsets[self._at :]
-        # Insert each fresh message after the held messages with the same due time: the offsets of held messages are all
-        # lower.
+        # Insert each fresh message after the held messages (messages in memory) with the same due time, because the
+        # offsets of all held messages are lower.
         positions = np.searchsorted(codes, fresh, "right")
         self._held_codes = np.insert(codes, positions, fresh)
         self._held_offsets = np.insert(held_offsets, positions, offsets)
@@ -226,8 +228,8 @@ class TimerQueue:
         self._trim()
 
     def _trim(self) -> None:
-        """Hold only the first `held_max` messages in memory, and lower `_horizon_ms` so that it lies before the due
-        times of all further messages. These are only counted."""
+        """Keep only the first `held_max` waiting messages in memory. Further messages are only counted. `_horizon_ms`
+        is lowered so that it lies before the due times of all messages that are only counted."""
         last = self._at + self._held_max
         if last < len(self._held_codes):
             self._leave_beyond(self._held_codes[last:], self._held_offsets[last:])
@@ -239,10 +241,10 @@ class TimerQueue:
             self._at = 0
 
     def _reload(self, bounds: DelayQueueBounds, now_ms: int) -> None:
-        """Read all queue entries (units) whose messages may still wait. Hold the messages in memory that are due within
+        """Read all queue entries (units) whose messages may still wait. Hold in memory the messages that are due within
         `_window_ms` from now."""
-        # Call `low` first, because the lines below reset the state that it uses. It returns the lowest offset at which
-        # a message may still wait.
+        # `low` returns the lowest queue offset at which a message may still wait. Call it before the next lines,
+        # because they reset the state that it uses.
         offset = max(self.low(), bounds.min_offset)
         self._held_codes = self._held_offsets = self._fresh_codes = self._fresh_offsets = _NO_INTS
         self._at = 0
@@ -256,22 +258,24 @@ class TimerQueue:
             if not len(codes):
                 break
             offsets = np.arange(offset, offset + len(codes))
-            # `waits`: marks the messages that are neither delivered nor given up, judged by (time, offset). `near`:
-            # marks the waiting messages that are due within the time window.
+            # `waits`: True for each message that still waits: its (due time, queue offset) is not before the delivery
+            # position. `near`: True for each waiting message that is due within the time window.
             waits = (codes > epoch) | ((codes == epoch) & (offsets >= next_offset))
             near = waits & (codes <= self._horizon_ms)
             self._leave_beyond(codes[waits & ~near], offsets[waits & ~near])
             parts.append((codes[near], offsets[near]))
             offset += len(codes)
-            # Reduce the collected messages to `held_max` at intervals, so that memory stays bounded.
+            # Drop all but the first `held_max` of the messages that were collected so far, so that memory stays bounded
+            # during the scan.
             if sum(len(part) for part, _ in parts) > 2 * self._held_max:
                 parts = self._hold(parts)
         self._hold(parts)
         self._seen = offset
 
     def _hold(self, parts: list[tuple[Ints, Ints]]) -> list[tuple[Ints, Ints]]:
-        """Hold the first messages of these arrays (pairs of due times and queue offsets), up to `held_max` messages.
-        Returns the held messages as a list with one pair of arrays."""
+        """Hold the given messages in memory, but only the first `held_max` in the order of delivery. Each pair of
+        arrays has the due times and the queue offsets of some messages. Returns the held messages as a list with one
+        pair of arrays."""
         codes = np.concatenate([part for part, _ in parts]) if parts else _NO_INTS
         offsets = np.concatenate([part for _, part in parts]) if parts else _NO_INTS
         order = np.lexsort((offsets, codes))

@@ -35,11 +35,13 @@ class ScheduleService:
     """Delivers one store's delayed messages. Thread-safe. Nothing is delivered before `start_delivery`."""
 
     def __init__(self, parts: StoreParts, gate: WriteGate, appender: Appender, stats: StoreStats) -> None:
-        """`gate` and `appender` are used to store due messages, and `stats` to count them."""
+        """Create the service for one store. It stores due messages through `gate` and `appender`, and counts them in
+        `stats`."""
         self._parts, self._gate, self._appender, self._stats = parts, gate, appender, stats
         # This lock is held while delivery starts or stops, but not while waiting for the delivery thread to end.
         self._lock = threading.Lock()
-        # The thread that delivers; None while delivery is stopped. A closed store keeps its last thread, for `status`.
+        # The thread that delivers due delayed messages; None while delivery is stopped. A closed store keeps its last
+        # thread, for `status`.
         self._thread: DeliveryThread | None = None
         self._closed = False
 

@@ -67,7 +67,8 @@ class Scheduler:
         self._reader = reader
         self._store = store
         self._levels_ms = levels_ms
-        # The delay queues found so far, and the bounds (first and end offset) of each queue in the last round.
+        # `_queues`: the delay queues that the scheduler has found so far. `_bounds`: the first and the end offset of
+        # each of these queues, as of the scheduler's last round.
         self._queues: dict[Source, LevelQueue | TimerQueue] = {}
         self._bounds: dict[Source, DelayQueueBounds] = {}
         # For each delay queue whose last append was refused: the time in ms at which the scheduler retries it.
@@ -89,7 +90,8 @@ class Scheduler:
         self._stopping = True
 
     def status(self) -> ScheduleStatus:
-        """Return the numbers of waiting messages as of the last round, and the counters of the scheduler."""
+        """Return the number of delayed messages that waited for delivery after the last round, and the counters of the
+        scheduler."""
         pending: dict[str, int] = {}
         by_hour: dict[int, int] = {}
         for (topic, queue_id), queue in self._queues.copy().items():
@@ -243,9 +245,10 @@ class Scheduler:
     def _prepare_delivery(
         self, source: Source, due: Due, view: memoryview | None, now_ms: int, *, recalled: bool = False
     ) -> Delivery | None:
-        """Build the delivery of the message with record `view` to its next queue, or to the topic of recalled messages.
+        """Build the delivery of a delayed message, whose record is `view`, to its next queue or to the topic of
+        recalled messages.
 
-        Returns None if the message is missing or given up, which is logged.
+        Returns None, and logs the reason, if the record is missing or the scheduler gives the message up.
         """
         if view is None:
             logger.warning(

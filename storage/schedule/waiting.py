@@ -21,8 +21,8 @@ from storage.schedule.delay_queues import DelayQueueBounds
 HOURS: Final = 24
 _HOUR_MS: Final = 3_600_000
 WAITING_UNITS_MAX: Final = 2_000_000
-"""Maximum number of consume-queue entries (units) of one queue that a query reads, from the first entry that
-may wait."""
+"""Maximum number of consume-queue entries (units) of one delay queue that a query for waiting messages reads. It begins
+with the first entry whose message may still wait."""
 WAITING_RECORD_BYTES: Final = 2 << 20
 """Maximum size, in bytes, of the records that one query for waiting messages returns. The record that reaches the limit
 is the last record in the result."""
@@ -44,10 +44,11 @@ class DelayQueues(Protocol):
 
 
 def waiting(queues: DelayQueues, begin_ms: int, end_ms: int, limit: int) -> DelayedInStore:
-    """Count the waiting messages, and return at most `limit` records of the messages due in [`begin_ms`, `end_ms`).
+    """Count the delayed messages that wait in a store. Also return the records of at most `limit` of them that are due
+    in [`begin_ms`, `end_ms`).
 
     A message that is due in more than a day waits in the roll queue, where its queue entry does not contain its due
-    time. Such a message is counted, but neither returned nor assigned to an hour.
+    time. Such a message is only counted: it is not returned, and is missing in the counts by hour.
     """
     now_ms, bounds = queues.read_bounds()
     levels: dict[str, int] = {}
@@ -79,8 +80,9 @@ def waiting(queues: DelayQueues, begin_ms: int, end_ms: int, limit: int) -> Dela
 
 
 def _undelivered(queues: DelayQueues, source: Source, held: DelayQueueBounds) -> tuple[Ints, Ints, bool]:
-    """Return the due times and queue offsets of the messages that wait in a delay queue, by offset. The flag is False
-    if the queue has more entries than a query may read, so that some are missing."""
+    """Return the messages that wait in a delay queue, in the order of their offsets: an array of their due times and an
+    array of their queue offsets. The third value is False if the queue has more entries than a query may read, so that
+    some messages are missing."""
     progress = queues.progress(source)
     timer = source[0] == TIMER_TOPIC
     begin = min(max(progress.low if timer else progress.next_offset, held.min_offset), held.end)
@@ -119,7 +121,8 @@ def _read(queues: DelayQueues, listed: list[tuple[int, Source, int]]) -> tuple[t
     for time, source, at in listed:
         record = found[source, at]
         if record is None:
-            continue  # skip this message: its record was lost (already logged), or a recall replaced it
+            # skip a message without a record: the record is lost (and the loss logged), or a recall has taken its place
+            continue
         if size >= WAITING_RECORD_BYTES:
             return tuple(due), records, False
         due.append(time)

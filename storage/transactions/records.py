@@ -1,4 +1,4 @@
-"""Builds, from a half message, the records that end or check its transaction."""
+"""Builds the records that commit, roll back or check a transaction, from the transaction's half message."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ from storage.transactions.rules import (
 )
 
 CHECKS_AT_ONCE_MAX: Final = 256
-"""Maximum number of half messages that one call of `check` appends again or gives up, because the call holds the append
-lock."""
+"""Maximum number of half messages that one call of `check` appends again, to ask for their outcomes, or gives up. The
+call holds the append lock, so it must be short."""
 LATENCY_TOPICS_MAX: Final = 1000
 """Maximum number of topics whose transactions are timed separately, for metrics. Transactions of all further topics are
 timed together."""
@@ -107,7 +107,7 @@ class TransactionService:
 
     @property
     def _rules(self) -> TransactionRules:
-        """The transaction rules of the current settings."""
+        """The settings about open transactions (timeouts, number of checks), with their current values."""
         settings = self._settings
         return TransactionRules(
             settings.transaction_time_out_ms,
@@ -279,7 +279,8 @@ class TransactionService:
         given_up: list[Delivery] = []
         for half in list(self._halves.open.values()):
             if half.stored_ms >= start_ms:
-                break  # end the round: this half message and all later ones are newer than the round's start
+                # end this round of checks: this half message and all later ones were stored after the round's start
+                break
             if len(asked) + len(given_up) == CHECKS_AT_ONCE_MAX:
                 return _Actions(asked, given_up, more=True)
             decision = decide_check(half, now_ms, self._rules)
@@ -338,8 +339,8 @@ class TransactionService:
         return op_record(offsets, now_ms, self._store_host, ipv6=self._ipv6, property_crc=self._property_crc)
 
     def _fitting(self, delivery: Delivery) -> Delivery:
-        """Return `delivery` unchanged. Raises MessageIllegalError if its record is longer than this store
-        allows."""
+        """Check the record of a delivery, and return `delivery` unchanged. Raises MessageIllegalError if the record is
+        longer than this store allows."""
         size = len(delivery.record)
         if size > self._appender.record_max_bytes:
             raise MessageIllegalError(

@@ -50,7 +50,8 @@ LIBRARIES = "ray numpy pyarrow pyspark isal msgspec redis nats-py".split()
 
 
 def main() -> None:
-    """Run the requested sections, print the table of measurements, and write the requested files."""
+    """Run the benchmark sections that the options name, print a table of their measurements, and write the files that
+    the options name."""
     options = _options()
     console, figures = Console(width=max(Console().width, 150)), list[Figure]()
 

@@ -118,9 +118,10 @@ class Worker:
             producer.flush()
 
     def wait_for_messages(self, topic: str, consumers: int, group: str) -> int:
-        """Open consumers, each in its own group, that poll a topic without messages until `leave` is called.
+        """Make this worker process poll a topic without messages until `leave` is called. Each of `consumers` pull
+        consumers is in its own group and polls in its own thread.
 
-        Returns the id of this worker process.
+        Returns the id of this process.
         """
         import os
         import threading

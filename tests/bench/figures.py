@@ -67,7 +67,8 @@ class Figure:
 
     @property
     def best(self) -> Sample:
-        """Return the best of raymq's samples over all rounds."""
+        """Return raymq's best sample over all rounds of the measurement: the highest or the lowest value, as
+        `more_is_better` demands."""
         return (max if self.more_is_better else min)(self.ours)
 
     def ratios(self, peer: str) -> list[float]:
@@ -79,7 +80,8 @@ class Figure:
 
     @property
     def cpu_us(self) -> float | None:
-        """Return the lowest CPU time per message of all rounds, in µs. None if no sample has a CPU time."""
+        """Return raymq's lowest CPU time per message, in µs, among the rounds of the measurement. None if no round has
+        a CPU time."""
         taken = [sample.cpu_us for sample in self.ours if sample.cpu_us is not None]
         return min(taken) if taken else None
 

@@ -189,7 +189,7 @@ class RayQueue:
             self._queue.get_nowait_batch(min(PIPELINE, count - first))
 
     def clear(self) -> None:
-        """Take all remaining messages from the queue."""
+        """Remove all messages that are left in the Ray queue."""
         while size := self._queue.qsize():
             self._queue.get_nowait_batch(size)
 

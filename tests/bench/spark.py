@@ -136,7 +136,7 @@ def ray_data(topic: str, parquet: str, count: int, rounds: int) -> Figure:
     def theirs() -> float:
         return rows_per_s(lambda: ray.data.read_parquet(parquet))
 
-    ours()  # Read once without timing, to start workers and import modules.
+    ours()  # Run each reader once without timing it, to start workers and import modules.
     theirs()
     for _ in range(rounds):
         figure.add_round(ours, {"parquet": theirs})
@@ -144,11 +144,11 @@ def ray_data(topic: str, parquet: str, count: int, rounds: int) -> Figure:
 
 
 def count_rows(batch: pa.Table) -> pa.Table:
-    """Return a table with the number of rows of a batch, without reading its columns."""
+    """Return a table with one row, the number of rows of a batch. The columns of the batch are not read."""
     return pa.table({"rows": [batch.num_rows]})
 
 
-# Measurements of memory
+# Measurements of the executors' memory
 
 
 def memory(session: Any, client: raymq.Client, small: str, large: str, count: int) -> Figure:
@@ -216,7 +216,7 @@ def _private_bytes(executor: psutil.Process) -> int:
     return total
 
 
-# Measurements of writing and streaming
+# Measurements of Spark writing to topics, and of streaming queries
 
 
 def writing(session: Any, client: raymq.Client, count: int, rounds: int) -> Iterator[Figure]:

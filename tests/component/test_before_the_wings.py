@@ -46,7 +46,7 @@ print(kind.__name__, sys.path[0])
 
 
 def unpickled(name: str) -> Any:
-    """Unpickle the value that an older raymq pickled under `name`."""
+    """Unpickle the public object `name` from the bytes that an older raymq pickled."""
     return pickle.loads(base64.b64decode(PICKLES[name]))
 
 
@@ -58,7 +58,8 @@ def test_a_public_name_that_was_pickled_is_the_public_name(name: str) -> None:
         assert str(found)
         assert found.code == public.code
     else:
-        # Compare with == instead of `is`, because a few names are types such as Callable[[...], None].
+        # Compare the unpickled object with the public object by ==, not by `is`: a few public names are types such as
+        # Callable[[...], None].
         assert found == public
 
 

@@ -24,7 +24,7 @@ PARAMETERS = {
     "/groups/{group}/reset": {"topic": "TOPIC", "to": "earliest"},
     "/groups/{group}/copy": {"topic": "TOPIC", "source": "GROUP"},
 }
-"""Query parameters by page path, for pages that show little without them."""
+"""Query parameters for pages that show little without parameters, by page path."""
 IS_WIDER = "document.scrollingElement.scrollWidth > document.documentElement.clientWidth"
 NAMELESS = """[...document.querySelectorAll('input:not([type=hidden]), select, textarea, button, a')]
     .filter(one => !one.labels?.length && !one.textContent.trim() && !one.ariaLabel).map(one => one.outerHTML)"""

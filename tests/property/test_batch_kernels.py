@@ -101,7 +101,8 @@ def test_a_batch_is_stamped_as_its_records_are_one_by_one(
 
 
 def facts_one_by_one(batch: EncodedBatch) -> BatchFacts | None:
-    """Compute the batch's BatchFacts record by record. Returns None if the batch is not valid."""
+    """Compute the BatchFacts (facts about a checked batch) of `batch` record by record, as the expected result of the
+    fast function. Returns None if the batch is not valid."""
     magic, topic_text = topic_part(batch.topic)
     data, end, rows, flags = bytes(batch.records), 0, [], []
     for size in batch.sizes.tolist():

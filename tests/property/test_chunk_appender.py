@@ -68,8 +68,8 @@ def damaged(data: bytes, dice: random.Random) -> bytes:
 
 
 def outcome(store: MessageStore, physical_offset: int, data: bytes) -> str:
-    """Append the chunk to the store from a buffer that is overwritten afterwards. Returns the error's text, or an empty
-    text if the append succeeds."""
+    """Append a log chunk to the store from a buffer that is overwritten afterwards. Returns the error's text, or an
+    empty text if the append succeeds."""
     memory = bytearray(data)
     try:
         store.chunks.append_chunk(physical_offset, memoryview(memory))

@@ -49,10 +49,10 @@ class Model:
         self.core = ProcessQueues(self.settings)
         self.now_s = 0.0
         self.first = dict.fromkeys(NAMES, 0)  # the first offset of each queue that retention has not deleted
-        # By queue: the end of the range of deleted offsets that was reported to the consumer.
+        # For each queue: the offset up to which the consumer was informed that messages are deleted.
         self.gone = dict.fromkeys(NAMES, 0)
         self.end = dict.fromkeys(NAMES, 0)
-        # By queue: the offsets whose messages pass the consumer's tag filter.
+        # for each queue: the offsets whose messages pass the consumer's tag filter
         self.wanted = {queue: {n for n in range(LENGTH) if chance.random() < 0.7} for queue in NAMES}
         self.stored = dict.fromkeys(NAMES, QueueOffset(0))
         self.done: dict[MessageQueue, set[int]] = {queue: set() for queue in NAMES}
@@ -91,7 +91,7 @@ class Model:
             queue, offset, found, upto = self.chance.choice(self.answers[-6:])
             self.core.fetched(queue, offset, records_of(found), upto, self.now_s)
 
-    # Steps of the simulated listener
+    # Steps of the simulation that the listener takes
 
     def deliver(self) -> None:
         for task in self.core.deliverable(self.now_s):

@@ -238,8 +238,9 @@ def run(seed: int, events: int = 25) -> int:
         group.trouble()
     for member in group.members.values():
         member.frozen_until_s = 0.0
-    # Wait until no effect of a fault is left. The sessions of dead members expire, and also any session that a late
-    # heartbeat of a departed member started. The grace period ends, and the slowest member releases its queues.
+    # Let so much time pass that all effects of the faults end. The sessions of dead members expire, also sessions that
+    # a late heartbeat of a departed member started. The grace period of a new Rebalance actor ends, and the slowest
+    # member releases its queues.
     group.late.clear()
     group.pass_time(2 * SESSION_TIMEOUT_S + 12.0)
     group.check_settled()

@@ -135,8 +135,8 @@ class Model:
             progress = self.deliveries.get(source)
 
             def codes(first: int, count: int) -> np.ndarray:
-                # A queue file has seven entries, and a read stops at the end of a file. So a read may return fewer
-                # entries than requested.
+                # As in a real store, a read ends at the end of a queue file, so it may return fewer entries than
+                # requested. A queue file of this test has seven entries.
                 return np.array(self.units[source][first : min(first + count, first - first % 7 + 7)], np.int64)
 
             if topic == SCHEDULE_TOPIC:

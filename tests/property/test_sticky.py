@@ -64,10 +64,10 @@ def squares(totals: Counter[str]) -> int:
 
 
 def best_of_all_plans(queues: Queues, subscribers: Subscribers, present: Owners) -> tuple[int, int]:
-    """Return the minimum (sum of squares, moves) over all assignment plans that are balanced in each topic.
+    """Return the smallest pair (sum of squares, moves) among all assignment plans that are balanced in each topic.
 
-    In each topic a plan chooses the members that get one queue more than the others. A plan's moves are the number of
-    queues that members hold beyond their new shares.
+    In each topic a plan chooses the members that get one queue more than the others. The sum adds the squares of the
+    members' numbers of queues. A plan's moves are the number of queues that members hold beyond their new shares.
     """
     choices = []
     for name, some in queues.items():

@@ -47,7 +47,8 @@ tags = st.sampled_from(TAGS)
 
 
 class Stored(NamedTuple):
-    """A message in the model. The message's queue offset is its index in the model's list of the queue."""
+    """A message in the model, the test's own record of what the store must contain. The message's queue offset is its
+    index in the model's list for the queue."""
 
     body: bytes
     tag: str | None
@@ -233,7 +234,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
         self.go_on_with(write)
         if self.store.status().holes:
-            # Unflushed bytes were lost although later bytes are on disk, which only ASYNC_FLUSH allows.
+            # The store reports a damaged range (hole) if unflushed bytes were lost although later bytes are on disk.
+            # Only ASYNC_FLUSH allows this.
             assert not self.sync
             self.check_what_is_left()
             self.begin_anew()
@@ -241,7 +243,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
             self.forget_what_is_behind_the_end()
 
     def check_what_is_left(self) -> None:
-        """Check that each message that the store can read by its physical offset equals the model's message."""
+        """After a loss of unflushed bytes, check the messages that the store can still read by their physical offsets.
+        Each must equal the model's message."""
         for message in chain.from_iterable(self.model.values()):
             try:
                 record = self.store.queries.by_physical_offset(message.physical_offset)

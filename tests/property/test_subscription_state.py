@@ -148,15 +148,16 @@ class Model:
             self.core.fetched(queue, offset, fetched_of(found, max(upto, offset)))
         del self.reads[:4]
 
-    # Steps of the simulated stores on the consumer's node
+    # Steps in which the simulated stores on the consumer's node act
 
     def change_way(self) -> None:
         queue = self.chance.choice(NAMES)
         self.chance.choice([self.core.read_in_place, self.core.read_by_fetches])(queue)
 
     def look(self) -> None:
-        """Answer the consumer's watch of queue ends: report the end offset of each queue whose files the consumer maps.
-        The consumer's position in a queue may have changed after the watch request."""
+        """Answer the consumer's request to watch queue ends: report the end offset of each queue whose files the
+        consumer maps. Between the request and the answer, the consumer's position in a queue, or the queue's state, may
+        change."""
         waits = self.core.waits()
         if self.trouble and self.chance.random() < 0.1:
             self.chance.choice([self.seek, self.pause, self.revoke, self.change_way])()
@@ -319,7 +320,7 @@ class Model:
         self.commits.clear()
 
     def noted(self, answer: CommitAnswer) -> CommitAnswer:
-        """Apply the offset resets in a broker's answer to the model. Returns the answer."""
+        """Apply the offset resets in a broker's answer to the test's expected offsets. Returns the answer."""
         for queue, at in answer.reset.items():
             assigned = self.core._queues.get(queue)
             if assigned is not None and at.reset_version > assigned.reset_version:

@@ -19,7 +19,8 @@ Case = TypeVar("Case")
 QUICK_EXAMPLES = 40
 ERRORS = [kind for _, kind in inspect.getmembers(raymq.common.errors, inspect.isclass) if issubclass(kind, RaymqError)]
 VALUES: dict[str, Any] = {"str": "orders", "tuple[str, ...]": ("order", "borders"), "bytes": b"5"}
-"""A value for an argument of an error, by the argument's annotation. Every other argument gets the number 5."""
+"""Example values for the arguments of an error's constructor, by the argument's annotation. An argument with another
+annotation gets the number 5."""
 
 
 def examples(full: int) -> int:
@@ -58,7 +59,8 @@ def check_all(cases: Iterable[Case], check: Callable[[Case], None]) -> None:
 
 
 def any_error(kind: type[RaymqError]) -> RaymqError:
-    """Return an error of the class `kind`, with a value of the right type for each argument."""
+    """Return an instance of the error class `kind`. Each argument of its constructor gets some value of the
+    right type."""
     if not inspect.isfunction(kind.__init__):
         return kind("it failed")
     arguments = list(inspect.signature(kind.__init__).parameters.values())[1:]

@@ -45,7 +45,8 @@ def each_page(check: Callable[[Path], None]) -> Callable[[], None]:
     def of_all_pages() -> None:
         check_all(PAGES, check)
 
-    del of_all_pages.__wrapped__  # else pytest takes `page` of `check` for a fixture
+    # Without this deletion, pytest follows `__wrapped__` and takes `check`'s argument `page` for a fixture.
+    del of_all_pages.__wrapped__
     return of_all_pages
 
 

@@ -28,7 +28,8 @@ def rows() -> list[tuple[set[int], str]]:
 
 
 def numbers_in(path: Path) -> set[int]:
-    """Return the numbers in a test file that stand alone, including the numbers of ranges such as "85 to 101"."""
+    """Return the numbers of golden facts that a test file may mention: all numbers that are not part of a word or of
+    another number, including the ends of ranges such as "85 to 101"."""
     text = path.read_text()
     alone = {
         int(number) for number in re.findall(r"(?<![\w.])(?:golden[-_ ])?(\d{1,3})(?!\d|\.\d)", text, re.IGNORECASE)

@@ -334,7 +334,7 @@ def evaluated_at_import(tree: ast.Module) -> Iterator[ast.expr | ast.stmt]:
 
 
 def test_no_test_module_draws_random_numbers_at_import():
-    """No test module uses random numbers when it is imported. pytest-xdist refuses to run tests if its workers collect
+    """Importing a test module uses no random numbers. pytest-xdist refuses to run tests if its workers collect
     different cases, and a test must print its own seed."""
     drawn = []
     for path in sorted((ROOT / "tests").rglob("*.py")):

@@ -30,7 +30,7 @@ def locked(file: str, python: str) -> dict[str, str]:
 
 
 def direct(*extras: str) -> set[str]:
-    """Return the packages that raymq and the given extras name."""
+    """Return the names of the packages that raymq and the given extras require directly."""
     found = set()
     of_extras = [text for extra in extras for text in PROJECT["optional-dependencies"][extra]]
     for requirement in map(Requirement, [*PROJECT["dependencies"], *of_extras]):

@@ -26,7 +26,8 @@ def written(tree: ast.Module) -> Iterator[ast.Attribute]:
 
 
 def owner_of(attribute: ast.Attribute) -> str:
-    """Return the last part of the name of the object to which an attribute belongs."""
+    """Return the name that stands directly before an attribute in the code, for example "core" for the attribute in
+    `self.core.position`."""
     return ast.unparse(attribute.value).rpartition(".")[2]
 
 

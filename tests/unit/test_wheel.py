@@ -17,8 +17,8 @@ from tests.support.clusters.wheels import REPOSITORY, build_raymq
 TOP = ("raymq", "raydp_jobs")
 FLOORS = ("storage", "actors", "placement")
 
-# The program first imports packages as a user's process does. Then `put_floors_first` puts the server packages first on
-# the import path. After that, imports behave as in a server process in the same directory.
+# A test program. It first imports `storage` as a user's process does. Then `put_floors_first` puts raymq's server
+# packages first on the import path. After that, imports behave as in a server process in the same directory.
 PROBE = """
 import sys
 import storage

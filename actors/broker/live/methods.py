@@ -60,7 +60,7 @@ class SettingsMethods(ABC):
 
     @abstractmethod
     def _take_settings(self, settings: BrokerSettings) -> None:
-        """Replace the settings that the broker itself uses."""
+        """Put new settings of the section `broker` into effect in the Broker actor itself."""
 
     def config(self) -> BrokerConfig:
         """Return the settings of this broker group: the values at the start, the changes, and the values in

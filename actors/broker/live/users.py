@@ -33,7 +33,7 @@ class UserMethods(ABC):
         """Return the users and policies, including keys, if they are newer than `version`; else None. Only raymq's own
         servers call this method.
 
-        Also returns None if nothing has changed since raymq was started.
+        Also returns None if no user or policy was ever changed in this raymq.
         """
         state = self._log.ready().access
         return state if state is not None and state.version > version else None

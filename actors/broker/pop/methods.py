@@ -54,8 +54,8 @@ class PopMethods(GroupMethods):
 
     @property
     def _answered_later(self) -> dict[str, Callable[..., None]]:
-        """Return the non-blocking methods of the broker's lane (direct socket connection) that send their answers
-        themselves, by lane method name."""
+        """Map method names of the broker's lane (direct socket connection) to methods that do not block. These methods
+        send their answers themselves, later."""
         return {
             "receive_messages": self._receive_soon,
             "ack_messages": self._ack_soon,

@@ -47,7 +47,7 @@ class QueueEndsWatch:
 
     @property
     def is_asking(self) -> bool:
-        """True while a long poll waits for the store's answer."""
+        """True while a long poll of the queue ends waits for the storage actor's answer."""
         return bool(self._asked)
 
     @property
@@ -57,7 +57,8 @@ class QueueEndsWatch:
         return self._watch.fileno() if self._watch is not None and self._asked else -1
 
     def next_look_s(self) -> float:
-        """Return the time at which the caller must check the long poll again, even if no answer has arrived."""
+        """Return the time at which the caller must check the long poll again, even if the store has not answered by
+        then."""
         return self._deadline_s if self._asked and self._watch is not None else self._not_before_s
 
     def ask(self, queues: Sequence[TopicQueue], wait_s: float) -> bool:

@@ -80,8 +80,8 @@ class Receives:
         self._busy: set[WaitKey] = set()
         """The keys (WaitKey) of the receives whose messages are being leased now."""
         self._covered: list[WaitingReceive] = []
-        """The receives that arrived before the current long poll began. The long poll asks the store for the end
-        offsets of their queues."""
+        """The waiting receives whose queues the current long poll covers. The long poll asks the store for the end
+        offsets of these queues."""
 
     def submit(
         self,
@@ -175,7 +175,7 @@ class Receives:
 
         self._post(go_on)
 
-    # Only the receive thread may call the following methods, except `_post`.
+    # Only the receive thread may call the methods below. `_post` is the exception: every thread may call it.
 
     def _post(self, call: Callable[[], None]) -> None:
         """Queue a call for the receive thread."""
@@ -191,7 +191,8 @@ class Receives:
         while not self._closed:
             try:
                 self._turn()
-            # a programming error must not end the receive thread: no receive would be answered any more
+            # Catch every exception, also of a programming error. If this thread ended, no waiting receive would be
+            # answered any more.
             except Exception:
                 logger.exception("serving the waiting receives failed, retrying")
                 time.sleep(NOT_READY_PAUSE_S)
@@ -240,8 +241,8 @@ class Receives:
         return ASK_WAIT_S if due_ms is None else max(0, due_ms - now_ms) / 1000
 
     def _end_overdue(self) -> None:
-        """Answer the receives whose wait time is over. Fail the receives for which the store has not answered
-        in time."""
+        """Answer the waiting receives whose wait time is over. If the store has not answered for a receive in time, the
+        receive fails instead."""
         now_s = time.monotonic()
         for receive in self._waiting.all():
             if receive.looked and receive.deadline_s <= now_s and receive.key not in self._busy:
@@ -326,8 +327,8 @@ def _queues(state: BrokerState, request: ReceiveRequest) -> list[TopicQueue]:
 
 
 def _in_random_order(queues: list[TopicQueue], request: ReceiveRequest) -> list[TopicQueue]:
-    """Return the queues rotated to a random start. One receive in five reads the retry topic's queues first; all others
-    read them last."""
+    """Return the queues of a receive: first the queues of its topics, rotated to a random start, then the queues of the
+    retry topic. In one receive of five, the retry topic's queues come first."""
     retries = [queue for queue in queues if queue[0] == retry_topic(request.group)]
     others = queues[: len(queues) - len(retries)]
     start = random.randrange(len(others)) if others else 0

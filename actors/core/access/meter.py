@@ -26,11 +26,13 @@ class ReadLimit(NamedTuple):
     messages: int
 
     def bytes_of(self, wanted: int) -> int:
-        """Return the smaller number of bytes: `wanted`, or this limit. A limit of 0 means no limit."""
+        """Reduce the maximum number of bytes of a fetch to this limit: return the smaller of `wanted` and the limit. A
+        limit of 0 means no limit."""
         return min(wanted, self.size_bytes) if self.size_bytes else wanted
 
     def requests_of(self, wanted: list[FetchRequest]) -> list[FetchRequest]:
-        """Return the fetch requests `wanted`, each reduced to this limit's number of messages."""
+        """Return copies of the fetch requests `wanted` whose `max_messages` is at most the number of messages in this
+        limit. If the limit has no number of messages, returns `wanted`."""
         if not self.messages:
             return wanted
         return [replace(one, max_messages=min(one.max_messages, self.messages)) for one in wanted]
@@ -44,7 +46,8 @@ class Consumption(Protocol):
         """Return the limit of how much one request of a user may read; None for a user without a limit."""
 
     def consumed(self, user: str, size_bytes: int, messages: int) -> None:
-        """Count `messages` messages that a user receives, with `size_bytes` bytes of records."""
+        """Charge `messages` messages that a user receives, with `size_bytes` bytes of records, to the user's consume
+        quotas."""
 
 
 class Meter:
@@ -71,7 +74,8 @@ class Meter:
                 self._quotas.require_left(user, now_ms)
 
     def consumed(self, name: str, size_bytes: int, messages: int, now_ms: float) -> None:
-        """Count `messages` messages that a user receives, with `size_bytes` bytes of records."""
+        """Charge `messages` messages that a user receives, with `size_bytes` bytes of records, to the user's consume
+        quotas."""
         user = self._bound(name) if messages else None
         if user is not None:
             with self._lock:
@@ -83,8 +87,8 @@ class Meter:
 
 
 def weigh_results(results: Sequence[FetchResult]) -> tuple[int, int]:
-    """Return the bytes of records and the number of messages in the answer to a fetch; (0, 0) if the fetch reads only
-    offsets."""
+    """Return the total size of the records in the answer to a fetch, in bytes, and the number of messages. Returns (0,
+    0) if the fetch reads only offsets."""
     read = [one for one in results if one.records]
     return sum(len(one.records) for one in read), sum(one.count for one in read)
 

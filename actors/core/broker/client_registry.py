@@ -36,10 +36,10 @@ class ClientRegistry:
             del self._ended[next(iter(self._ended))]
 
     def knows(self, client_id: str, now_s: float) -> bool:
-        """Return False if a client has unregistered, or has sent no heartbeat for too long.
+        """Return True if a client is live: it has not unregistered, and has sent a heartbeat recently.
 
-        Soon after `started_s`, returns True for a client without a heartbeat, because the client may not have sent one
-        yet.
+        Soon after `started_s`, also returns True for a client without a heartbeat, because the client may not have sent
+        one yet.
         """
         self.expire(now_s)
         return client_id in self._clients or (client_id not in self._ended and now_s < self._known_after_s)

@@ -71,8 +71,8 @@ class OffsetTable:
         return max([self.first_versions.get(topic, 0), *used]) + 1
 
     def set(self, group: str, topic: str, offsets: Mapping[int, int], versions: Mapping[int, int]) -> None:
-        """Set a group's committed offsets, by queue id. A queue that is not in `versions` keeps its reset
-        version."""
+        """Set a group's committed offsets in a topic, by queue id. `versions`: the new reset versions, by queue id. A
+        queue without a new version keeps its old one."""
         table = self.tables.setdefault((topic, group), {})
         first = self.first_versions.get(topic, 0)
         for queue_id, offset in offsets.items():
@@ -106,7 +106,8 @@ class Owners:
         self._generations: dict[tuple[str, str, int], int] = {}
 
     def note(self, group: str, topic: str, queue_id: int, generation: int) -> None:
-        """Record that an owner with this generation consumes the queue."""
+        """Record the assignment generation of the member that now consumes the queue. An older generation than the
+        recorded one changes nothing."""
         key = (group, topic, queue_id)
         if generation > self._generations.get(key, 0):
             self._generations[key] = generation

@@ -24,7 +24,8 @@ class Lag:
 
 
 def lag_in(committed: Mapping[int, int], bounds: Mapping[int, QueueBounds]) -> Lag:
-    """Compute a group's lag over the queues of a topic. Both arguments are by queue id.
+    """Compute a group's lag in the queues of one topic. `committed` has the group's committed offsets, and `bounds` the
+    queues' bounds; both map queue ids.
 
     In a queue without a committed offset, all messages count. Deleted messages do not count.
     """
@@ -47,7 +48,8 @@ class Unread(NamedTuple):
 
 
 def unread_in(committed: Mapping[int, QueueOffset], bounds: Sequence[tuple[int, int]]) -> Unread:
-    """Count the unread messages as `lag_in` does. `bounds`: the first and the end offset of the topic's queues 0, 1 ….
+    """Count the unread messages of a group in a topic, as `lag_in` does. `bounds`: the first and the end offset of the
+    topic's queues 0, 1 ….
 
     Also returns the first unread message of each queue.
     """

@@ -70,8 +70,8 @@ TopicQueue = tuple[str, int]
 class ReturnedRecord:
     """A record that a consumer sent back, and the queue to which it is appended.
 
-    `level`: the delay level before the retry topic, 0 for no delay; None sends the record to the dead-letter topic.
-    `reason`: for a dead letter, why it failed last, or why it cannot be read.
+    `level`: the delay level with which the record waits before it enters the retry topic; 0 for no delay. None sends
+    the record to the dead-letter topic. `reason`: for a dead letter, why it failed last, or why it cannot be read.
     """
 
     parts: RecordParts
@@ -210,15 +210,16 @@ class ReturnWriter:
 
 
 def _queue_of(item: ReturnedRecord, group: str, retry_queue: int) -> TopicQueue:
-    """Return the queue to which a returned record is appended next."""
+    """Return the queue to which a record that a consumer sent back is appended next: a delay queue, a queue of the
+    retry topic, or the queue of the dead-letter topic."""
     if item.level is None:
         return dlq_topic(group), 0
     return (SCHEDULE_TOPIC, item.level - 1) if item.level else (retry_topic(group), retry_queue)
 
 
 def _exchanged(item: ReturnedRecord, properties: dict[str, str], target: TopicQueue | None) -> dict[str, str]:
-    """Return the properties to change in a returned record; an empty value removes a property. `target`: the queue to
-    which the record is moved after its delay."""
+    """Return the properties that change in the stored copy of a record that a consumer has sent back. An empty value
+    removes a property. `target`: the queue to which the copy is moved after its delay; None if it has no delay."""
     offset_message_id = _offset_message_id(item.parts)
     origin = properties.get(PROPERTY_RETRY_TOPIC, item.parts.topic)
     message_id = properties.get(PROPERTY_UNIQ_KEY, offset_message_id)

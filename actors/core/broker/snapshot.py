@@ -81,10 +81,11 @@ _GROUP_CONSTANTS: Final = {
 
 
 def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
-    """Return the config files of a state, as name to text, in the order in which they must be written.
+    """Return the config files of a broker's state, as a dict from file name to text, in the order in which they must be
+    written.
 
-    Version 0.1.0 reads the position of all files from the file that is written last. `position`: the offset of the
-    first state record that is not in `state`.
+    Version 0.1.0 takes the state-log position of all files from the file that is written last. `position`: the offset
+    of the first state record that is not in `state`.
     """
     version = state.topics_version
     data_version = {
@@ -176,7 +177,9 @@ def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]
             state.forbidden[str(name)] = topics
     for name, key in _OWN_TOPIC_KEYS.items():
         for topic, text in own.get(key, {}).items():
-            if topic in state.topics:  # skip a deleted topic: after a crash this file may still have an entry for it
+            # Skip a deleted topic. After a crash, the file with raymq's own topic keys may be older than the topics
+            # file, and may still have the topic.
+            if topic in state.topics:
                 state.topics[topic] = replace(state.topics[topic], **{name: text})
     state.offsets.first_versions = dict(own.get("firstResetVersions", {}))
     for key, offsets in table(OFFSETS_FILE, "offsetTable").items():

@@ -589,7 +589,7 @@ _APPLY: Final[dict[str, Callable[[BrokerState, Change, int], None]]] = {
 
 
 def encode_change(change: Change) -> bytes:
-    """Encode a change as the body of its record."""
+    """Encode a change of the broker's state as the body of the record that stores the change."""
     return msgspec.json.encode(change)
 
 

@@ -83,7 +83,7 @@ class BrokerStats:
         return sorted(key for name, key in self._counters if name == kind)
 
     def totals(self, kind: str) -> dict[str, int]:
-        """Return the totals of all counters of a kind, by key."""
+        """Return the total of each counter of the given kind, by the counter's key."""
         return {key: counter.total for (name, key), counter in self._counters.items() if name == kind}
 
     def forget(self, topic: str | None = None, group: str | None = None) -> None:

@@ -105,7 +105,8 @@ class ConsumeOrderly(ConsumeService):
             return self._fly(process_queue.again.pop(0)) if process_queue.again[0].ready_at_s <= now_s else None
         count = min(size, process_queue.waiting_count)
         if process_queue.finished_count and process_queue.finished_count + count > self.uncommitted_max:
-            return None  # return no task: too many finished messages are uncommitted, and the next commit makes space
+            # too many finished messages of the queue are not committed yet; return no task until a commit has ended
+            return None
         return self._fly(process_queue.take_waiting(count))
 
     def _failed(self, task: ConsumeTask, failed: set[int], failure: Failure, ok: int, now_s: float) -> Reaction:

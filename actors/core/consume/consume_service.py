@@ -51,7 +51,7 @@ class SendBack:
 
     @property
     def messages(self) -> TaskRecords:
-        """Return the records of the messages to send back."""
+        """Return the records of the messages that are being sent back to the broker."""
         return self.task.messages.pick(self.indices)
 
 
@@ -77,9 +77,11 @@ class ConsumeService(ABC):
         self.settings = settings
         self.clustering = settings.clustering
         self._numbers = 0
-        """The task number of the task that was delivered last."""
+        """The number of the last task that was delivered to the listener; tasks are numbered in the order of
+        delivery."""
         self._turn = 0
-        """The number of calls of `next_tasks`. It selects the queue with which the next call begins."""
+        """The number of calls of `next_tasks`. It selects the queue with which the next call begins, so that all queues
+        have their turn."""
         self._pace_s: float | None = None
         """The listener's time per message, in seconds, as a moving average over tasks; None before the first task has
         ended."""
@@ -90,7 +92,8 @@ class ConsumeService(ABC):
 
     @abstractmethod
     def reported(self, task: ConsumeTask, report: ConsumeReport, now_s: float) -> Reaction:
-        """Apply the listener's report about a task in flight."""
+        """Apply the listener's report about a task in flight to the consume state. Returns the numbers of consumed and
+        failed messages, and the messages to send back (Reaction)."""
 
     @abstractmethod
     def died(self, task: ConsumeTask, now_s: float) -> Reaction:
@@ -102,7 +105,7 @@ class ConsumeService(ABC):
         """Prepare messages for local redelivery, because they could not be sent back to the broker."""
 
     def sent_back(self, sent: SendBack) -> None:
-        """Mark messages as finished after the broker has taken them back."""
+        """Mark messages as finished after the broker has stored them again for a retry or as dead letters."""
         process_queue = sent.task.process_queue
         process_queue.finish(sent.task, sent.indices)
         self._sending_ended(sent)
@@ -139,8 +142,8 @@ class ConsumeService(ABC):
         return task
 
     def _land(self, task: ConsumeTask, report: ConsumeReport) -> set[int]:
-        """Record the progress from a listener's report about a task. Returns the indices of messages that were consumed
-        or failed since the previous report."""
+        """Record the progress that a listener's report shows for a task. Returns the indices of the task's messages
+        that were consumed or failed since the previous report."""
         ended = task.unfinished - task.sending
         if report.unfinished:
             ended -= set(report.unfinished)
@@ -177,5 +180,5 @@ class ConsumeService(ABC):
 
 
 def sorted_tuple(indices: Iterable[int]) -> tuple[int, ...]:
-    """Return the indices as an ascending tuple."""
+    """Return the message indices as a tuple in ascending order."""
     return tuple(sorted(indices))

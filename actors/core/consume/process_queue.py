@@ -30,7 +30,7 @@ class ConsumeTask:
     number: int = 0
     """The number of the task. Assigned in ascending order when the task is delivered."""
     deaths: int = 0
-    """How often the listener's process died while it was processing this task."""
+    """Number of times that the listener's process died while it was processing this task."""
     trials: int = 0
     """How often the listener's process died while this task was the only task suspected of causing the crash (see
     consume_concurrently)."""
@@ -62,7 +62,7 @@ class ProcessQueue(AssignedQueue):
     waiting: deque[TaskRecords] = field(default_factory=deque)
     """The records of messages that were fetched but not delivered to the listener yet, in order."""
     waiting_since_s: deque[float] = field(default_factory=deque)
-    """The fetch time, in seconds, of each entry of `waiting`."""
+    """For each entry of `waiting`, the time at which it was fetched, in seconds."""
     waiting_count: int = 0
     """The number of messages in `waiting`."""
     visible_end: int = 0
@@ -78,14 +78,15 @@ class ProcessQueue(AssignedQueue):
     finished_count: int = 0
     """The number of messages finished since the last commit that the broker accepted."""
     asked_count: int = 0
-    """The value of `finished_count`, the number of finished messages, at the time of the last commit request
+    """The queue's number of finished messages (`finished_count`) at the time of its last commit request
     (`ask`)."""
     trouble: str = ""
-    """The reason of the queue's last failure; empty after a success."""
+    """The reason of the queue's last failure: a failed message, an unreadable message, or the death of the listener's
+    process. Empty after a success."""
     skipped: int = 0
     """The number of messages that were skipped because their records are damaged."""
     last_skipped: str = ""
-    """The error of the last skipped message."""
+    """The error with which the last damaged message of this queue was skipped; empty if no message was skipped."""
 
     @property
     def idle(self) -> bool:
@@ -100,7 +101,7 @@ class ProcessQueue(AssignedQueue):
 
     @property
     def in_flight_count(self) -> int:
-        """The number of unfinished messages at the listener."""
+        """The number of messages that the listener has and has not finished."""
         return sum(len(task.unfinished) for task in self.flying)
 
     @property

@@ -53,7 +53,7 @@ class PullState(Enum):
     SUSPENDED = "suspended"
     PAUSED = "paused"
     FORBIDDEN = "forbidden"
-    """The group may not read the queue: see AssignedQueues.forbidden."""
+    """The queue is not fetched, because the group may not read it: see AssignedQueues.forbidden."""
     STARTING = "starting"
     TOO_MANY_MESSAGES = "too many messages"
     TOO_MANY_BYTES = "too many bytes"
@@ -107,11 +107,13 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         return self._listener_away
 
     def suspend(self, suspended: bool) -> None:
-        """Suspend fetching and delivery (True), or resume them (False)."""
+        """Stop fetching and delivering the messages of all queues if `suspended` is True; continue if it is
+        False."""
         self._suspended = suspended
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Stop fetching and delivering messages of these queues. The instance need not hold them."""
+        """Stop fetching and delivering messages of `queues`. A queue may also be paused if it is not assigned to this
+        instance."""
         self._paused.update(queues)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
@@ -119,8 +121,8 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         self._paused.difference_update(queues)
 
     def listener_lost(self) -> None:
-        """Stop delivery until `listener_back`, because the listener's process has ended or was replaced by a new
-        process."""
+        """Deliver no more tasks to the listener until `listener_back` is called, because the listener's process has
+        ended or was replaced by a new process."""
         self._listener_away = True
 
     def listener_back(self, kept: PauseState | None = None) -> None:
@@ -133,7 +135,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
             self._paused.update(paused)
         self._listener_away = False
 
-    # Methods for the ownership of queues: they stop, release and reset queues
+    # Methods for changes of queue ownership: they stop, release and reset queues
 
     def stop(self, now_s: float) -> None:
         """Accept no more queues, and revoke the queues that the instance holds."""
@@ -249,7 +251,8 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         if process_queue is None:
             return
         if to_offset > from_offset or not process_queue.count:
-            # Messages that were fetched before the jump to `to_offset` are delivered first.
+            # Continue to fetch the queue at `to_offset`. Messages that were fetched before this jump are delivered
+            # first.
             process_queue.fetch_offset = to_offset
             process_queue.backwards = to_offset < (process_queue.committed or 0)
 
@@ -304,7 +307,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         return self.service.died(task, now_s)
 
     def sent_back(self, sent: SendBack) -> None:
-        """Mark messages as finished after the broker has taken them back."""
+        """Mark the messages that were sent back as finished, because the broker has accepted them."""
         self.service.sent_back(sent)
 
     def send_back_failed(self, sent: SendBack, now_s: float) -> None:

@@ -23,7 +23,7 @@ class RecordsInPlace:
 
     files: StoreFiles
     parts: tuple[LocatedRecords, ...]
-    """The records, in non-empty parts. The records of one part lie in the same file."""
+    """The records in groups (parts), none of them empty. The records of one part lie in the same log file."""
     offsets: Sequence[int]
     """The queue offset of each record, in ascending order."""
     size_bytes: int
@@ -31,7 +31,8 @@ class RecordsInPlace:
 
     @classmethod
     def of(cls, files: StoreFiles, parts: Sequence[LocatedRecords]) -> RecordsInPlace:
-        """Join the records of all parts into one object. All parts must lie in the files of one store."""
+        """Create the object from groups of located records (`parts`). All records must lie in the files of one store,
+        `files`."""
         if len(parts) == 1:
             return cls(files, tuple(parts), parts[0].offsets.tolist(), int(parts[0].sizes.sum()))
         offsets = [offset for part in parts for offset in part.offsets.tolist()]
@@ -91,8 +92,8 @@ class RecordsInPlace:
         return self.pick((index,)).in_memory().reconsume_times(0)
 
     def failed_once_more(self, indices: Iterable[int]) -> MemoryRecords:
-        """Return a copy of these records in memory, with the reconsume times of the records at `indices` increased by
-        one."""
+        """Return a copy of the task's records in memory. The copy's records at `indices` have reconsume times that are
+        one higher."""
         return self.in_memory().failed_once_more(indices)
 
 

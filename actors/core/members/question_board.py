@@ -33,7 +33,7 @@ class QuestionBoard:
         # The polling clients, by id, in the order of their last polls: clients that stopped polling come first.
         self._clients: dict[str, _Client] = {}
         self._open: dict[str, str] = {}
-        """The client that must answer each open query: query ticket → client id."""
+        """For each query that has no answer yet, by the query's ticket: the id of the client that must answer."""
 
     def take(self, client_id: str, now_s: float) -> list[Question]:
         """Return the queries (Question) that wait for a client, and record the time of the client's poll."""

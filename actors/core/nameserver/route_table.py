@@ -67,17 +67,19 @@ class RouteTable:
         """The names of all brokers that have registered since this table was made."""
 
     def register(self, registration: BrokerRegistration, now_s: float) -> None:
-        """Replace all data of a broker with a registration. An older registration is ignored.
+        """Replace all data that this table has about a broker with a registration. A registration with an older version
+        is ignored.
 
-        The comparison ignores the time in a version. After a restart, the log may contain a slightly earlier time for a
-        broker's last change than memory did. The broker must still be able to register.
+        The comparison of versions ignores the time in them. After the broker's restart, the log may contain a slightly
+        earlier time for the broker's last change than memory did. The broker must still be able to register.
         """
         known = self._brokers.get(registration.broker_name)
         if known is not None and _order(registration) < _order(known.registration):
             return
         broker = _LiveBroker(replace(registration, topics=()), {one.topic: one for one in registration.topics}, now_s)
         if known is not None and registration.data_version == known.registration.data_version:
-            # The broker registers the same version again. So keep the permissions that were changed in this table.
+            # The broker registers again with a data version that this table already has. So keep the permissions that
+            # were changed in this table since then.
             broker.topics, broker.perm_changed = known.topics, known.perm_changed
         self._brokers[registration.broker_name] = broker
         self._silent.pop(registration.broker_name, None)

@@ -155,8 +155,8 @@ class QueueEdit:
         self.topic, self.queue_id = topic, queue_id
         self.queue = PopQueue(committed)
         if known is not None:
-            # Continue after all leases, or after the committed offset if it is larger. A consumer that does not use
-            # leases may have committed a larger offset.
+            # New leases begin after the offsets that were already leased, or at the committed offset if it is larger. A
+            # consumer without leases may have committed a larger offset.
             self.queue = PopQueue(max(known.next_offset, committed), dict(known.leases))
         self._before, self._committed = self.queue.next_offset, committed
         self._set: dict[LeaseKey, Lease] = {}
@@ -177,7 +177,8 @@ class QueueEdit:
         self._dropped.add(key)
 
     def record(self) -> list[Any] | None:
-        """Return the entry of this queue for a "pop" record; None if no lease has changed."""
+        """Return this queue's entry in a "pop" record of the state log; None if no lease of the queue has
+        changed."""
         if not self._set and not self._dropped and self.queue.next_offset == self._before:
             return None
         committed = max(self._committed, self.queue.first_unsettled())

@@ -24,8 +24,8 @@ from raymq.common.protocol.pop import (
 from raymq.common.protocol.store import QueueEnds
 
 LEASES_MAX: Final = 1024
-"""If a group has this many leases in a queue, no new messages of the queue are leased. Unsettled messages of ended
-leases are still leased again."""
+"""Maximum number of leases that a group may have in a queue before the group gets no new messages of the queue.
+Messages whose lease ended without an acknowledgement are still leased again."""
 UNSETTLED_MAX: Final = 65_536
 """If a group has this many unsettled (leased but unacknowledged) messages in a queue, no new messages of the queue are
 leased."""
@@ -243,5 +243,6 @@ def _end_of_first(leases: Sequence[Lease], number: int) -> int:
 
 
 def _below(lease: Lease, offset: int) -> int:
-    """Return the bit set of a lease's offsets that are lower than `offset`."""
+    """Return a bit set of the offsets of a lease that are lower than `offset`. Bit i stands for the offset
+    `lease.start` + i."""
     return (1 << max(0, min(lease.size, offset - lease.start))) - 1

@@ -18,16 +18,16 @@ from raymq.common.errors import InvalidArgumentError, SystemBusyError
 from raymq.common.protocol.pop import ALL_OFFSETS, INVISIBLE_MAX_MS, LeasePart
 
 SPLIT_LEASES_MAX: Final = 4 * LEASES_MAX
-"""Maximum number of a group's leases in a queue, if leases are split because the invisible time of single messages is
-changed."""
+"""Maximum number of leases that a consumer group may have in one queue when a request splits leases. A lease is split
+if the invisible time of only some of its messages is changed."""
 
 
 @dataclass(slots=True)
 class SettleDecision:
-    """The result of acknowledging leased messages, or of changing their invisible time.
+    """The result of a request that acknowledges leased messages, or that changes their invisible time.
 
-    It has the record to store (None: nothing changes). After a change of invisible times it also has one entry for each
-    given part of a lease: the new lease, or None if the old lease has ended.
+    `change`: the record to store; None if nothing changes. `leases`: filled only if the invisible time changes. For
+    each lease part in the request, it has the new lease, or None if the old lease has ended.
     """
 
     change: PopChange | None = None
@@ -37,7 +37,7 @@ class SettleDecision:
 
     @property
     def count(self) -> int:
-        """The number of messages, in all topics, that the request acknowledges, or whose invisible time it
+        """The number of messages, in all topics, that the decided request acknowledges, or whose invisible time it
         changes."""
         return self.counts.total()
 
@@ -99,7 +99,8 @@ def decide_invisible(
 
 
 def _moved(old: Lease, offsets: int, invisible_ms: int, now_ms: int, attempts: int) -> Lease:
-    """Build a new lease for the given offsets of the lease `old`."""
+    """Build a new lease for some messages of the lease `old`. Bit i of `offsets` is set if the new lease contains
+    offset `old.start` + i."""
     first = (offsets & -offsets).bit_length() - 1
     count = offsets.bit_length() - first
     pop_ms = old.next_pop_ms(now_ms)
@@ -115,8 +116,9 @@ class _Edits:
         self._edits: dict[tuple[str, int], QueueEdit] = {}
 
     def find(self, part: LeasePart) -> tuple[QueueEdit, Lease | None, int]:
-        """Find the lease to which `part` belongs. Returns the request's lease changes in the queue (QueueEdit), the
-        lease (None if it has ended), and the bit set of the part's unsettled offsets.
+        """Find the lease to which the offsets in `part` belong. Returns three values: the changes that this request
+        makes to the queue's leases (QueueEdit); the lease, None if it has ended; and the bit set of the offsets in
+        `part` that are not settled yet.
 
         Raises InvalidArgumentError if an offset is not in the lease.
         """

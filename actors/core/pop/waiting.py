@@ -67,7 +67,7 @@ class WaitingReceives:
         self._count += 1
 
     def put_back(self, receive: WaitingReceive) -> None:
-        """Put a receive that `take` removed back in front of all other waiting receives."""
+        """Put a receive back that `take` has removed, as the first of the waiting receives with the same key."""
         self._by_key.setdefault(receive.key, deque()).appendleft(receive)
         self._count += 1
 
@@ -76,7 +76,7 @@ class WaitingReceives:
         return [waiting[0] for waiting in self._by_key.values()]
 
     def all(self) -> list[WaitingReceive]:
-        """Return all waiting receives."""
+        """Return all receives (requests of simple consumers) that wait for messages."""
         return [receive for waiting in self._by_key.values() for receive in waiting]
 
     def take(self, receive: WaitingReceive) -> None:

@@ -47,8 +47,9 @@ def queue_key(queue: MessageQueue) -> str:
 def allocate_by_consistent_hash(
     queues: Iterable[MessageQueue], members: Iterable[str], virtual_nodes: int = VIRTUAL_NODES
 ) -> Shares:
-    """The strategy CONSISTENT_HASH: divide the queues by their positions on the ring. Raises the errors of
-    `check_shareable`, and InvalidArgumentError if `virtual_nodes` is less than 1."""
+    """The strategy CONSISTENT_HASH: divide the queues among the members by positions on a hash ring. Each member has
+    `virtual_nodes` positions. Raises the errors of `check_shareable`, and InvalidArgumentError if `virtual_nodes` is
+    less than 1."""
     queues, members = check_shareable(queues, members)
     if virtual_nodes < 1:
         raise InvalidArgumentError(f"virtual_nodes must be at least 1, not {virtual_nodes}")

@@ -49,7 +49,7 @@ class HeartbeatKind(Enum):
 
 
 class HeartbeatStep(Enum):
-    """How the group handles and answers a heartbeat."""
+    """The ways in which a consumer group handles and answers a member's heartbeat."""
 
     INVITE = "answer with a new session, and change nothing else"
     ACCEPT = "note the requests and the queues held, free the others, and grant"
@@ -113,8 +113,8 @@ class RebalanceGroup:
         old_leases_end_s: float | None = None,
     ) -> None:
         self._session_timeout_s = session_timeout_s
-        # Until this time, members may consume queues that an earlier instance granted and that they have not reported
-        # to this instance yet.
+        # Until this time, members may still consume queues that an earlier Rebalance actor granted. They have not
+        # reported these queues to this actor yet.
         self._old_leases_end_s = started_s + session_timeout_s if old_leases_end_s is None else old_leases_end_s
         # The earliest time at which the group grants queues to members.
         self._grants_from_s = self._old_leases_end_s if grace else started_s
@@ -125,8 +125,11 @@ class RebalanceGroup:
         self._queues: dict[str, tuple[MessageQueue, ...]] = {}  # the queues of each topic, sorted
         self._broker_rooms: dict[str, str] = {}
         self._target: Target = {}
-        self._targeted_s = started_s  # time when the planned member of each queue was last computed at an interval
-        self._failures: dict[str, str] = {}  # topic → the reason why the strategy failed, so that the last plan is kept
+        # time of the last heartbeat that recomputed which member should own each queue; recomputed again after
+        # RETARGET_INTERVAL_S
+        self._targeted_s = started_s
+        # topic → the reason why the allocation strategy failed; the topic then keeps its last assignment plan
+        self._failures: dict[str, str] = {}
         self._holder: dict[MessageQueue, str] = {}
         self._first_generation = first_version
         self.generation = first_version
@@ -149,7 +152,8 @@ class RebalanceGroup:
     def set_queues(
         self, topic: str, queues: Iterable[MessageQueue], broker_rooms: Mapping[str, str] | None = None
     ) -> None:
-        """Set a topic's queues, from its route, and its brokers' machine rooms (broker name to room)."""
+        """Set the queues of a topic, as its route lists them. `broker_rooms`: the machine room of each broker, by
+        broker name."""
         queues, rooms = tuple(sorted(queues)), {**self._broker_rooms, **(broker_rooms or {})}
         if self._queues.get(topic) != queues or self._broker_rooms != rooms:
             self._queues[topic], self._broker_rooms = queues, rooms
@@ -207,9 +211,10 @@ class RebalanceGroup:
     def note_steady(self, heartbeat: SteadyHeartbeat, now_s: float) -> bool:
         """Record a short heartbeat, which states that the member's last full heartbeat is unchanged.
 
-        Returns False, and records nothing, if the answer may have changed, or if the heartbeat is not the member's
-        newest. A member that holds exactly its assigned queues keeps them until the group's generation grows. So no
-        other check is needed: a full heartbeat would have the same result.
+        Returns False, and records nothing, if the group's answer to a full heartbeat may have changed. Returns False,
+        too, if a newer heartbeat of the member has already arrived. A member that holds exactly its assigned queues
+        keeps them until the group's generation grows. So no other check is needed: a full heartbeat would have the same
+        result.
         """
         self.expire(now_s)
         member = self._members.get(heartbeat.member)
@@ -310,11 +315,13 @@ class RebalanceGroup:
         return self._last_session
 
     def _note_generation(self, generation: int) -> None:
-        """If a heartbeat has a generation from an earlier instance of this object, delay new grants. Members may still
-        use queues that the earlier instance granted."""
+        """Delay new grants of queues if a heartbeat has a generation that an earlier instance of this group issued.
+        Members may still use queues that the earlier instance granted."""
         if generation and not self._first_generation <= generation <= self.generation:
             self._grants_from_s = max(self._grants_from_s, self._old_leases_end_s)
-        if generation > self.generation:  # an earlier instance had a later clock: use a higher generation
+        # A higher generation comes from an earlier instance of this object whose clock was ahead. Continue with a
+        # generation above it.
+        if generation > self.generation:
             self.generation = generation + 1
 
     def _note_member(self, heartbeat: GroupHeartbeat, now_s: float) -> bool:
@@ -322,8 +329,8 @@ class RebalanceGroup:
         new, or its request has changed."""
         request = MemberRequest(heartbeat.topics, heartbeat.allocation, heartbeat.node, heartbeat.expressions)
         before = self._members.get(heartbeat.member)
-        # If a process replaces another process with the same member name, it keeps that member's position in the order
-        # of joining.
+        # Members are kept in the order in which they joined. A new process with the name of an existing member takes
+        # over that member's position in this order.
         self._members[heartbeat.member] = _Member(heartbeat.session, request, now_s, heartbeat.sequence)
         if before is None or before.session != heartbeat.session:
             self._invited.pop(heartbeat.member, None)
@@ -342,16 +349,17 @@ class RebalanceGroup:
         topics = self._members[name].request.topics
         granted = set()
         for queue, target in self._target.items():
-            # Skip a queue if the member no longer subscribes to the queue's topic. If the strategy failed, the last
-            # plan may still assign the queue to this member.
+            # Skip a queue if the member no longer subscribes to the queue's topic. `_target` may still assign the queue
+            # to this member if the allocation strategy failed, because then the previous plan stays.
             if target != name or queue.topic not in topics:
                 continue
             holder = self._holder.get(queue)
             if holder == name or (holder is None and now_s >= self._grants_from_s):
                 self._holder[queue] = name
                 granted.add(queue)
-        # If the topic has no route, the member keeps its queues: without a route the topic has no target, so no other
-        # member can own them. This happens after a restart if no NameServer answers.
+        # If a topic has no route, the member keeps the topic's queues. Without a route the topic's queues are not
+        # assigned to any member, so no other member can own them. This happens after a restart if no NameServer
+        # answers.
         granted.update(
             queue
             for queue, holder in self._holder.items()

@@ -80,8 +80,10 @@ class RebalanceServer:
             )
             for slot in slots
         }
-        self._epochs = dict.fromkeys(self.leases, 0)  # by slot (a share of all groups): the epoch of its groups
-        self._versions = dict.fromkeys(self.leases, 0)  # by slot: the newest version of a group that was dropped
+        # for each slot (a share of all groups): the epoch in which this process created the slot's groups
+        self._epochs = dict.fromkeys(self.leases, 0)
+        # by slot (a share of all groups): the newest version of a group that was dropped
+        self._versions = dict.fromkeys(self.leases, 0)
         self._lock = threading.Lock()  # lock that guards every attribute, except the contents of the groups' entries
         self._entries: dict[str, _Entry] = {}
         # topic → its queues; None if no NameServer has answered the request for the topic's queues
@@ -90,8 +92,8 @@ class RebalanceServer:
     # Methods that answer heartbeats
 
     def heartbeat(self, group: str, heartbeat: Heartbeat, now_s: float) -> HeartbeatAnswer:
-        """Answer a member's heartbeat; see RebalanceGroup.heartbeat and `note_steady`. Never raises an error: a failure
-        is returned as an answer."""
+        """Answer a member's heartbeat: a full heartbeat as RebalanceGroup.heartbeat does, a short heartbeat by
+        `note_steady`. Never raises an error: a failure is returned as an answer."""
         try:
             entry = self._entry(group, now_s)
             if isinstance(entry, OtherServer):
@@ -106,7 +108,8 @@ class RebalanceServer:
             if isinstance(assignment, GroupRefusal) or not unknown or heartbeat.leaving:
                 return assignment
             return replace(assignment, incomplete=True)
-        except Exception as error:  # a programming error or an invalid heartbeat must not affect the other groups
+        # catch every error: a programming error or an invalid heartbeat must not affect the other consumer groups
+        except Exception as error:
             logger.exception("a heartbeat of group %s failed", group)
             return GroupFailure(f"{type(error).__name__}: {error}")
 
@@ -151,8 +154,8 @@ class RebalanceServer:
             return sorted(self._entries)
 
     def other_server(self, group: str, now_s: float) -> OtherServer | None:
-        """Return the answer that redirects a member to another server; None if this server may answer for the group
-        now."""
+        """Return the answer that redirects a member to the Rebalance actor that holds the group's slot. Returns None if
+        this Rebalance actor may answer for the group now."""
         lease = self.leases[slot_of(group)]
         return None if lease.valid(now_s) else OtherServer(lease.holder)
 
@@ -175,8 +178,8 @@ class RebalanceServer:
             return entry
 
     def _give_queues(self, entry: _Entry, topics: Iterable[str]) -> bool:
-        """Pass the queues of these topics to a group, unless the group already has them. Returns True if this server
-        lacks the queues of a topic."""
+        """Pass the lists of queues of these topics to a group, unless the group already has the newest lists. Returns
+        True if this server has not looked up a topic's queues yet."""
         unknown = False
         for topic in topics:
             known = self._topics.get(topic)
@@ -200,13 +203,13 @@ class RebalanceServer:
         return frozenset(topics)
 
     def unknown_topics(self) -> frozenset[str]:
-        """Return the subscribed topics whose queues were never requested."""
+        """Return the subscribed topics whose lists of queues were never requested from a NameServer."""
         return self.topics() - self._topics.keys()
 
     def set_queues(self, topic: str, queues: TopicQueues | None) -> None:
-        """Set a topic's queues. Each group uses them from its next heartbeat on.
+        """Set a topic's queues. Each consumer group uses the new queues from its next heartbeat on.
 
-        `queues` None means that the topic has no route now; groups keep the queues that they have.
+        If `queues` is None, the topic has no route now, and the consumer groups keep its earlier queues.
         """
         with self._lock:
             known = self._topics.setdefault(topic, queues)

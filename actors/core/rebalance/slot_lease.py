@@ -36,8 +36,8 @@ from typing import Any, Final
 LOOK_INTERVAL_S: Final = 1.0
 VALID_S: Final = 4.0
 TAKE_OVER_AFTER_S: Final = 6.0
-"""If the sign of life of a slot (a share of all groups) has not changed for this many seconds, another process claims
-the slot. Longer than Ray takes to restart a killed process."""
+"""Seconds without a new heartbeat from the process that holds a slot (a share of all consumer groups), after which
+another process claims the slot. Longer than Ray takes to restart a killed process."""
 VERSION_STEP: Final = 1 << 40
 """Difference between the first generations of a slot's groups in two consecutive epochs. (A slot is a share of all
 groups.) Within one epoch, a group's generation grows by less than this."""
@@ -113,7 +113,8 @@ class SlotLease:
         """The claim by which a Rebalance actor holds the slot (a share of all groups) in the latest known
         epoch."""
         self.held = False
-        """True if this process holds the slot (a share of all groups): `claim` is its own claim."""
+        """True if this process holds the slot (a share of all groups). In this case `claim` is the claim that this
+        process made."""
         self.grants_from_s = 0.0
         """The time from which queues of the slot (a share of all groups) can be granted: no lease of an earlier holder
         is in use then. Valid while this process holds the slot."""
@@ -130,8 +131,8 @@ class SlotLease:
         return self.held and now_s < self._valid_until_s
 
     def waits_for_old_leases(self, now_s: float) -> bool:
-        """Return True if members may still use queues that an earlier holder of the slot (a share of all groups)
-        granted."""
+        """Return True if an earlier holder of the slot (a share of all consumer groups) may have granted queues that
+        members still use. The new holder must not grant these queues yet."""
         return now_s < self.grants_from_s
 
     @property
@@ -152,8 +153,8 @@ class SlotLease:
         began_s = clock()
         if not self.held:
             beats = yield from self._read_sign()
-            # True if the newest claim of the slot is already this process's own. In this case the register stored the
-            # claim in an earlier check, but the answer was lost.
+            # True if this process itself made the newest claim of the slot. An earlier check then stored the claim in
+            # the register, but the register's answer was lost.
             mine = self.claim.life == self._life
             if not mine and self._may_claim(beats, clock()) and not (yield from self._find_newer()):
                 yield from self._make_claim(wall_ns)
@@ -182,8 +183,8 @@ class SlotLease:
         return json.dumps({"epoch": self.epoch, "beats": self._beats, "released": released})
 
     def _read_sign(self) -> Generator[Get | Put | Drop, Any, int]:
-        """Read the sign of life of the actor that holds the slot (a share of all groups). Returns the holder's number
-        of checks; -1 if the holder has not written a sign of life."""
+        """Read the heartbeat that the holder of this slot (a share of all groups) has stored. Returns the heartbeat's
+        number; -1 if the holder has not stored a heartbeat."""
         text = yield Get(self._sign_key)
         sign: dict[str, Any] = {"epoch": 0, "beats": -1, "released": False} if text is None else json.loads(text)
         if sign["epoch"] > self.epoch:
@@ -194,7 +195,7 @@ class SlotLease:
         return int(sign["beats"]) if current else -1
 
     def _find_newer(self) -> Generator[Get | Put | Drop, Any, bool]:
-        """Find newer claims of the slot (a share of all groups) whose holders have not written a sign of life yet.
+        """Find newer claims of the slot (a share of all consumer groups) whose holders have not stored a heartbeat yet.
         Returns True if such a claim exists."""
         found = False
         while (text := (yield Get(self._claim_key(self.epoch + 1)))) is not None:
@@ -228,8 +229,8 @@ class SlotLease:
         self._valid_until_s = float("-inf")
 
     def _confirm(self, began_s: float) -> Look:
-        """Stay the holder of the slot (a share of all groups) if no newer claim exists; otherwise give up the
-        slot."""
+        """Keep holding the slot (a share of all consumer groups) if no other actor has made a newer claim to it.
+        Otherwise give the slot up."""
         newer = yield Get(self._claim_key(self.epoch + 1))
         if newer is not None:
             self._let_go()

@@ -80,8 +80,9 @@ class _Topic:
         self.keeps_more = {member: len(held) > self.size for member, held in self._held.items()}
 
     def share_out(self, with_extra: set[str]) -> dict[str, list[MessageQueue]]:
-        """Divide the topic's queues among its members. Each member gets first queues that it already has, then queues
-        planned for it, then any other queues. Members in `with_extra` get one more queue."""
+        """Divide the topic's queues among the topic's subscribers. Each member gets first queues that it already has,
+        then queues planned for it, then any other queues. Members in `with_extra` get one more queue than the others.
+        """
         shares: dict[str, list[MessageQueue]] = {}
         for member, held in self._held.items():
             held.sort(key=lambda queue, member=member: (self._planned[queue] != member, queue))  # type: ignore[misc]
@@ -107,15 +108,16 @@ class _Topic:
 
 
 class _Extras:
-    """The members that take the extra queues of each topic: `chosen`, by topic."""
+    """For each topic, the members that get one queue more than the other members (extra queues), because the queues
+    cannot be divided equally. `chosen`: these members, by topic."""
 
     def __init__(self, topics: Mapping[str, _Topic]) -> None:
         self._topics = topics
         self._totals: Counter[str] = Counter()
         for topic in topics.values():
             self._totals.update(dict.fromkeys(topic.members, topic.size))
-        # The cost of a member's total has this large weight, so that even totals matter more than all queues that
-        # members could keep.
+        # The weight of the members' total numbers of queues in the cost of a plan. It is larger than the weight of all
+        # queues that members could keep, so even totals have priority over kept queues.
         self._total_weight = 1 + sum(len(topic.members) for topic in topics.values())
         self.chosen = {name: self._start(topic) for name, topic in topics.items()}
 
@@ -131,8 +133,9 @@ class _Extras:
         return chosen
 
     def improve(self) -> None:
-        """Let members exchange extra queues until no exchange lowers the cost of the plan. The cost is an integer and
-        falls with each exchange, so the loop ends."""
+        """Let members exchange extra queues until no exchange lowers the cost of the plan. An extra queue of a topic is
+        one more than other members get of the topic. The cost is an integer and falls with each exchange, so the loop
+        ends."""
         while cycle := _negative_cycle(self._arcs()):
             for tail, head in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
                 if tail[0] == "member" and head[0] == "topic":
@@ -144,7 +147,7 @@ class _Extras:
 
     def _arcs(self) -> list[tuple[_Node, _Node, int]]:
         """Return the arcs of the exchange graph, each with its cost. A cycle of arcs is a possible exchange of extra
-        queues between members.
+        queues between members. An extra queue of a topic is one more than other members get of the topic.
 
         There are three kinds of arcs. A member gives up an extra queue of a topic, a topic gives an extra queue to a
         member, or a member's total changes by one.

@@ -136,8 +136,8 @@ class _ShareAll:
 
 
 def _steps(view: GroupMembership) -> Iterator[tuple[list[str], _ShareTopic | _ShareAll]]:
-    """Yield lists of topics whose queues are divided together, each with the callable that divides the queues. Topics
-    without queues are left out."""
+    """Yield lists of topics, each with the callable that divides the queues of these topics among the group's members.
+    Topics without queues are left out."""
     topics = [topic for topic in view.topics() if view.queues.get(topic)]
     if view.allocation.strategy is AllocateStrategy.STICKY:
         yield topics, _ShareAll(view, topics)

@@ -47,6 +47,6 @@ class AppendLimit:
         return self._under_way
 
     def end(self) -> None:
-        """Stop counting one running append that `begin` has counted."""
+        """Note that a running append, which was counted by `begin`, has ended."""
         with self._lock:
             self._under_way -= 1

@@ -14,8 +14,8 @@ from typing import Final
 from actors.core.replica.orders import Copied
 
 CHUNKS_MAX: Final = 2
-"""Maximum number of log chunks that were read but are not on the slave's disk yet: one that is being written, and the
-next one."""
+"""Maximum number of log chunks that were read from the master's log but are not on the slave's disk yet: the chunk that
+is written now, and the next chunk."""
 SECOND_MIN_BYTES: Final = 1 << 20
 """Minimum size, in bytes, of a log chunk that is read while another chunk is in flight.
 
@@ -50,7 +50,8 @@ class CopyWindow:
     def min_bytes(self) -> int:
         """The minimum size, in bytes, of the next log chunk that the Replicator requests.
 
-        If all chunks in flight are acknowledged before the next chunk arrives, the minimum becomes 1.
+        The minimum is 1 if no chunk in flight waits for the slave's acknowledgement. It also becomes 1 if all chunks in
+        flight are acknowledged before the next chunk arrives.
         """
         return SECOND_MIN_BYTES if self.next_offset > self.acked_offset else 1
 

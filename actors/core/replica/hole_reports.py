@@ -28,8 +28,8 @@ class HoleReports:
     """The reports of replicas about the holes (damaged log ranges) of one master, in one epoch."""
 
     def __init__(self, replica: int, now_s: float, wait_s: float = HOLE_WAIT_S) -> None:
-        """Start to collect reports when `replica` becomes the master, at `now_s`. For `wait_s` seconds no hole (damaged
-        log range) may be sent."""
+        """Start to collect replicas' reports about holes (damaged log ranges) when `replica` becomes the master, at
+        `now_s`. In the first `wait_s` seconds no hole may be sent to slaves."""
         self._replica, self._until_s = replica, now_s + wait_s
         self._lacking: dict[int, set[int]] = {}
         """The replicas that lack the intact bytes of a hole (damaged log range), by the hole's offset."""

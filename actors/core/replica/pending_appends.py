@@ -42,7 +42,8 @@ class PendingAppends(Generic[TokenT]):
         return len(self._waiting)
 
     def add(self, started: Started, token: TokenT) -> None:
-        """Add a started append that still waits for the disk or for replicas."""
+        """Add an append that was started and still waits for the disk or for replicas. `token` identifies the request
+        to answer."""
         self._waiting.append((started, token))
 
     def settle(self, now_s: float) -> list[EndedAppend[TokenT]]:
@@ -64,6 +65,6 @@ class PendingAppends(Generic[TokenT]):
 
     @property
     def next_deadline_s(self) -> float | None:
-        """Return the time by which the caller must call `settle` next; None if no append waits. The time is on the
-        clock whose time the caller passes to `settle`."""
+        """Return the time by which the caller must call `settle` again, because the first waiting append then times
+        out. None if no append waits. `settle` and this time use the same clock."""
         return min((started.deadline_s for started, _ in self._waiting), default=None)

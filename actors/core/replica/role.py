@@ -62,8 +62,8 @@ TRANSITIONS: Final[Mapping[ReplicaRole, Mapping[tuple[RoleOrder, EpochAge], Repl
         (RoleOrder.FOLLOW, EpochAge.NEWER): ReplicaRole.SLAVE,
     },
 }
-"""The role of a replica after an order, by the role before the order. An order without an entry is rejected with
-NotMasterError."""
+"""By a replica's current role, the orders that it accepts (kind of order, age of the order's epoch), each with the role
+that follows. Every other order is rejected with NotMasterError."""
 
 
 class ReplicaRoleState:
@@ -78,7 +78,8 @@ class ReplicaRoleState:
         self.master: int | None = None
         """The replica that leads in `epoch`: this replica if it is the master, None while fenced."""
         self.draining = False
-        """True for a master that accepts no more appends, because another replica should lead."""
+        """True if this replica is a master that accepts no more appends, because another replica should become the
+        master."""
         self._lease_until_s = 0.0
 
     def lead(self, epoch: int, lease_until_s: float) -> bool:

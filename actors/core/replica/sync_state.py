@@ -45,7 +45,7 @@ MARKS_MAX: Final = 512
 class StoreTimes:
     """The approximate times at which the bytes of one log were stored.
 
-    `end_offset`: the end of the log at `now_s`. Bytes before `end_offset` count as stored at `now_s`.
+    `end_offset`: the end of the log when this object is created, at `now_s`. Earlier bytes count as stored at `now_s`.
     """
 
     def __init__(self, end_offset: int, now_s: float) -> None:
@@ -53,7 +53,7 @@ class StoreTimes:
         self._times_s = [now_s]
 
     def stored(self, end_offset: int, now_s: float) -> None:
-        """Record that the log is now stored up to `end_offset`."""
+        """Record that the log's bytes up to `end_offset` were stored at `now_s`."""
         if end_offset <= self._ends[-1]:
             return
         if len(self._ends) > 1 and now_s - self._times_s[-1] < MARK_S:
@@ -71,9 +71,9 @@ class StoreTimes:
         return max(now_s - self._times_s[index], 0.0) if index < len(self._ends) else 0.0
 
     def _join_two(self, now_s: float) -> None:
-        """Join two neighbouring marks (entries of the list of store times), so that the list stays short. Chooses the
-        pair whose join changes the ages of bytes least, relative to the ages. The joined mark has the earlier time and
-        the later end."""
+        """Join two neighbouring marks of the list, so that the list stays short. A mark has a time and an end offset of
+        the log (see the module's docstring). The joined mark has the earlier time and the later end. The chosen pair is
+        the one whose join changes the ages of its bytes least, in relation to the ages."""
         times_s = self._times_s
         first = min(
             range(1, len(times_s) - 2), key=lambda i: (times_s[i + 2] - times_s[i]) / max(now_s - times_s[i], MARK_S)
@@ -117,9 +117,9 @@ class MasterSyncState:
         proposed no change."""
         self._followers: dict[int, _Follower] = {}
         self._joining: dict[int, tuple[str, float]] = {}
-        """The followers for whose copies the confirm offset already waits, although the master has not proposed them as
-        members yet. For each follower: the id of its directory, and the time, in s, from which the confirm offset
-        waits."""
+        """The followers whose copies the confirm offset already requires, although the master has not proposed them as
+        members of the sync-state set yet. For each follower: the id of its directory, and the time, in s, from which
+        the confirm offset requires its copies."""
         self._own_end = self.confirm_offset = end_offset
         self._stored_times = StoreTimes(end_offset, now_s)
 
@@ -198,10 +198,10 @@ class MasterSyncState:
         return SyncStateSet(self.epoch, self.sync_state_set.version, self._proposed)
 
     def decided(self, answer: SyncStateSet) -> None:
-        """Record the sync-state set in force, as answered by the Controller.
+        """Record the sync-state set that the Controller returned as the set in force.
 
-        Only a newer set ends a current proposal. Until then the Controller may still accept the proposal. So the
-        confirm offset waits for the copy of each replica in the proposal.
+        Only a set newer than the known set ends this master's current proposal. Before that, the Controller may still
+        accept the proposal. So the confirm offset also waits for the copies of all replicas in the proposed set.
         """
         if answer.epoch == self.epoch and answer.version > self.sync_state_set.version:
             self.sync_state_set = answer

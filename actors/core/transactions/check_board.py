@@ -58,5 +58,5 @@ class CheckBoard:
         return [waiting.pop(key) for key in list(waiting)[:CHECKS_TAKEN_MAX]]
 
     def leave(self, group: str, client_id: str) -> None:
-        """Remove a producer that has shut down."""
+        """Remove a producer from the live producers of its group, because the producer has shut down."""
         self._asked_s.get(group, {}).pop(client_id, None)

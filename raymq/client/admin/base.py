@@ -52,8 +52,8 @@ class AdminBase(OfProcess):
         return list(persist_until(time.monotonic() + ADMIN_TIMEOUT_S, lambda left_s: self._routes.all_brokers()))
 
     def _group_not_exist(self, group: str) -> GroupNotExistError:
-        """Return the error for a group that no broker has. It names the nearest groups that the user may see, unless a
-        broker does not list its groups."""
+        """Return the error for a group that does not exist on any broker. The error lists existing groups with similar
+        names that the user may see, unless a broker does not return its groups."""
         groups = set[str]()
         with suppress(RaymqError):
             for broker_name in self._broker_names():

@@ -92,11 +92,11 @@ class _Stream:
     def __init__(self, span: Span, *, newest_first: bool) -> None:
         self.queue = span.queue
         self._begin, self._end = span.begin, span.end
-        """The offset range of the queue's messages that are neither returned nor buffered yet. Buffered messages have
-        offsets from `_end` on (if newest first), or below `_begin`."""
+        """The offset range of the queue's messages that this stream has neither returned nor buffered yet. Buffered
+        messages lie directly after this range if messages are read newest first, otherwise directly before it."""
         self._newest_first = newest_first
         self._held: list[_HeldMessage] = []
-        """Buffered messages. The last message of the list is returned next."""
+        """Messages that were read but not returned yet. The last message of this list is returned first."""
         self._part: list[_HeldMessage] = []
         self._window = self._read_from = -1
         """Two offsets, used while a queue is read newest first, in windows of several offsets. They are the first
@@ -149,12 +149,12 @@ class _Stream:
         return self._held[-1] if self._held else None
 
     def pop(self) -> FetchedRecord:
-        """Remove and return the next buffered message."""
+        """Remove the next buffered message of the queue, and return it."""
         return self._held.pop().fetched
 
     def rest(self) -> Span:
-        """Return the offset range of the messages that `pop` has not returned, whether they are buffered or
-        not."""
+        """Return the range of the queue's offsets whose messages `pop` has not returned yet. Some of these messages may
+        already be buffered."""
         if self._newest_first:
             end = self._held[-1].queue_offset + 1 if self._held else self._end
             return Span(self.queue, self._begin, max(end, self._begin))

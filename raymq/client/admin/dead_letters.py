@@ -200,7 +200,8 @@ class DeadLetters(OfProcess):
         )
 
     def _marked(self, queue: MessageQueue, letter: DeadLetter) -> DeadLetter:
-        """Return the dead letter with `replayed` set if the group's retry topic has a replayed copy of it."""
+        """Return a copy of `letter` with `replayed` set to True if the group's retry topic has a replayed copy of its
+        message. Otherwise return `letter` itself."""
         if letter.replayed or letter.message.record_damaged:
             return letter
         message_id = letter.message.message_id
@@ -278,15 +279,15 @@ class DeadLetters(OfProcess):
 
 
 class _Pace:
-    """Limits a loop to `rate` steps per second. If the loop is late, it makes up for the missed steps of at most one
-    second."""
+    """Limits a loop to `rate` steps per second. A loop that is late may run faster for a while, to catch up with at
+    most one second of its schedule."""
 
     def __init__(self, rate: float | None) -> None:
         self._pause_s = 1 / rate if rate else 0.0
         self._next_s = time.monotonic()
 
     def wait(self) -> None:
-        """Wait until the loop may begin its next step."""
+        """Sleep until the loop may begin its next step at the allowed rate."""
         time.sleep(max(self._next_s - time.monotonic(), 0.0))
         self._next_s = max(self._next_s, time.monotonic() - 1.0) + self._pause_s
 

@@ -139,8 +139,8 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
             for start in range(0, len(configs), GROUPS_PER_CALL):
                 part = list(configs[start : start + GROUPS_PER_CALL])
                 switched.update(self._call_broker(broker_name, "update_groups", part))
-        # Make the members of the changed groups query the brokers about their queues, so that the change takes effect
-        # at once.
+        # Tell the members of each changed group to query the brokers about their queues, as after an offset reset. So
+        # the changed settings take effect at once.
         for group in sorted(switched):
             offsets_reset(group, ADMIN_TIMEOUT_S)
 
@@ -181,7 +181,8 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         self.group_config(group)
         for broker_name in self._recent_broker_names():
             self._call_broker(broker_name, "forbid_topic", group, topic, True)
-        # Make the group's members query the brokers about their queues, so that they stop reading the topic at once.
+        # Tell the group's members to query the brokers about their queues, as after an offset reset. So they stop
+        # reading the forbidden topic at once.
         offsets_reset(group, ADMIN_TIMEOUT_S)
 
     def allow(self, group: str, topic: str) -> None:
@@ -192,7 +193,8 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         check_topic(topic)
         for broker_name in self._recent_broker_names():
             self._call_broker(broker_name, "forbid_topic", group, topic, False)
-        # Make the group's members query the brokers about their queues, so that they read the topic again at once.
+        # Make the group's members query the brokers about their queues, so that they resume reading the allowed topic
+        # at once.
         offsets_reset(group, ADMIN_TIMEOUT_S)
 
     def forbidden_topics(self, group: str) -> list[str]:

@@ -134,7 +134,7 @@ class MessageAdmin(AdminBase):
         try:
             physical_offset = parse_offset_message_id(offset_id).physical_offset
         except InvalidArgumentError:
-            return []  # find nothing: `offset_id` is a unique id, not an offset message id
+            return []  # return no message: `offset_id` is a unique message id, so it contains no physical offset
         route = self._routes.get(topic)
         damaged: list[MessageExt] = []
         for broker_name in route.brokers:
@@ -199,8 +199,8 @@ TAIL_BROKERS_AT_ONCE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """New messages of a topic, oldest first. `skipped`: the number of messages left out because of the limits.
-    `positions`: by queue, the offset from which the next call continues."""
+    """The new messages of a topic that one read returned, oldest first. `skipped`: the number of messages that the read
+    left out because of its limits. `positions`: by queue, the offset from which the next read continues."""
 
     messages: tuple[MessageExt, ...]
     positions: dict[MessageQueue, int]

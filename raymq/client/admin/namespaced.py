@@ -48,8 +48,8 @@ NAMES_RETURNED: Final = frozenset(
 )
 """Calls of Admin that return names of topics, groups or queues, or a mapping whose keys are such names."""
 _HOMES: Final = ("topic", "group", "queue", "config", "consumer")
-"""Attributes in which an element of a returned list may hold its topic, group or queue. That name shows to which
-namespace the element belongs."""
+"""Attributes of an element in a list that Admin returns. The name of a topic, group or queue in such an attribute shows
+to which namespace the element belongs."""
 
 
 class NamespacedCalls(OfProcess):
@@ -119,8 +119,8 @@ class _Translation:
         self._name, self._only = name, only
 
     def value(self, value: Any, *, named: bool) -> Any:
-        """Return the value with translated names. `named`: True if a string in the value is a name, also if it is in a
-        list or is a key of a mapping."""
+        """Return a copy of `value` with translated topic and group names. `named`: True if a text in `value` is such a
+        name, also in a list or as a key of a mapping."""
         if isinstance(value, Enum | bytes | int | float) or value is None:
             return value
         if isinstance(value, str):
@@ -188,8 +188,8 @@ def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _home(value: Any) -> str | None:
-    """Return the stored name that shows to which namespace a list's element belongs; None if the element has no such
-    name."""
+    """Return the topic or group name that shows to which namespace `value` (an element of a list) belongs, in its
+    stored form. Returns None if `value` has no such name."""
     if isinstance(value, MessageQueue | MessageExt):
         return value.topic
     for name in _HOMES:

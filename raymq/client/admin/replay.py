@@ -136,8 +136,8 @@ class ReplayAdmin(MessageAdmin):
         return run.send(self._chosen(choice, target), max_messages)
 
     def _target(self, to_topic: str | None, to_group: str | None) -> tuple[str, tuple[MessageQueue, ...]]:
-        """Return the target topic of the copies, and its queues. Raises GroupNotExistError if the group does
-        not exist."""
+        """Return the topic to which the copies are sent, and this topic's queues. Raises GroupNotExistError if the
+        group `to_group` does not exist."""
         if (to_topic is None) == (to_group is None):
             raise InvalidArgumentError("choose one target of the replay: to_topic or to_group")
         target = check_user_topic(to_topic) if to_topic is not None else retry_topic(check_group(to_group or ""))
@@ -200,7 +200,8 @@ class ReplayAdmin(MessageAdmin):
             while offset < end:
                 try:
                     result = self.pull(queue, offset, max_messages=min(_READ, end - offset))
-                # Skip the messages from `offset` on that retention has deleted after the range was chosen.
+                # Retention has deleted messages after the offset range of the replay was chosen. Skip the deleted
+                # messages from `offset` on.
                 except OffsetOutOfRangeError as error:
                     offset = max(error.min_offset, offset + 1)
                     continue
@@ -212,7 +213,7 @@ class ReplayAdmin(MessageAdmin):
 
 
 class _Run:
-    """Carries out one run of a replay."""
+    """One run of a replay, which sends the chosen messages again."""
 
     def __init__(
         self,
@@ -278,8 +279,8 @@ class _Run:
         logger.warning("the replay to %s skips %d messages: %s", self._target, count, error)
 
     def _place(self, source: MessageQueue) -> tuple[str, MessageQueue]:
-        """Return the producer id for copies of the messages of a source queue, and the target queue of these
-        copies."""
+        """Return where the copies of a source queue's messages are sent: the producer id of these copies, and their
+        target queue."""
         queue = self._queues[crc32(str(source).encode()) % len(self._queues)]
         return f"{REPLAY_PRODUCER}{self._identity}/{source.broker_name}/{source.queue_id}", queue
 

@@ -65,7 +65,8 @@ class QueueDescription:
 
     @property
     def messages(self) -> int:
-        """The number of messages that the queue holds."""
+        """The number of offsets between the queue's minimum and maximum offset, which is its number of
+        messages."""
         return self.max_offset - self.min_offset
 
 
@@ -175,7 +176,9 @@ class TopicAdmin(AdminBase):
             try:
                 self._call_broker(broker_name, "delete_topic", topic)
             except TopicNotExistError:
-                continue  # skip this broker: an earlier call deleted the topic on it
+                # skip this broker: it no longer has the topic, because an earlier, incomplete call of `delete_topic`
+                # deleted it there
+                continue
         self._routes.invalidate(topic)
 
     @bounded(reserve_time_s=RESERVE_TIME_RANGE)

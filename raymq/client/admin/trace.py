@@ -87,7 +87,7 @@ def _event_of(attempt: Attempt) -> TraceEvent:
 
 
 class TraceAdmin(TrackAdmin):
-    """The administration call that returns the history of a message."""
+    """Admin's call that returns the history of a message from its trace."""
 
     def trace(self, message_id: str, *, topic: str | None = None, trace_topic: str = TRACE_TOPIC) -> MessageTrace:
         """Return the history of the message with this unique id: its send, its queue and offset, its deliveries and

@@ -123,8 +123,8 @@ def attach_ray(address: str | None) -> bool:
     reason = _why_silent(found)
     if reason:
         raise ClusterNotFoundError(f"no Ray cluster runs at {found} ({reason}): {_NAME_ANOTHER}")
-    # With an explicit address, `ray.init` does not load this user's token. Ray has no public function that loads the
-    # token.
+    # If `ray.init` gets an explicit address, it does not load the Ray token of the operating-system user, so load it
+    # here. Ray has no public function that loads the token.
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     try:
         with described_as_utf8():

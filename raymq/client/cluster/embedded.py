@@ -121,7 +121,7 @@ class LocalRay:
             self._directory = None
 
     def _set_environment(self, values: dict[str, str]) -> None:
-        for name in (*values, "RAY_AUTH_MODE"):  # restore RAY_AUTH_MODE too, because Ray itself sets it
+        for name in (*values, "RAY_AUTH_MODE"):  # restore RAY_AUTH_MODE at the end too, because Ray itself changes it
             self._environment[name] = os.environ.get(name)
         os.environ.update(values)
 
@@ -181,7 +181,7 @@ def _foreground_group() -> int | None:
     try:
         group = os.tcgetpgrp(sys.stdin.fileno())
     except (OSError, ValueError, AttributeError):
-        return None  # no group is in the foreground, because standard input is not a terminal
+        return None  # standard input is not a terminal, so no process group is in the foreground
     return group if group == os.getpgrp() else None
 
 
@@ -193,7 +193,8 @@ def _take_terminal(group: int | None) -> None:
 def _give_terminal_back(group: int | None) -> None:
     if group is not None and group != os.getpgrp():
         _set_foreground(group)
-        with contextlib.suppress(OSError):  # ignore the error: the other processes of the group may have ended
+        # Ignore the error: if all other processes of this process group have ended, the group no longer exists.
+        with contextlib.suppress(OSError):
             os.setpgid(0, group)
 
 

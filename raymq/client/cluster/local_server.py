@@ -202,8 +202,8 @@ def _start_ray() -> RayHead:
     for name in CREDENTIAL_VARIABLES:
         environment.pop(name, None)
     if "RAY_AUTH_MODE" not in os.environ:
-        # Generate a token, which is Ray's default for a local cluster. Without a token, `ray start` would leave
-        # authentication off.
+        # Generate an authentication token for the new Ray cluster. Ray uses a token by default, but `ray start` without
+        # a token would turn authentication off.
         subprocess.run(
             _ray_command("get-auth-token", "--generate"),
             env=environment,

@@ -80,8 +80,8 @@ def awaited(
     async def call(self: AsyncConsumer[Twin], /, *arguments: P.args, **keywords: P.kwargs) -> T:
         return await self._call(partial(method, self._twin, *arguments, **keywords))
 
-    # Do not copy the blocking method's attribute `is_aside`, and remove `__wrapped__`. Code that inspects `call` then
-    # sees a coroutine function.
+    # Do not copy the blocking method's attribute `is_aside`, and remove `__wrapped__`. Otherwise, code that inspects
+    # `call` would treat it as the blocking method, not as a coroutine function.
     update_wrapper(call, method, updated=())
     del call.__wrapped__  # type: ignore[attr-defined]
     call.__signature__ = signature(method)  # type: ignore[attr-defined]

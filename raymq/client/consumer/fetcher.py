@@ -73,8 +73,8 @@ _Source = tuple[str, GroupPredicate | None]
 
 
 class _Readers:
-    """Reader threads of one storage actor that share a predicate (or use none), with the positions they are fetching
-    from."""
+    """The reader threads of one storage actor that use the same predicate or no predicate. Includes the positions
+    (queue and offset) from which they are fetching now."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -82,15 +82,15 @@ class _Readers:
         self.first = threading.Condition(self.lock)
         """Condition on which the first reader thread waits while no queue may be fetched."""
         self.further = threading.Condition(self.lock)
-        """Condition on which the further reader threads wait."""
+        """Condition on which all reader threads except the first wait while no queue may be fetched."""
         self.fetching: set[FetchPosition] = set()
         """Positions (queue and offset) from which reader threads are fetching now."""
         self.threads = 0
-        """Number of reader threads."""
+        """Number of reader threads that run now."""
         self.first_idle = False
         """True while the first reader thread waits for a queue that it may fetch."""
         self.further_idle = 0
-        """Number of further reader threads that wait for a queue that they may fetch."""
+        """Number of reader threads, apart from the first, that wait for a queue that they may fetch."""
         self.version = 0
         """Number of wake-ups of these reader threads. A thread that found nothing to fetch waits only if this number
         has not changed since the thread began to search."""
@@ -137,7 +137,7 @@ class Fetcher:
         self._storages = storages
         self._storage = storage
         self._lock = threading.Lock()
-        """Guards `_which`, `_readers`, `_finder` and `_forgotten`, and changes of `_names`."""
+        """Lock that guards `_which`, `_readers`, `_finder` and `_forgotten`, and changes of `_names`."""
         self._which = PullFromWhichNode()
         self._names: dict[MessageQueue, str] = {}
         """For each queue, the storage actor from which the queue is read. Queues without a known storage actor are
@@ -153,7 +153,7 @@ class Fetcher:
         self._finder: threading.Thread | None = None
         """The thread that finds the storage actors of the queues; None before the first search."""
         self._find = threading.Event()
-        """Event that wakes the finder thread."""
+        """Event that wakes the thread that finds storage actors."""
         self._not_found: frozenset[MessageQueue] = frozenset()
         """Queues whose storage actor was not found. The finder thread searches again after a pause, without being
         woken."""
@@ -174,7 +174,8 @@ class Fetcher:
         in_place: bool = False,
     ) -> Fetcher:
         """Create a Fetcher that finds the storage actors through the routes of a cluster. `in_place`: True if the
-        callback `deliver` also accepts FoundInPlace results (raymq.remoting.storage_client)."""
+        callback `deliver` also accepts FoundInPlace, a result whose records lie in the store's mapped files
+        (raymq.remoting.storage_client)."""
         return cls(
             wanted=wanted,
             assigned=assigned,
@@ -320,8 +321,9 @@ class Fetcher:
         return wanted
 
     def _take_positions(self, source: _Source, readers: _Readers) -> list[FetchPosition]:
-        """Return the queues and offsets to fetch now from the storage actor, and with the predicate, of `source`.
-        Leaves out queues that another thread is fetching. Marks the returned queues as being fetched."""
+        """Return the queues to fetch now from the storage actor of `source`, each with its offset. Only queues with the
+        predicate of `source` are returned; if `source` has none, only queues without a predicate. Queues that another
+        thread is fetching are left out. Marks the returned queues as being fetched."""
         wanted = [(queue, offset) for queue, offset in self._due().items() if self._source_of(queue) == source]
         with readers.lock:
             positions = [position for position in wanted if position not in readers.fetching]
@@ -377,13 +379,14 @@ class Fetcher:
             self._look_again(name, [(queue, offset)])
 
     def _leave_out(self, queue: MessageQueue, offset: int, error: DataLossError | PredicateFailedError) -> None:
-        """Report why a queue's next message cannot be read, and retry the queue after LOSS_PAUSE_S."""
+        """Report why the message at `offset` of a queue cannot be read, and read the queue again after
+        LOSS_PAUSE_S."""
         self._left_out[queue] = (offset, time.monotonic() + LOSS_PAUSE_S)
         self._lost(queue, offset, error)
 
     def _choose_again(self, queues: Sequence[MessageQueue], name: str, results: Sequence[FetchResult]) -> None:
-        """Start a new search for the storage actor of a queue if the answer of storage actor `name` names another
-        replica to read the queue from."""
+        """Find the storage actor of a queue again if storage actor `name` answered that the consumer should read the
+        queue from another replica. `results` has one answer for each of `queues`."""
         if self._alone.get(name, True):
             return
         now_s, again = time.monotonic(), []

@@ -174,7 +174,8 @@ def _in_parts(table: Mapping[str, Mapping[int, int]]) -> Iterator[dict[str, Mapp
 
 
 def _merged(answers: list[CommitAnswer | RaymqError]) -> CommitAnswer:
-    """Merge the brokers' answers into one answer. Raises the first error among them."""
+    """Merge the brokers' answers to a commit of offsets into one answer. Raises the first error among the
+    answers."""
     reset: dict[MessageQueue, QueueOffset] = {}
     fenced: frozenset[MessageQueue] = frozenset()
     gone: frozenset[MessageQueue] = frozenset()

@@ -47,7 +47,7 @@ class PullFromWhichNode:
         return bool(pull_from)
 
     def failed(self, name: str, now_s: float) -> None:
-        """Record that a call to a storage actor was refused or got no answer."""
+        """Avoid a storage actor for AVOID_S seconds, because a call to it was refused or got no answer."""
         self._avoided_until_s[name] = now_s + AVOID_S
 
     def _prefer(self, queue: MessageQueue, name: str, now_s: float) -> None:

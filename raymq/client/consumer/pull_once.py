@@ -121,8 +121,8 @@ def _offset_of(messages: Sequence[MessageExt], row: int, following: int) -> int:
 
 
 def _placed(message: MessageExt, queue: MessageQueue, queue_offset: int) -> MessageExt:
-    """Return a damaged message with `queue_offset` as its offset. A message that already has an offset is returned
-    unchanged."""
+    """Return a damaged message with `queue_offset` as its queue offset. A message whose queue offset is already known
+    is returned unchanged."""
     error = message.body_error
     assert error is not None
     if message.queue_offset >= 0:

@@ -61,7 +61,8 @@ class QueueLookup:
         return stored
 
     def bounds(self, queue: MessageQueue) -> QueueBounds:
-        """Return the lowest and highest offsets that a queue holds."""
+        """Return a queue's bounds: the offset of its first stored message, and the offset that its next message will
+        get."""
         return self._persist(
             queue,
             lambda stored, storage, left_s: storage.queue_bounds(

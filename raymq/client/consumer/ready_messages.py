@@ -23,20 +23,20 @@ from raymq.remoting.storage_clients import StorageClients, call_master
 from raymq.telemetry.metrics.client_figures import ConsumerFigures
 
 QUEUES_MAX: Final = 1024
-"""Maximum number of queues of one broker group in a call about ready messages. Other queues keep their last known
-metrics."""
+"""Maximum number of queues for which one call to a broker group requests the number and age of ready messages. For
+further queues, the metrics keep their last values."""
 FIRST_MESSAGES_MAX_BYTES: Final = 1 << 20
-"""Maximum bytes that one call reads of the queues' first messages. The age of a first message that is not read stays
-unknown."""
+"""Maximum bytes that one call reads of the first ready messages of queues, in order to report their age. If a queue's
+first message is not read, its age stays unknown."""
 READY_TIMEOUT_S: Final = 2.0
 
 logger = logging.getLogger(__name__)
 
 
 class QueueState(NamedTuple):
-    """State of one queue of a consumer, for metrics: the `figures`, the next offset to fetch, and the last known
-    visible end. The fields `ready` and `queueing_ms` of the `figures` are not set yet. `ask`: True if the queue may
-    have more messages."""
+    """State of one queue of a consumer, from which its metrics are computed: the `figures`, the next offset to fetch,
+    and the last known end of the visible messages. The fields `ready` and `queueing_ms` of the `figures` are not set
+    yet. `ask`: True if the queue may have more messages, so that `with_ready` asks the storage actor."""
 
     queue: MessageQueue
     figures: ConsumerFigures
@@ -66,7 +66,8 @@ def _seen(state: QueueState) -> ConsumerFigures:
 
 
 def _ask(states: list[QueueState], routes: RouteCache, storages: StorageClients) -> list[ConsumerFigures]:
-    """Return the metrics of queues of one broker group."""
+    """Return the consumer metrics of queues that belong to one broker group. Asks the group's master; without an
+    answer, uses the ends that `states` contain."""
     requests = [FetchRequest(state.queue.topic, state.queue.queue_id, state.fetch_offset, 1) for state in states]
 
     def fetch(storage: StorageClient, left_s: float) -> list[FetchResult]:

@@ -62,7 +62,7 @@ CHECK_TIMEOUT_S: Final = 1.0
 """Timeout in s of the check that the members of a group have the same subscription. A consumer makes this check before
 it joins its group."""
 SILENCE_S: Final = 5.0
-"""Time in s without an answer from the group after which a member gets an error."""
+"""Time in s without an answer from a Rebalance actor after which a group member gets an error."""
 IDLE_LINK_S: Final = 10.0
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,8 @@ class HeartbeatSource(Protocol):
         sequence and generation."""
 
     def assigned(self, assignment: GroupAssignment, sent_s: float) -> None:
-        """Apply the group's answer to a heartbeat. The heartbeat was created after `sent_s`."""
+        """Apply the group's answer to this member's heartbeat. `sent_s`: a time just before the heartbeat was
+        created."""
 
     def unanswered(self, error: RaymqError) -> None:
         """Called if the group does not answer the member's heartbeat. The current assignment stays valid until the
@@ -95,15 +96,15 @@ class ServerChoice:
         self._name: str | None = None
 
     def server(self, names: Sequence[str]) -> str | None:
-        """Return the Rebalance actor to call next. `names`: the running actors. Returns None if no actor is
-        known."""
+        """Return the Rebalance actor to which the next heartbeat goes. `names`: the running actors. Returns None if no
+        actor is known."""
         if names and self._name is None:
             self._name = names[self._slot % len(names)]
         return self._name
 
     def redirected(self, holder: str) -> None:
-        """Use the Rebalance actor `holder`, because another actor has named it as the actor that manages the
-        group."""
+        """From now on, call the Rebalance actor `holder`. Another Rebalance actor has answered that `holder` manages
+        the group."""
         self._name = holder
 
     def failed(self, names: Sequence[str]) -> None:
@@ -120,8 +121,8 @@ class HeartbeatElision:
         self._heard: GroupAssignment | None = None
 
     def allows(self, heartbeat: GroupHeartbeat) -> bool:
-        """True if the group has already received a full heartbeat with the same content. Session, sequence and
-        generation are not compared."""
+        """True if the member may send a short heartbeat: the group has already received a full heartbeat with the same
+        content as `heartbeat`. Session, sequence and generation are not compared."""
         return self._heard is not None and heartbeat == self._said
 
     @property
@@ -152,7 +153,7 @@ class Membership:
         self.due_s = 0.0
         """Time at which the member's next heartbeat is sent. The client's lock guards this field and `wanted`."""
         self.wanted = False
-        """True if another heartbeat of this member must follow the heartbeat in flight."""
+        """True if this member must send another heartbeat as soon as the heartbeat in flight has been answered."""
         self.farewell: GroupHeartbeat | None = None
         self.gone = threading.Event()
         self._client = client
@@ -181,8 +182,9 @@ class Membership:
         self._client.forget(self)
 
     def numbered(self) -> Heartbeat | None:
-        """Return the member's next heartbeat, with the session, the next sequence number and the latest generation. If
-        its content has not changed, the heartbeat is short. Returns None if the member sends no heartbeat now."""
+        """Return the member's next heartbeat, with the member's session, the next sequence number and the latest
+        generation of the group. The heartbeat is short if its content has not changed since the last one. Returns None
+        if the member sends no heartbeat now."""
         heartbeat = self.farewell or self.source.next_heartbeat()
         if heartbeat is None:
             return None
@@ -222,7 +224,8 @@ class Membership:
                 self.gone.set()
             return None
         if answer.generation < self._generation:
-            # Ignore the answer of an actor that was superseded. The next answer will have the newer generation.
+            # Ignore an answer whose generation is older than the known generation: another Rebalance actor has taken
+            # over the group since.
             return None
         self._generation, self._silent_since_s = answer.generation, time.monotonic()
         self.source.assigned(answer, sent_s)
@@ -262,7 +265,7 @@ class RebalanceClient:
     def __init__(self, routes: RouteCache) -> None:
         self._directory = RebalanceDirectory(routes)
         self._lock = threading.Lock()
-        """Guards all attributes that are assigned below, and the members' `due_s` and `wanted`."""
+        """Lock that guards the attributes below it in the constructor, and the members' `due_s` and `wanted`."""
         self._members: dict[Membership, _Link] = {}
         self._links: dict[str | None, _Link] = {}
         self._phase_s = random.random() * MEMBER_HEARTBEAT_INTERVAL_S
@@ -426,7 +429,8 @@ class RebalanceDirectory:
         self._routes = routes
         self._brokers: list[str] = []
         self.names: tuple[str, ...] = ()
-        """Names of the running Rebalance actors; empty while unknown."""
+        """Names of the running Rebalance actors. Empty before `find` has found or started them, and after an actor has
+        ended permanently."""
 
     def find(self) -> None:
         """Find the running Rebalance actors, or request a broker to start them. Raises RaymqError if no actor runs and

@@ -26,15 +26,15 @@ class UnreadableLog:
     def __init__(self, group: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._group, self._clock = group, clock
         self._lock = threading.Lock()
-        """Guards the attributes that are assigned below."""
+        """Guards the attributes that `__init__` assigns after this lock."""
         self.count = 0
         """Number of unreadable messages that were counted so far."""
         self._unlogged = 0
         self._next_s = -float("inf")
 
     def note(self, error: BodyUnreadableError) -> None:
-        """Count one unreadable message, and log it at WARNING unless another message was logged within
-        LOG_PAUSE_S."""
+        """Count one unreadable message. Log it at WARNING, unless another unreadable message was logged within the last
+        LOG_PAUSE_S seconds."""
         CLIENT_FIGURES.unreadable(error.queue.partition("@")[0], self._group, 1)
         with self._lock:
             self.count += 1

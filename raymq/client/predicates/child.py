@@ -52,10 +52,12 @@ class PredicateMain:
         self._function, self._load, self._progress = function, load, progress
         self._log: tuple[StoreLog, LogReader] | None = None
         self._set_again_s = 0.0
-        """Monotonic time from which a call of the predicate must set the alarm timer again."""
+        """Monotonic time after which the next call of the predicate function must reset the alarm timer, which ends a
+        call that takes too long."""
 
     def evaluate(self, frame: Evaluate) -> PredicateAnswer:
-        """Call the predicate function for each record, within the frame's time limit."""
+        """Call the predicate function for each record that the Evaluate request names, within the request's time limit.
+        Returns the answer to the request."""
         try:
             records = self._find(frame)
         except (DataLossError, OSError):

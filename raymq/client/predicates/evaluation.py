@@ -61,13 +61,13 @@ def call_each(
     begin: Callable[[int], object] = lambda index: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Calls:
-    """Call `function` for the messages in turn, while time remains: set `matches[i]` to 1 if `function(messages[i])` is
-    true, else to 0.
+    """Call `function` with one message after another, until `until_s` on `clock`. Set `matches[i]` to 1 if the call
+    with `messages[i]` returns a true value, else to 0.
 
-    None stands for a damaged record: it matches, so that the consumer reports the damage. A message also matches if the
-    function accesses its body and the body is unreadable. No call begins after `until_s` on `clock`, except the first
-    call. `begin(i)` is called before message i. A BaseException that is not an Exception (SystemExit …) is raised to
-    the caller.
+    A message None stands for a damaged record: it matches, so that the consumer reports the damage. A message also
+    matches if the function accesses its body and the body is unreadable. No call begins after `until_s`, except the
+    first call. `begin(i)` is called before message i. A BaseException that is not an Exception (SystemExit …) is raised
+    to the caller.
     """
     failures, last_failure = 0, ""
     for index, message in enumerate(messages):
@@ -79,7 +79,7 @@ def call_each(
             continue
         try:
             matches[index] = 1 if function(message) else 0
-        except BodyUnreadableError:  # the message matches, so that the consumer reports the damage
+        except BodyUnreadableError:  # select the message, so that the consumer gets it and reports the damaged body
             matches[index] = 1
         except Exception as error:  # a user's function may raise any exception
             reason = describe(error)
@@ -116,7 +116,8 @@ class FunctionHere:
         self._lock = threading.Lock()
 
     def evaluate(self, broker_name: str, records: LocatedRecords, until_s: float) -> Evaluated:
-        """Decide on as many of the records as possible until `until_s`, but on at least one record."""
+        """Decide if records match the predicate: as many of the records as possible until `until_s`, but at least one
+        record."""
         messages = messages_at(records.data, records.starts, broker_name)
         matches = bytearray(len(messages))
         with self._lock:

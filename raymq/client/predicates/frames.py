@@ -56,8 +56,9 @@ class Evaluate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PredicateAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Answer to Evaluate, with the fields of raymq.client.predicates.evaluation.Calls. The matches are in the shared
-    memory. `unreadable`: True if the log's mapped files do not show the records, so the function was not called."""
+    """Answer of a predicate process to an Evaluate request, with the fields of
+    raymq.client.predicates.evaluation.Calls. The mask of matching messages is in the shared memory. `unreadable`: True
+    if the log's mapped files do not show the records, so the predicate was not called."""
 
     decided: int = 0
     failure: str = ""
@@ -115,6 +116,7 @@ class SharedProgress:
         return self._index[0]
 
     def matching(self, count: int) -> NDArray[np.bool_]:
-        """Return a copy of the matches of the first `count` messages."""
+        """Return a copy of the predicate's results for the first `count` messages: True for each message that
+        matches."""
         matches: NDArray[np.bool_] = np.frombuffer(self.matches, np.uint8, count) == 1
         return matches

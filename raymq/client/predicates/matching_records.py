@@ -45,7 +45,8 @@ def keep(
     until_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> MatchingRecords:
-    """Return the records of `found` that match. `next_offset`: the queue offset after `found`.
+    """Return the records of `found` that match the filter that `decide` applies. `next_offset`: the queue offset after
+    `found`.
 
     Returns at most `max_messages` records of at most `max_bytes`, but at least one record if any matches. Stops at
     `until_s` on `clock`, but not before the first check. The records of `found` that remain for a later call begin at
@@ -78,8 +79,8 @@ def keep(
 def _take(
     kept: MatchingRecords, records: LocatedRecords, evaluated: Evaluated, max_messages: int, max_bytes: int
 ) -> int:
-    """Add the matching records to `kept`, as far as the limits allow. Returns the number of records that need no
-    further check."""
+    """Add the records that match the filter to `kept`, until a limit (messages or bytes) is reached. Returns the number
+    of records that are dealt with: all of `records`, or the records before the first match that exceeds a limit."""
     rows = np.flatnonzero(evaluated.matches)
     sizes = np.cumsum(records.sizes[rows])
     fitting = int(np.searchsorted(sizes, max_bytes - kept.size_bytes, "right"))

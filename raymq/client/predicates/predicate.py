@@ -184,7 +184,8 @@ def _parts(value: Any, around: frozenset[int]) -> Iterator[str]:
 
 
 def _members(value: Any) -> Iterator[Any]:
-    """Yield the values that `value` contains."""
+    """Yield the objects that make up a Python object, for example a function's code, defaults and global variables. The
+    predicate's fingerprint is computed from them."""
     if isinstance(value, FunctionType):
         yield from (value.__code__, value.__defaults__, value.__kwdefaults__)
         yield from (cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY_CELL)

@@ -58,7 +58,8 @@ class PredicateProcess:
     def __init__(self, predicate: Predicate) -> None:
         self._predicate = predicate
         self._lock = threading.Lock()
-        """Guards all attributes that are assigned below; held while the function runs."""
+        """Guards all attributes that `__init__` assigns after this lock. Held while the predicate's function
+        runs."""
         self._backoff = Backoff(0.1, 5.0)
         """Pause between the starts of predicate processes that end without an answer."""
         self._not_before_s = 0.0
@@ -78,12 +79,12 @@ class PredicateProcess:
     def evaluate(
         self, records: LocatedRecords, broker_name: str, until_s: float, log: StoreLog | None = None
     ) -> Evaluated:
-        """Decide on as many records as possible until `until_s`, but on at least one record.
+        """Evaluate the predicate on `records`, one after another, until `until_s`, but on at least one record.
 
-        The process reads the records in the files of `log` if the files show them; otherwise the records are sent to
-        the process. If a call of the function raises, hangs or ends the process, the predicate's `on_error` decides.
-        With "raise" the result has the `failure`. If the function cannot be loaded, the result has the `failure`,
-        whatever `on_error` is. Raises ServiceNotAvailableError if no process can be started now.
+        The predicate's process reads the records in the files of `log` if it can find them there; otherwise the records
+        are sent to the process. If a call of the function raises, hangs or ends the process, the predicate's `on_error`
+        decides. With "raise" the result has the `failure`. If the function cannot be loaded, the result has the
+        `failure`, whatever `on_error` is. Raises ServiceNotAvailableError if no process can be started now.
         """
         records = records.part(0, EVALUATED_MAX)
         with self._lock:
@@ -141,8 +142,9 @@ class PredicateProcess:
             return receive_frame(connection, PredicateAnswer, ANSWER_MAX_BYTES)
 
     def _ended(self, records: LocatedRecords, error: Exception) -> Evaluated:
-        """Return the predicate's decisions after its process has died or must be killed. Messages before the current
-        message are already decided; `on_error` decides on the current message."""
+        """Return the predicate's decisions on `records` after the predicate's process has died, or if it must be
+        killed. The process has already decided the messages before its current message. The predicate's `on_error`
+        decides on the current message."""
         index = min(max(self._progress.index, 0), len(records.starts) - 1)
         decided = self._progress.matching(index)
         reason = self._end() or f"the predicate's process does not answer ({error!r})"
@@ -193,7 +195,8 @@ class PredicateProcess:
         if child is None:
             return ""
         try:
-            # The child process ends within moments, because its connection is closed.
+            # The connection to the child process is closed now, so the child process usually ends by itself within
+            # moments.
             child.wait(0.2)
         except subprocess.TimeoutExpired:
             child.kill()
@@ -210,6 +213,6 @@ class PredicateProcess:
 
 
 def _first_of(records: LocatedRecords) -> LocatedRecords:
-    """Return the first of the records, at most COPIED_MAX_BYTES of them, but at least one record."""
+    """Return the first records: as many as fit into COPIED_MAX_BYTES, but at least one record."""
     count = max(1, int(np.searchsorted(np.cumsum(records.sizes), COPIED_MAX_BYTES, "right")))
     return records.part(0, count)

@@ -57,9 +57,10 @@ class PredicateRunner:
         self._predicate = predicate
         self._process = PredicateProcess(predicate)
         self._lock = threading.Lock()
-        """Guards the attributes that are assigned below."""
+        """Lock that guards `_scan`, `_fetches` and `_fetched_s`."""
         self._scan: tuple[str, PredicateScan] | None = None
-        """The PredicateScan, with the name of the storage actor's broker group; None before the first fetch."""
+        """The PredicateScan that reads the storage actor's messages, with the name of the actor's broker group; None
+        before the first fetch."""
         self._fetches = 0
         self._fetched_s = time.monotonic()
         self._idle_s = idle_s
@@ -112,8 +113,8 @@ class PredicateRunner:
 
 
 RUNNER_OPTIONS: Final[dict[str, Any]] = {
-    # Ray must not restart the actor: the next fetch creates another runner, on the node where the storage actor then
-    # runs
+    # Ray must not restart this runner actor. The next fetch creates another runner, on the node where the storage actor
+    # then runs.
     "max_restarts": 0,
     "max_task_retries": 0,
     "num_cpus": 0,

@@ -35,8 +35,8 @@ FAILURE_KEPT_S: Final = 30.0
 """Time in s for which a message is not retried if the predicate function hung on it or ended its process. Each attempt
 costs a process."""
 FAILURES_KEPT: Final = 1024
-"""Maximum number of messages that are remembered because the predicate function hung on them or ended its
-process."""
+"""Maximum number of messages that are remembered as failed. The predicate function hung on such a message, or the
+message ended the function's process."""
 
 
 class RecordSource(Protocol):
@@ -80,13 +80,13 @@ class PredicateScan:
         self._name, self._broker_name, self._clock = name, broker_name, clock
         self._find_max_bytes = SCAN_MAX_BYTES if in_place else SCAN_COPIED_MAX_BYTES
         self._lock = threading.Lock()
-        """Guards the attributes that are assigned below."""
+        """Lock that guards the attributes of this PredicateScan that change, such as `_turn` and `_endings`."""
         self._turn = 0
         """Number of fetches so far. Each fetch begins with another queue, so that all queues are read even if the
         predicate function is slow."""
         self._endings: dict[MessageQueue, dict[int, tuple[str, float]]] = {}
-        """Messages on which the predicate function's process ended. For each queue and offset: the reason, and the time
-        until which the message is not retried."""
+        """Messages at which the predicate's child process ended. For each queue and offset: the reason of the end, and
+        the time until which the predicate is not called for this message again."""
 
     def fetch(
         self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
@@ -174,7 +174,8 @@ class PredicateScan:
 
 
 def _has_more(answer: FetchResult) -> bool:
-    """Return True if a queue has messages that were not checked."""
+    """Return True if a fetch answer without matching messages ended before the queue's end, so that the queue has
+    messages that were not checked."""
     excluded = answer.status is PullStatus.NO_MATCHED_MESSAGE and not isinstance(answer, FetchFailed)
     return excluded and answer.next_offset < answer.max_offset
 

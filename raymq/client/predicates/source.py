@@ -56,7 +56,7 @@ class PredicateStorage:
         self._storage = storage
         self._group, self._predicate = group_predicate.group, group_predicate.predicate
         self._lock = threading.Lock()
-        """Guards the attributes that are assigned below."""
+        """Guards the attributes that `__init__` assigns after this lock."""
         self._runner: tuple[str, HandleRef] | None = None
         """The current PredicateRunner, with the id of its node; None before the first fetch."""
         self._here: PredicateScan | None = None
@@ -82,8 +82,8 @@ class PredicateStorage:
             return self._not_set_up(requests, f"the predicate's runtime_env cannot be set up: {error}")
         except ActorGoneError:
             self._forget(runner)
-            # Call the storage actor itself. If that actor has ended too, this call raises its error and updates the
-            # StorageClient.
+            # The PredicateRunner actor has ended. Send a fetch of 0 bytes to its storage actor. If the storage actor
+            # has ended too, this call raises that error and updates the StorageClient.
             self._storage.fetch(requests, 0, 0.0, timeout_s)
             raise
 

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from raymq.client.producer.table import TableResult
 
 _RouteRequest = tuple[str, bool, float]
-"""Key of a running fetch of a route: the topic, True if the destination chooses a queue of the topic, and the timeout
-in seconds."""
+"""Key of a running fetch of a topic's route: the topic, True if the send's destination chooses one of its queues, and
+the timeout in seconds."""
 
 T = TypeVar("T")
 
@@ -184,7 +184,8 @@ class AsyncProducer(OfProcess):
         try:
             route = await self._route(topic, destination.fixed, timeout_s)
             if len(messages) == 1 and timeout_s == pipeline.settings.send_timeout_s:
-                # Join a batch that another send may have opened while this send waited for the route.
+                # Add the message to an open batch, because another send may have opened one while this send waited for
+                # the route.
                 joined = pipeline.open_batches.join(messages[0], where)
                 if joined is not None:
                     return [joined]
@@ -194,8 +195,8 @@ class AsyncProducer(OfProcess):
             request.fail(error)
             raise
 
-    # The next two methods run in a helper thread (`aside`). If a signal handler interrupted them, buffer space would
-    # stay allocated.
+    # `_hand_over_now` and `_hand_over_granted` run in a helper thread (`aside`). If a signal handler interrupted one of
+    # them, buffer space would stay allocated.
 
     def _hand_over_now(self, route: TopicRoute, request: SendRequest) -> list[SendFuture] | None:
         """Enqueue the messages of a request if the buffer has space for them now. Returns None if the buffer is
@@ -242,7 +243,8 @@ class AsyncProducer(OfProcess):
         if known is not None and time.monotonic() < known[1]:
             return known[0]
         fetching = self._fetching.get(request)
-        # replace an ended fetch: it stays in `_fetching` if it was interrupted at its start
+        # Replace a fetch of the route that has ended. An interrupt at the start of a fetch can leave the ended fetch in
+        # `_fetching`.
         if fetching is None or fetching.done():
             fetching = self._fetching[request] = asyncio.ensure_future(self._fetch_route(request))
             # Read the fetch's error even if all waiting sends were cancelled. Otherwise asyncio logs an unread error.

@@ -28,7 +28,8 @@ from raymq.common.errors import InvalidArgumentError, SystemBusyError
 
 @dataclass(slots=True, eq=False)
 class BufferWaiter:
-    """A send that waits for buffer space. After `granted` has completed, the waiter holds the space, in `generation`.
+    """A send that waits for buffer space. After `granted` has completed, the waiter holds the space. `generation`: the
+    BufferPool's generation to which the space belongs.
 
     `removed`: True if the waiter neither waits nor holds space, because its send timed out or was cancelled, or because
     a batch took over its space.
@@ -126,8 +127,8 @@ class BufferPool:
         end_all(ended)
 
     def remove_waiter(self, waiter: BufferWaiter) -> None:
-        """Remove a waiter. If it was granted space, free the space. Idempotent. A removed waiter cannot be
-        enqueued."""
+        """Remove a waiter, a send that waits for buffer space. If space was already granted to the waiter, free the
+        space. Idempotent. A removed waiter cannot be enqueued."""
         ended: list[Future[None]] = []
         with self._lock:
             if waiter in self._waiters:
@@ -139,8 +140,8 @@ class BufferPool:
         end_all(ended)
 
     def take(self, waiter: BufferWaiter) -> int | None:
-        """Transfer the space of a waiter to the caller. Returns the waiter's generation; None if the waiter was
-        removed, or has no space."""
+        """Transfer to the caller the buffer space that was granted to a waiter (a waiting send). Returns the space's
+        generation; None if the waiter was removed or has no space yet."""
         with self._lock:
             if waiter.removed or waiter.generation < 0:
                 return None
@@ -148,7 +149,7 @@ class BufferPool:
             return waiter.generation
 
     def deallocate(self, cost_bytes: int, count: int, generation: int) -> None:
-        """Free the whole buffer space of a holder, and grant free space to waiting sends."""
+        """Free the whole buffer space of one batch or send, and grant free space to waiting sends."""
         with self._lock:
             ended = self.deallocate_locked(cost_bytes, count, generation)
         end_all(ended)
@@ -186,8 +187,8 @@ class BufferPool:
         return True
 
     def hold_locked(self) -> int:
-        """Count a new batch or send whose buffer space is already allocated. Returns the current generation, in which
-        it is counted."""
+        """Count a new holder of buffer space: a batch or a send whose space is already allocated. Returns the current
+        generation, to which the holder belongs."""
         self._holders[self.generation] += 1
         return self.generation
 
@@ -221,8 +222,8 @@ class BufferPool:
         return self._settle_locked() if self._waiters or self._flushes else []
 
     def deallocate_single_locked(self, single: Space) -> bool:
-        """Free the buffer space of a single message; a second call for the message changes nothing. Returns True if the
-        caller must call `settle`."""
+        """Free the buffer space of a single message; a second call for the message changes nothing. Returns True if
+        sends wait for buffer space or a flush is unfinished: the caller must then call `settle` of this pool."""
         if single.allocated:
             self._holders[single.generation] -= 1
             self._bytes -= single.cost_bytes
@@ -232,7 +233,8 @@ class BufferPool:
         return bool(self._waiters or self._flushes)
 
     def settle(self) -> None:
-        """Grant free space to waiters, and complete flushes whose holders have all freed their space."""
+        """Give free buffer space to waiting sends. Complete each flush whose batches and sends have freed all their
+        buffer space."""
         with self._lock:
             ended = self._settle_locked()
         end_all(ended)
@@ -243,8 +245,9 @@ class BufferPool:
         return self._bytes + cost_bytes <= self._max_bytes and self._count + count <= self._max_messages
 
     def _settle_locked(self) -> list[Future[None]]:
-        """Grant free space to the oldest waiters. Returns the futures that the caller must complete: the futures of
-        these waiters, and of flushes whose holders have all freed their space."""
+        """Grant free buffer space to the sends that have waited longest. Returns futures that the caller must complete.
+        These are the futures of these sends, and the futures of flushes for which no batch or send still holds space.
+        """
         ended: list[Future[None]] = []
         while self._waiters and self._fits(self._waiters[0].cost_bytes, self._waiters[0].count):
             waiter = self._waiters.popleft()
@@ -261,7 +264,8 @@ class BufferPool:
 
 
 def end_all(futures: Iterable[Future[None]]) -> None:
-    """Complete the futures of waiters and flushes. Called without the pool's lock."""
+    """Complete the futures of sends that waited for buffer space, and of flushes. Call this function without the pool's
+    lock, because completing a future runs callbacks."""
     for future in futures:
         # `set_running_or_notify_cancel` returns False if a coroutine stopped waiting and cancelled the future
         if future.set_running_or_notify_cancel():

@@ -54,7 +54,8 @@ class Completion(Struct, eq=False):
     acknowledged: Acknowledged | None = None
     error: BaseException | None = None
     results: list[SendResult] | None = None
-    """SendResults of all messages; None until a caller requests the result of one of the messages."""
+    """SendResults of all messages of this Completion. They are computed when a caller first requests the result of one
+    of the messages; None until then."""
     _parts: list[tuple[int, int, Outcome]] | None = None
     _lock: threading.RLock | None = None
     """Guards the outcomes while a thread or an event loop waits. It is an RLock, because a signal handler that
@@ -65,7 +66,8 @@ class Completion(Struct, eq=False):
     _loops: dict[Any, list[tuple[int, Any]]] = {}
     """For each event loop, the indices of the messages that the loop awaits, each with the loop's future."""
     _process_id: int = field(default_factory=os.getpid)
-    """Id of the process that sends the messages. Waiting in another process (after a fork) is refused."""
+    """Id of the process that created this Completion and sends its messages. A wait for the outcome in another process
+    (after a fork) is refused."""
 
     def end(self, outcome: Outcome, first: int, end: int, *, divided: bool = False) -> None:
         """Set the outcome of the messages from index `first` up to, but not including, `end`. Called once per message.
@@ -74,14 +76,16 @@ class Completion(Struct, eq=False):
         and calls the callbacks.
         """
         if isinstance(outcome, RaymqError):
-            outcome.__traceback__ = None  # the traceback's frames would keep the messages in memory
+            # the traceback refers to frames whose variables would keep the messages in memory
+            outcome.__traceback__ = None
         if self.before_end is not None:
             self.before_end(first, end, outcome)
             if not divided:
                 self.before_end = None
         with _CREATING:
             condition = self._condition
-            if condition is None:  # without a Condition, no thread or event loop waits, and no callback is registered
+            # If no Condition exists, no thread or event loop waits for an outcome, and no callback is registered.
+            if condition is None:
                 self._set(outcome, first, end, divided)
                 return
         with condition:
@@ -139,8 +143,8 @@ class Completion(Struct, eq=False):
         return copied(outcome) if isinstance(outcome, BaseException) else None
 
     def condition(self) -> threading.Condition:
-        """Return the Condition of this completion. The first call makes it. From then on, outcomes are set with the
-        Condition's lock held."""
+        """Return the Condition on which threads wait for outcomes of this completion. The first call creates the
+        Condition. After that, outcomes are set while its lock is held."""
         condition = self._condition
         if condition is None:
             refuse_other_process(self._process_id, "send")
@@ -167,11 +171,13 @@ class Completion(Struct, eq=False):
         _call(callback, future)
 
     def add_waiter(self, index: int, future: SendFuture, waiter: Any) -> None:
-        """Notify a waiter of concurrent.futures when message `index` has an outcome. Called with the condition held."""
+        """Register a waiter of concurrent.futures (`wait` or `as_completed`). It is notified when message `index` has
+        an outcome. The caller must hold this Completion's condition."""
         self._watchers.append((index, future, None, waiter))
 
     def remove_waiter(self, index: int, waiter: Any) -> None:
-        """Remove a waiter of concurrent.futures from message `index`. Called with the condition held."""
+        """Remove a waiter of concurrent.futures: message `index` no longer notifies it. The caller holds the
+        completion's condition."""
         self._watchers = [known for known in self._watchers if known[0] != index or known[3] is not waiter]
 
     def add_loop_waiter(self, index: int, loop: asyncio.AbstractEventLoop, waiting: asyncio.Future[None]) -> bool:
@@ -246,8 +252,8 @@ def copied(error: E) -> E:
 
 
 class _Waiters:
-    """A list of waiters that always stays empty. concurrent.futures expects such a list as an attribute of a future;
-    changes of the list are applied to the Completion."""
+    """A list of waiters that always stays empty. concurrent.futures expects such a list as an attribute of a future.
+    `append` and `remove` pass a waiter to the Completion instead."""
 
     __slots__ = ("_completion", "_future", "_index")
 
@@ -297,8 +303,8 @@ else:
 
         def result(self, timeout=None):
             results = self._completion.results
-            # Check for existing results first: a program usually waits for the first of many messages, and then reads
-            # the result of each message.
+            # Fast path for a message that already has its result. Programs often wait for the first of many messages,
+            # and then read the results of all others.
             if results is not None:
                 return results[self._index]
             return self._completion.result(self._index, timeout)

@@ -74,8 +74,8 @@ class SendHooks(SendObserver):
                 raise InvalidArgumentError(f"send hook {function!r} is {kind}: make it a plain function")
 
     def begin(self, messages: Sequence[Message]) -> tuple[Sequence[Message], SendWatch | None]:
-        """Return the messages unchanged. The hooks are called later, when the queue of the messages is
-        selected."""
+        """Begin to watch a send. Returns the messages unchanged, and the SendWatch that calls the send hooks later,
+        when the queue of the messages is selected."""
         return messages, _HookWatch(self._group, self._watching, self._forbidding)
 
 
@@ -106,7 +106,7 @@ class _HookWatch(SendWatch):
                 _call(hook.before_send, context)
 
     def ended(self, indices: Sequence[int], outcome: Outcome) -> None:
-        """Call `after_send` for the messages with these indices. Skips messages for which `before_send` was not
+        """Call the hook's `after_send` for the messages at `indices`. Skips messages for which `before_send` was not
         called."""
         if not self._contexts:
             return

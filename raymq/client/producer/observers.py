@@ -34,10 +34,11 @@ class SendWatch:
         send gets the exception."""
 
     def ended(self, indices: Sequence[int], outcome: Outcome) -> None:
-        """Called when the messages with these indices have an outcome. Several threads may call this method."""
+        """Called when the messages of the send with these indices have an outcome. Several threads may call this
+        method."""
 
     def abandoned(self, error: BaseException) -> None:
-        """Called if the send failed with `error` before a queue was selected, or if the send was cancelled."""
+        """Called if the send was cancelled, or failed with `error` before a queue was selected."""
 
 
 class SendObserver:
@@ -45,8 +46,8 @@ class SendObserver:
     nothing."""
 
     watches = False
-    """True if `begin` must be called for each send. The producer then uses no open batches and no single sends, because
-    both shortcuts skip `begin`."""
+    """True if this observer's `begin` must be called for each send. The producer then uses no open batches and no
+    single sends, because both shortcuts skip `begin`."""
     needs_objects = False
     """True if the observer needs each message of `send_batch` as a Message instead of a row of MessageColumns."""
 
@@ -142,8 +143,8 @@ class SendSpans(SendObserver):
         self._group, self._spans = group, spans
 
     def begin(self, messages: Sequence[Message]) -> tuple[Sequence[Message], SendWatch | None]:
-        """Start a span for a send. Returns the messages with the span's context, and the watch that ends the span. The
-        watch is None if the span is not recorded."""
+        """Start a trace span for a send. Returns the messages, which now carry the span's context, and a SendWatch,
+        which ends the span. The SendWatch is None if the span is not recorded."""
         messages, span = self._spans.send_begins(self._group, messages)
         return messages, None if span is None else _SpanWatch(span)
 
@@ -164,8 +165,8 @@ class _SpanWatch(SendWatch):
 
 
 class _WatchedPart:
-    """Callback of a Completion for one part of a send. It calls the send's watches, then the sender's callback
-    `then`."""
+    """Callback that a Completion calls with the outcome of some messages of a send. It passes the outcome to the send's
+    watches, and then to the sender's callback `then`."""
 
     def __init__(self, watches: Sequence[SendWatch], indices: Sequence[int], then: BeforeEnd | None) -> None:
         self._watches, self._indices, self._then = watches, indices, then

@@ -108,10 +108,11 @@ class OpenBatches:
         return index
 
     def open_locked(self, batch: SendBatch, stored: MessageQueue, *, any_may_join: bool) -> None:
-        """Open a new batch for further messages. `stored`: the queue that stores the batch.
+        """Keep a new batch open, so that further messages can be added to it. `stored`: the queue that stores the
+        batch.
 
-        `any_may_join`: True if messages may join through `join`, which does not check them. If false, messages join
-        only through `add_locked`.
+        `any_may_join`: True if `join`, which does not check messages, may add messages to the batch. If false, only
+        `add_locked` may add messages.
         """
         open_for_s = batch.timeout_s * _JOIN_TIMEOUT_SHARE
         batch.join_until_s = self._clock() + open_for_s
@@ -128,7 +129,8 @@ class OpenBatches:
             self._batches[batch.topic if batch.movable else batch.queue] = batch
 
     def close_locked(self, batch: SendBatch) -> None:
-        """Close a batch whose messages have an outcome, so that no further message joins it."""
+        """Close an open batch, so that no later message is added to it. The outcome of the batch's messages is already
+        determined."""
         place = batch.topic if batch.movable else batch.queue
         if self._batches.get(place) is batch:
             del self._batches[place]
@@ -143,8 +145,8 @@ class OpenBatches:
         return 0 if batch is None else len(batch.messages)
 
     def note_key_queues(self, topic: str, queues: tuple[MessageQueue, ...]) -> None:
-        """Cache all `queues` of a topic for KEY_QUEUES_VALID_S, so that `join` can choose a queue by sharding
-        key."""
+        """Store all `queues` of a topic for KEY_QUEUES_VALID_S, so that `join` can map a message's sharding key to a
+        queue without the topic's route."""
         self._key_queues[topic] = queues, self._clock() + KEY_QUEUES_VALID_S
 
     def _place(self, message: Message, where: DestinationOptions, now_s: float) -> str | MessageQueue:

@@ -149,7 +149,7 @@ class SendPipeline:
         )
         self._closed = False
 
-    # The method that carries out all steps of a send
+    # The method `hand_over`, which carries out all steps of a send
 
     def hand_over(
         self,
@@ -163,8 +163,9 @@ class SendPipeline:
         """Enqueue messages of one topic for sending, through all steps of the pipeline.
 
         Waits up to `timeout_s` for the route, and again up to `timeout_s` for buffer space. `together`: True if all
-        messages must go to one queue. `at_once`: True to send in this thread if nothing is in flight to the broker.
-        When the call returns, that send has completed, or the sender's thread continues it.
+        messages must go to one queue. `at_once`: True to send the messages in this thread if nothing is in flight to
+        the broker. In this case the call returns after the send has completed, or after the sender's thread has taken
+        it over.
         """
         topic = self.check(messages)
         destination = Destination(**where) if where else ANYWHERE
@@ -182,7 +183,7 @@ class SendPipeline:
             sender.send_at_once(placed.batches[0][0], target)
         return placed
 
-    # Methods for the single steps of a send
+    # Methods for the single steps of a send, in the order of the steps
 
     def check(self, messages: Sequence[Message]) -> str:
         """Check messages of one topic, without using the topic's route. Returns the topic.
@@ -311,8 +312,8 @@ class SendPipeline:
             return request.destination.select(route, request.messages[0])
         gathered = self.open_batches.gathered(route.topic)
         if gathered > 1:
-            # Count the open batch's messages after the first one, because `_turns.next` has already counted the first
-            # message.
+            # Add the open batch's messages to the count by which queues take turns. Its first message is left out,
+            # because `_turns.next` counted it when the batch was opened.
             self._turns.used(route.topic, gathered - 1)
         return self._turns.next(route, len(request.messages), self._clock())
 
@@ -359,7 +360,7 @@ class SendPipeline:
             sender.put_locked(batch)
         return placed, []
 
-    # Methods about senders
+    # Methods that find or create the Sender of a broker
 
     def _sender(self, broker_name: str) -> Sender:
         sender = self._senders.get(broker_name)
@@ -381,10 +382,11 @@ class SendPipeline:
                 return False
             sender = self._sender(queue.broker_name)
         except RaymqError:
-            return False  # do not move the batch: its topic's route is unknown now, or this producer is closing
+            # the batch stays with its sender: the route of its topic is unknown now, or this producer is closing
+            return False
         before, stored = batch.sends.queue, queue
-        # A delayed batch waits in a queue of a system topic. Store it in the queue of this topic with the same id at
-        # the new broker.
+        # A delayed batch waits in a queue of a system topic. At the new broker, store it in the queue of this system
+        # topic that has the same id.
         if before.topic != batch.topic:
             stored = MessageQueue(before.topic, queue.broker_name, before.queue_id)
         with self._lock:

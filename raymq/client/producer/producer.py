@@ -238,8 +238,8 @@ class Producer(Closing):
         return pending.future
 
     def begin_request(self, message: Message, timeout_s: float) -> PendingRequest:
-        """Register a request before its message is sent; the caller sends the message next. If the request is the first
-        to a broker group, this call makes remote calls."""
+        """Register a request, so that its reply finds the caller. The caller sends the request's message after this
+        call. This call makes remote calls if the request is the first request to a broker group."""
         if self._requests is None:
             raise ClientStateError(
                 "this kind of producer cannot send requests; create a producer with client.producer(...)"

@@ -175,8 +175,8 @@ def own_queue(message: Message, where: DestinationOptions) -> MessageQueue | Non
 
 @dataclass(slots=True)
 class _Turn:
-    """The turn of `queue`, one of a topic's `queues`: during the turn, messages go to this queue. The turn began at
-    `since_s`; `used` messages were sent in it."""
+    """The time for which a producer sends its messages to `queue`, one of a topic's `queues`, before it changes to the
+    next queue. It began at `since_s`; `used` messages were sent in it."""
 
     queues: tuple[MessageQueue, ...]
     queue: MessageQueue
@@ -196,7 +196,8 @@ class QueueTurns:
         self._faults = faults
         self._lock = threading.Lock()
         self._next: dict[str, int] = {}
-        """For each topic, the index of the queue that has the next turn."""
+        """For each topic, the index of the queue to which messages without a destination go after the current
+        queue."""
         self._current: dict[str, _Turn] = {}
 
     def next(self, route: TopicRoute, count: int, now_s: float) -> MessageQueue:
@@ -217,7 +218,8 @@ class QueueTurns:
             return turn.queue
 
     def used(self, topic: str, count: int) -> None:
-        """Add `count` to the number of messages that were sent in the current turn of a topic."""
+        """Add `count` to the messages that were sent to a topic's current queue. The producer changes the queue after a
+        maximum number of messages."""
         with self._lock:
             turn = self._current.get(topic)
             if turn is not None:

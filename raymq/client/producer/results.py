@@ -58,8 +58,8 @@ class Acknowledged:
         store_host: tuple[str, int],
         due: DueTimes | None = None,
     ) -> None:
-        """Create the answer. `store_host`: the store's IP address and port. `due`: the delivery times of the messages,
-        if `queue` is a timer queue."""
+        """Create the answer to one append. `store_host`: the store's IP address and port. `due`: the delivery times of
+        the messages if `queue` is a timer queue, in which messages wait for delivery."""
         self._due = due
         self.status, self.queue = status, queue
         self.message_ids, self.queue_offsets, self.physical_offsets = message_ids, queue_offsets, physical_offsets
@@ -86,7 +86,8 @@ class Acknowledged:
         return list(map(SendResult, repeat(status), ids, offset_ids, repeat(queue), self.queue_offsets))
 
     def _make_recallable(self, due: DueTimes) -> list[SendResult]:
-        """Return the results of delayed messages, each with its recall handle."""
+        """Return a SendResult for each delayed message of this batch, with the handle by which the message can be
+        recalled."""
         ids, offset_ids = _texts(self.message_ids), offset_message_ids(self._store_host, self.physical_offsets)
         name = self.queue.broker_name
         handles = [
@@ -180,5 +181,5 @@ def _texts(ids: Sequence[str]) -> Sequence[str]:
 Outcome = Acknowledged | BaseException
 """The outcome of sent messages: the store's answer, or an error."""
 BeforeEnd = Callable[[int, int, Outcome], None]
-"""Function that is called just before the outcome of messages of a Completion is set. The arguments are the index of
-the first of these messages, the index after the last of them, and the outcome."""
+"""Function that is called just before a Completion sets the outcome of some of its messages. The arguments are the
+index of the first message, the index after the last message, and the outcome."""

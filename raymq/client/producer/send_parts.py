@@ -33,7 +33,8 @@ class PlacedSend(Struct, eq=False):
     at_once: tuple[Sender, Target] | None = None
 
     def futures(self, count: int) -> list[SendFuture]:
-        """Return the futures of the `count` messages of the call, in the call's order."""
+        """Return one future for each of the `count` messages of the send call, in the order of the call's
+        messages."""
         if len(self.batches) == 1:
             [(batch, _, first)] = self.batches
             return [SendFuture(batch.completion, index) for index in range(first, first + count)]
@@ -47,7 +48,8 @@ class PlacedSend(Struct, eq=False):
 
 def cut(request: SendRequest, queue: MessageQueue) -> list[BatchPart]:
     """Cut the messages of a request into parts that fit in one request to a store."""
-    # messages in columns already fit in one request, and none of the messages needs another queue
+    # Messages that are given as columns need no cutting: they already fit in one request, and they all go to the same
+    # queue.
     if isinstance(request.messages, MessageColumns):
         return [(request.stored or queue, range(len(request.messages)), request.messages, request.cost_bytes)]
     messages = list(request.messages)

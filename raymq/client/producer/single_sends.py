@@ -44,9 +44,11 @@ class SendTurn(Struct, eq=False):
 
 
 class SingleSends:
-    """Sends single messages of one producer without the pipeline. Thread-safe.
+    """Sends single messages of one producer in the caller's thread, without the batches and threads of the send
+    pipeline. Thread-safe.
 
-    `senders`: the producer's senders by broker name. `route` returns a topic's route or raises, and does not wait.
+    `senders`: the producer's senders by broker name. `route` returns a topic's route or raises an error; it does not
+    wait.
     """
 
     def __init__(
@@ -107,9 +109,10 @@ class SingleSends:
             raise
 
     def begin_locked(self, batch: SendBatch, sender: Sender) -> None:
-        """Begin a turn: until the turn expires, the next single messages go to the queue of `batch`, which has one
-        message. The caller holds the producer's lock."""
-        if batch.sends.queue != batch.queue:  # the message is delayed, so a system queue stores it, and no turn begins
+        """Begin a turn of a queue: until the turn expires, messages that are sent singly go to the queue of `batch`.
+        `batch` has one message. The caller holds the producer's lock."""
+        # a delayed message is stored in a system queue, so its queue is not the queue for the next single messages
+        if batch.sends.queue != batch.queue:
             return
         # Only a SystemMessage may go to topics that do not accept messages of users. So if the first message is a plain
         # Message, the topic was checked.
@@ -124,8 +127,9 @@ class SingleSends:
         self._turns.clear()
 
     def _next(self, before: SendTurn, now_s: float) -> SendTurn | None:
-        """Begin a turn for the topic's next queue, which then receives the next single messages. The turn `before` has
-        expired. Returns None if the pipeline must select the queue, as for all messages that name their queue."""
+        """Begin a turn for the topic's next queue after the turn `before` has expired. The new turn's queue receives
+        the next single messages of the topic. Returns None if the pipeline must select the queue, as for all messages
+        that name their queue."""
         topic = before.sends.queue.topic
         if self._turns.get(topic) is not before:
             return None
@@ -133,7 +137,9 @@ class SingleSends:
             route = self._route(topic)
             queue = self._queue_turns.next(route, 1, now_s)
         except RaymqError:
-            return None  # the topic's route is unknown, so the pipeline must wait for the route or raise the error
+            # No route of the topic is known. Return None, so that the pipeline sends the message: it waits for a route
+            # or raises the error.
+            return None
         if not route.attributes.takes_normal:
             # the topic has special rules (message type, compaction, inner batches), so the pipeline must send the
             # message

@@ -74,7 +74,8 @@ def send_table(pipeline: SendPipeline, topic: str, table: pa.Table | pa.RecordBa
             turns = turns or _RowTurns(pipeline, rows.unkeyed, len(route.publish_queues))
             for part in _split_by_queue(route, *rows.read(first, TABLE_SLICE_ROWS), turns):
                 _hand_over(pipeline, route, *part, progress)
-    except Exception as error:  # `progress.result` raises this error later, after all rows in flight have an outcome
+    # Keep the error: `progress.result` raises it after all rows that are already in flight have an outcome.
+    except Exception as error:
         progress.stop(error)
     return progress.result()
 
@@ -124,8 +125,8 @@ class _RowTurns:
         self._counts: Counter[MessageQueue] = Counter()
 
     def parts(self, route: TopicRoute, messages: MessageColumns) -> Iterator[_Part]:
-        """Divide the next messages into parts of about PART_MAX_BYTES each. All messages of a part go to one queue,
-        because a part does not extend over two turns."""
+        """Divide the table's next messages into parts of about PART_MAX_BYTES each. Consecutive messages of the same
+        turn go to one queue. A part never contains messages of two turns, so all its messages go to one queue."""
         first = 0
         while first < len(messages):
             if not self._left:
@@ -138,15 +139,16 @@ class _RowTurns:
     def _begin_turn(self, route: TopicRoute) -> None:
         number, self._number = self._number, self._number + 1
         self._left = self._rows * (number + 1) // self._turns - self._rows * number // self._turns
-        # A small table has no turns of its own: its rows go to the queue that the producer's other messages use now.
+        # All rows of a small table go to one queue, the queue that the producer's other messages use at present. Only a
+        # large table chooses a queue for each turn (a run of consecutive rows).
         if self._turns > 1:
             self._queue = self._pipeline.queue_with_fewest(route, self._counts)
             self._counts[self._queue] += self._left
 
 
 _Part = tuple[MessageColumns, Destination, MessageQueue | None]
-"""Messages for one queue, with their destination. The third element is the queue of the current turn, for rows without
-a key in a large table; otherwise None."""
+"""A part of a table to send: the messages for one queue, and their destination. The third element is set only for rows
+without a key in a large table. It is then the queue to which the current turn (a run of consecutive rows) goes."""
 
 
 def _split_by_queue(
@@ -235,7 +237,7 @@ class _TableProgress:
             if isinstance(outcome, Acknowledged):
                 self._acknowledged.add(outcome)
             elif self.failure is None or isinstance(outcome, SendUnknownError):
-                # SendUnknownError replaces other errors, because the rows that failed with it may be stored
+                # a SendUnknownError replaces any other first error, because rows whose outcome is unknown may be stored
                 self.failure = outcome
             self._end(end - first)
 
@@ -252,7 +254,8 @@ class _TableProgress:
 
     def result(self) -> TableResult:
         """Wait until all rows in flight have an outcome, and return the result. Each row has an outcome by its
-        deadline. Raises the first failure, or a SendUnknownError if there was one."""
+        deadline. If there was a failure, raises it instead: a SendUnknownError if there is one, because those rows may
+        be stored; otherwise the first failure."""
         with self._changed:
             self._changed.wait_for(lambda: not self._under_way)
         if self.failure is not None:

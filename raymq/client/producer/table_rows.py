@@ -73,8 +73,8 @@ class TableRows:
         keeps the type that the caller passed."""
 
     def check(self, first: int, count: int, max_body_bytes: int) -> None:
-        """Check `count` rows from row `first` on. A body may have up to `max_body_bytes`. Raises MessageIllegalError,
-        which names the first illegal row."""
+        """Check `count` rows of the table from row `first` on. `max_body_bytes`: the maximum length of a row's message
+        body. Raises MessageIllegalError, which names the first illegal row."""
         part = _RowColumns(self.table.slice(first, count))
         for index in np.flatnonzero(part.doubtful(max_body_bytes)).tolist():
             try:
@@ -133,8 +133,8 @@ class _RowColumns:
         self.properties = None if "properties" not in self.arrays else self._list("properties")
 
     def doubtful(self, max_body_bytes: int) -> Mask:
-        """Return a mask, shape (n,), of the rows that may be illegal. The mask marks all illegal rows and a few legal
-        rows."""
+        """Return a mask, shape (n,), of the rows that need a check one by one because they may be illegal. The mask
+        includes all illegal rows and a few legal rows."""
         body = self.arrays["body"]
         if pa.types.is_null(body.type):
             return np.ones(self.rows, np.bool_)
@@ -214,8 +214,8 @@ def _check_utf8(name: str, array: pa.Array) -> None:
 
 
 def _of_rows(entries: Mask, column: ListColumn) -> Mask:
-    """Return a mask of the rows that have at least one marked entry. `entries`: a mask of the entries in the list
-    column `column`."""
+    """Return a mask of the rows that have at least one marked list entry. `entries`: for each entry of the list column
+    `column`, True if the entry is marked."""
     marked = np.zeros(len(column.starts) - 1, np.bool_)
     marked[np.searchsorted(column.starts, np.flatnonzero(entries), side="right") - 1] = True
     return marked

@@ -21,8 +21,8 @@ from raymq.common.protocol.request_reply import RequestStatistics
 REQUESTS_MAX: Final = 10_000
 """Maximum number of requests of one client that may wait at the same time."""
 _ENDING_S: Final = 5.0
-"""Extra time in seconds, after its deadline, that a request waits. The thread that expires requests should complete the
-request in this time."""
+"""Time in seconds after a request's deadline for which its caller still waits for the thread that expires requests.
+Normally that thread completes the request within this time."""
 
 
 class WaitingRequest:
@@ -35,7 +35,7 @@ class WaitingRequest:
         self.correlation_id, self.message, self.timeout_s = correlation_id, message, timeout_s
         self.deadline_s = time.monotonic() + timeout_s
         self.future: Future[MessageExt] = Future()
-        # make the future uncancellable, because the request may already be sent
+        # Make the future uncancellable, because the request may already have been sent.
         self.future.set_running_or_notify_cancel()
 
     def sent(self, sending: Future[SendResult]) -> None:
@@ -66,8 +66,8 @@ class PendingRequests:
     def __init__(self, most: int = REQUESTS_MAX) -> None:
         self._most = most
         self._changed = threading.Condition()
-        """Guards the other attributes of PendingRequests. Notified if the earliest deadline of the requests may have
-        changed."""
+        """Condition whose lock guards the other attributes of PendingRequests. It is notified if the earliest deadline
+        of the requests may have changed."""
         self._waiting: dict[str, WaitingRequest] = {}
         self._deadlines: list[tuple[float, str]] = []
         self._answered = self._timed_out = self._failed = self._late = 0
@@ -97,8 +97,8 @@ class PendingRequests:
         return pending
 
     def take(self, correlation_id: str, *, failed: bool = False) -> WaitingRequest | None:
-        """Remove a waiting request and return it. Returns None if no request waits under this correlation id. `failed`:
-        count the request as failed."""
+        """Remove a waiting request and return it. Returns None if no request waits under this correlation id. With
+        `failed`, the removed request is counted as a failed request."""
         with self._changed:
             pending = self._waiting.pop(correlation_id, None)
             if failed and pending is not None:
@@ -116,7 +116,8 @@ class PendingRequests:
         pending.future.set_result(reply)
 
     def idle_s(self) -> float:
-        """Return the time in seconds since the last request began. Returns 0 while a request waits for a reply."""
+        """Return the time in seconds since the last request began. Returns 0 while a request waits for its
+        reply."""
         with self._changed:
             return 0.0 if self._waiting else time.monotonic() - self._used_s
 

@@ -48,7 +48,8 @@ class ListenerReplier:
 
     def __init__(self, send: Send | None = None, is_gone: Callable[[MessageExt], bool] | None = None) -> None:
         self._lock = threading.Lock()
-        """Guards the send function, which is made at the first reply, and the counts of replies."""
+        """Lock that guards two attributes: the send function, which is created at the first reply, and the counts of
+        replies."""
         self._send = send
         self._is_gone = RequesterLiveness().is_gone if is_gone is None else is_gone
         self._counts = ReplyStatistics()

@@ -97,7 +97,8 @@ class ReplyWatch:
             self._thread.start()
 
     def wake(self) -> None:
-        """Resume the reading of replies after a time without requests."""
+        """Continue to read the reply queues. Reading stops when no request has waited for a reply for
+        IDLE_AFTER_S."""
         self._reader.read_more()
 
     def close(self) -> None:
@@ -113,8 +114,8 @@ class ReplyWatch:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            # Clear the wakeup flag before reading the queues, so that a record that arrives during the read ends the
-            # next wait.
+            # Clear the wakeup flag before the queues are read. A reply that arrives during the read then sets the flag
+            # again, and ends the next wait at once.
             self._wakeup.clear()
             idle_s = self._idle_s()
             if idle_s >= IDLE_AFTER_S:
@@ -123,7 +124,7 @@ class ReplyWatch:
             try:
                 self._reader.look(REPLIES_MAX)
                 if self._take_found():
-                    continue  # Replies were found, and more may follow: read again without waiting.
+                    continue  # This read found replies, so more may follow. Read again without waiting.
                 self._wakeup.wait(self._reader.descriptors(), min(self._reader.wait_max_s(), IDLE_AFTER_S))
             except Exception:  # a bug must not stop this thread, because no other thread reads the replies
                 logger.exception("cannot read replies to requests, retrying")

@@ -104,7 +104,7 @@ class ClientRequests:
             raise RequesterGoneError(asked[PROPERTY_REPLY_TO_CLIENT], asked[PROPERTY_CORRELATION_ID])
 
     def statistics(self) -> RequestStatistics:
-        """Return the number of requests so far, by their outcome."""
+        """Return the numbers of this client's requests so far, by their outcome."""
         return self._pending.statistics()
 
     def close(self) -> None:

@@ -44,7 +44,8 @@ logger = logging.getLogger(__name__)
 
 
 def ignore_loss(lost: OffsetRange) -> None:
-    """Ignore a skipped range, about which a warning was already logged."""
+    """Do nothing with an offset range that a read has skipped. Used where a warning about the range was already
+    logged."""
 
 
 def check_unreadable(unreadable: str) -> None:

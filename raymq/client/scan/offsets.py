@@ -31,7 +31,7 @@ OffsetsOption = str | Mapping[str, Any]
 TimestampOption = int | datetime
 """Option value for a time: milliseconds since 1970, or a datetime. A datetime without a time zone is in UTC."""
 TimestampsOption = str | Mapping[str, Any]
-"""Option value for times: a time per queue, as a mapping or as JSON."""
+"""Type of an option that gives a time for each queue, as a mapping or as JSON text."""
 TimestampStrategy = Literal["error", "latest"]
 """Action for a queue that has no message at or after its starting timestamp: raise an error, or start at the queue's
 end."""
@@ -52,7 +52,8 @@ class OffsetLookups(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScanBoundary:
-    """The begin or the end of a scan, in all queues. `default` is used if no offsets, times or group are given."""
+    """One boundary of a scan, its begin or its end, for all queues. `default` is the offset option (EARLIEST or LATEST)
+    that applies if no offsets, times or group are given."""
 
     option: str
     """Name of the option that set this begin or end of a scan, for error messages."""
@@ -73,8 +74,8 @@ class ScanBoundary:
         return (self.time_ms or 0) if self.times is None else self.times[queue]
 
     def resolve(self, lookups: OffsetLookups, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-        """Return the begin or end of the scan in each queue: an offset, or EARLIEST or LATEST. Raises
-        InvalidArgumentError if the option does not name exactly the given queues."""
+        """Return this boundary of a scan (its begin or its end) in each queue: an offset, or EARLIEST or LATEST. Raises
+        InvalidArgumentError if this boundary gives offsets or times, but not for exactly `queues`."""
         named = self.times if self.times is not None else self.offsets
         if named is not None:
             self._check_queues(named, queues)

@@ -18,9 +18,9 @@ import numpy as np
 from raymq.client.scan.ranges import OffsetRange, RangeSizes, check_count
 
 PARTITION_BYTES: Final = 128 * 1024 * 1024
-"""Default bytes of records in one partition; the same default as in Spark's file sources."""
+"""Default target size of one partition, in bytes of records; equal to the default of Spark's file sources."""
 PARTITION_MIN_BYTES: Final = 4 * 1024 * 1024
-"""Minimum bytes of records for which a separate task is worthwhile."""
+"""Minimum size of a partition, in bytes of records. A smaller partition would not be worth a separate task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class ScanPartition:
 
     @property
     def broker_name(self) -> str:
-        """The broker group that has all ranges of the partition."""
+        """The broker group to which all ranges of this partition belong."""
         return self.ranges[0].broker_name
 
     @property
     def size(self) -> int:
-        """Number of offsets in the partition."""
+        """Number of queue offsets in the partition."""
         return sum(one.size for one in self.ranges)
 
 
@@ -55,9 +55,9 @@ def plan_partitions(
     order.
 
     Ranges are cut, and small ranges of a broker group joined, to partitions of about `partition_bytes`. The default is
-    PARTITION_BYTES, or less if some of `parallelism` tasks would otherwise be idle. `message_bytes_max`: the most bytes
-    for which a message counts, if the read omits large columns. There are at least `min_partitions` partitions if the
-    ranges have that many offsets. Raises InvalidArgumentError for numbers below 1.
+    PARTITION_BYTES, or less if some of `parallelism` tasks would otherwise be idle. `message_bytes_max`: the maximum
+    size with which a message counts, for reads that omit large columns. There are at least `min_partitions` partitions
+    if the ranges have that many offsets. Raises InvalidArgumentError for numbers below 1.
     """
     partition_bytes = check_count("partition_bytes", partition_bytes)
     min_partitions = check_count("min_partitions", min_partitions)
@@ -90,16 +90,16 @@ def _capped(item: OffsetRange, profile: Sequence[int], message_bytes_max: int | 
 def _piece_counts(
     ranges: Sequence[OffsetRange], profiles: Sequence[Sequence[int]], target: int, wanted: int
 ) -> list[int]:
-    """Return the number of pieces into which each range is cut. A piece has about `target` bytes. There are at least
-    `wanted` pieces in total if the ranges have that many offsets."""
+    """Return, for each offset range, the number of pieces into which it is cut. A piece has about `target` bytes of
+    records. The numbers add up to at least `wanted`, unless the ranges contain fewer offsets."""
     sizes = [max(1, sum(profile)) for profile in profiles]
     counts = [min(one.size, max(1, round(size / target))) for one, size in zip(ranges, sizes, strict=True)]
     return _share_pieces(counts, sizes, [one.size for one in ranges], wanted)
 
 
 def _share_pieces(counts: list[int], weights: Sequence[int], most: Sequence[int], wanted: int) -> list[int]:
-    """Increase the number of pieces of ranges until the numbers add up to `wanted`. Each additional piece goes to the
-    range with the largest weight per piece. No range gets more pieces than its number in `most`."""
+    """Add to the numbers of pieces into which ranges are split, until the numbers add up to `wanted`. Each additional
+    piece goes to the range with the largest weight per piece. `most`: the maximum number of pieces of each range."""
     counts = list(counts)
     heaviest = [(-weights[index] / counts[index], index) for index in range(len(counts)) if counts[index] < most[index]]
     heapq.heapify(heaviest)
@@ -128,13 +128,13 @@ def _cut_by_bytes(item: OffsetRange, profile: Sequence[int], count: int) -> Iter
     if not total:
         yield from ((piece, 0) for piece in _cut(item, count))
         return
-    # Interpolate the offsets at which the range is cut, as if all records within one part of the profile had the same
-    # size.
+    # Compute the offsets at which the range is cut by interpolation. Assume that all records within one part of the
+    # range have the same size.
     bytes_at = [0, *accumulate(profile)]
     offsets_at = np.linspace(0, item.size, len(bytes_at))
     wanted = [total * index / count for index in range(1, count)]
     inner = np.interp(wanted, bytes_at, offsets_at).round().astype(int).tolist()
-    # Move a cut if necessary, so that each piece of the range has at least one offset.
+    # Move the boundaries of the pieces if necessary, so that each piece of the offset range has at least one offset.
     edges = [0]
     for index, edge in enumerate(inner):
         edges.append(min(max(edge, edges[-1] + 1), item.size - (count - 1 - index)))
@@ -145,8 +145,8 @@ def _cut_by_bytes(item: OffsetRange, profile: Sequence[int], count: int) -> Iter
 
 
 def _merge(pieces: Sequence[tuple[OffsetRange, int]], target: int, wanted: int) -> list[ScanPartition]:
-    """Join neighbouring pieces of a broker group to partitions of up to `target` bytes, as long as more than `wanted`
-    partitions remain."""
+    """Join neighbouring offset ranges (pieces) of the same broker group to partitions of up to `target` bytes. Joining
+    stops when only `wanted` partitions remain."""
     spare = len(pieces) - wanted
     parts: list[ScanPartition] = []
     # Sort the pieces by broker group, so that pieces of different topics can be joined.

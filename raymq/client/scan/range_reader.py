@@ -51,8 +51,8 @@ class RecordsChunk(NamedTuple):
     position: int = -1
 
     def places(self, queue: MessageQueue) -> RecordPlaces:
-        """Return the expected places (queue, offsets and sizes) of the chunk's records, which belong to `queue`. An
-        error about a damaged record names its place."""
+        """Return the expected places (queue, offsets and sizes) of the chunk's records. All records belong to `queue`.
+        If a record is damaged, the error contains its place."""
         physical = None if self.position < 0 else self.starts + self.position
         return RecordPlaces(queue, self.offsets, physical, self.sizes)
 

@@ -64,8 +64,8 @@ class RangeSizes(Protocol):
     """Interface that returns the bytes of offset ranges. Partitions are planned from these bytes."""
 
     def range_bytes(self, ranges: Sequence[OffsetRange]) -> Sequence[Sequence[int]]:
-        """Return, for each range, the bytes of records in each of several equally long parts of the range, in order.
-        The bytes are estimates for long ranges."""
+        """Divide each range into several equal parts. Return, for each range, the number of bytes of the records in
+        each of its parts, in order. For long ranges the numbers are estimates."""
         ...
 
 
@@ -81,7 +81,7 @@ class ScanSource(OffsetLookups, RangeSizes, Protocol):
         ...
 
     def bounds(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, QueueBounds]:
-        """Return, for each queue, the bounds of the offsets that can be read now."""
+        """Return, for each queue, the bounds of the offsets that consumers can read now."""
         ...
 
 

@@ -75,8 +75,8 @@ def half_message(message: Message, group: str, check_immunity_s: int | None = No
 CHECK_POLL_INTERVAL_S: Final = 1.0
 CHECK_CALL_TIMEOUT_S: Final = 2.0
 CHECKS_PENDING_MAX: Final = 2000
-"""Maximum number of transaction checks that run or wait for a thread in one producer. Further checks wait for the
-broker's next round."""
+"""Maximum number of transaction checks that run or wait for a thread in one producer. A producer drops further checks,
+because the broker sends each check again later."""
 CHECKS_STOP_TIMEOUT_S: Final = 5.0
 
 Check = Callable[[MessageExt], LocalTransactionState | None]

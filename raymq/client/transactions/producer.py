@@ -118,7 +118,7 @@ class Transaction:
             return
         try:
             self.rollback()
-        except RaymqError as failure:  # only log the rollback's failure, so that the block's own error is raised
+        except RaymqError as failure:  # a failed rollback is only logged, so that the `with` block raises its own error
             logger.warning("transaction %s is not rolled back yet: %s", self.transaction_id, failure)
 
 

@@ -61,8 +61,8 @@ class BrokerOptions(SettingsSection):
     transaction_check_interval_ms: Annotated[int, Field(ge=100, le=86_400_000)] = 30_000
     """Interval at which brokers ask producers for the outcome of open half messages."""
     offset_sweep_interval_ms: Annotated[int, Field(ge=100, le=86_400_000)] = 60_000
-    """Interval at which a broker deletes unused offsets. A group's offsets in a topic are unused if no consumer of the
-    group subscribes to the topic any more."""
+    """Interval in ms at which a broker deletes unused offsets. A group's offsets in a topic are unused if no consumer
+    of the group subscribes to the topic any more."""
 
     heartbeat_queue_capacity: Annotated[int, Field(ge=1, le=10_000_000)] = 50_000
     """Maximum number of client heartbeats that wait for a thread at a broker. Further heartbeats get
@@ -73,8 +73,8 @@ class BrokerOptions(SettingsSection):
     """Maximum number of other client calls that wait for a thread at a broker: calls about groups, offsets, topics and
     transactions."""
     wait_time_in_client_manager_queue_ms: Annotated[int, Field(ge=1, le=600_000)] = 5000
-    """How long a client call waits for a thread before the broker refuses the call as busy. Applies to the calls that
-    `client_manager_queue_capacity` limits."""
+    """Time in ms for which a client call may wait for a thread at a broker. After that time the broker refuses the call
+    as busy. Applies to the calls that `client_manager_queue_capacity` limits."""
 
     @property
     def registration_interval_s(self) -> float:
@@ -112,7 +112,7 @@ class ReplicationOptions(SettingsSection):
     """How long an append waits for its copies on other replicas. After this time the append's status is
     `FLUSH_SLAVE_TIMEOUT`."""
     ha_max_time_slave_not_catchup_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 15_000
-    """How long a replica may lag and still count as in sync."""
+    """Time in ms for which a replica may lag behind its master and still count as in sync."""
     enable_elect_unclean_master: bool = False
     """`true`: a replica that lacks acknowledged messages may lead if no replica with all acknowledged messages
     is left."""
@@ -120,7 +120,8 @@ class ReplicationOptions(SettingsSection):
     """`ASYNC_MASTER` or `SYNC_MASTER`: replica 0 always has this role, and the other replicas are slaves that never
     lead. `null`: the replicas elect a master."""
     ha_max_gap_not_in_sync_bytes: Annotated[int, Field(ge=1, le=NUMBER_MAX)] = 256 << 20
-    """With `broker_role`: a slave is in sync only while it lags by fewer than this number of bytes."""
+    """With `broker_role`, a slave counts as in sync only while its log lags the master's log by fewer bytes
+    than this."""
     slave_read_enable: bool = False
     """`true`: consumers read old messages from slaves. While no master exists, consumers read all messages from
     slaves."""

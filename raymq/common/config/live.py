@@ -187,11 +187,11 @@ def is_live(full: str) -> bool:
 
 
 def parse_value(name: str, text: str) -> SettingValue:
-    """Parse the value of a setting that a user typed; `check_change` checks the result. The value is YAML, as in
-    raymq.yaml. If the setting is a text, the typed text is the value.
+    """Parse the text `text` that a user typed as the value of the setting `name`. `check_change` checks the result. The
+    text is YAML, as in raymq.yaml; for a setting whose value is a text, the typed text is the value.
 
     Raises InvalidArgumentError if the name is unknown, or if the value is a list or a mapping. Raises ConfigError if
-    the value is not valid YAML.
+    the text is not valid YAML.
     """
     full = full_name(name)
     section, _, key = full.rpartition(".")

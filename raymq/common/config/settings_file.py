@@ -85,7 +85,8 @@ class _BoundedLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         parser: Any = self  # PyYAML's type stubs leave the parser's methods untyped
         event = parser.peek_event()
-        if getattr(event, "anchor", None) is not None:  # an alias (`*name`) has the attribute `anchor`, too
+        # `anchor` is an attribute of alias events (`*name`) too, so this condition also finds aliases
+        if getattr(event, "anchor", None) is not None:
             text = "anchors and aliases (& and *) are not allowed in settings; write the values out"
             raise _RefusedError(text, event.start_mark)
         self._values += 1
@@ -105,7 +106,7 @@ class _BoundedLoader(yaml.SafeLoader):
 
 
 def _check_keys(node: yaml.MappingNode) -> None:
-    """Raise an error if a key of the mapping `node` is not a name, or is repeated."""
+    """Raise an error if a key of the YAML mapping `node` is a list or a mapping, or if a key is repeated."""
     first: dict[str, int] = {}
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):

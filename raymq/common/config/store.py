@@ -94,13 +94,13 @@ class StoreOptions(SettingsSection):
     commit_interval_commit_log_ms: Annotated[int, Field(ge=1, le=60_000)] = 200
     """Interval at which the thread of the transient store pool checks for buffers to write."""
     commit_commit_log_least_pages: Annotated[int, Field(ge=0, le=1 << 20)] = 4
-    """Minimum number of 4 KiB pages in the transient store pool's buffers before the pool's thread writes the buffers
-    to the files."""
+    """Minimum number of 4 KiB pages of data that wait in the transient store pool. With fewer pages, the pool's thread
+    waits before it writes them to the log files."""
     commit_commit_log_thorough_interval_ms: Annotated[int, Field(ge=1, le=600_000)] = 200
     """Interval at which the transient store pool's thread also writes fewer pages than `commit_commit_log_least_pages`,
     and makes their appends visible to consumers."""
     flush_interval_consume_queue_ms: Annotated[int, Field(ge=10, le=60_000)] = 1000
-    """Interval at which the consume queues are flushed and the checkpoint is written."""
+    """Interval in ms at which the consume queues are flushed and the checkpoint is written."""
     flush_consume_queue_least_pages: Annotated[int, Field(ge=0, le=1 << 20)] = 2
     """Minimum number of dirty 4 KiB pages for a flush of a consume queue. A queue with fewer dirty pages waits for
     `flush_consume_queue_thorough_interval_ms`."""
@@ -277,7 +277,8 @@ class StoreOptions(SettingsSection):
 
     @property
     def log_directories_elsewhere(self) -> list[Path]:
-        """The directories of `store_path_commit_log` in which new commit-log files may be created."""
+        """The directories in which new commit-log files may be created: `store_path_commit_log` without the read-only
+        directories."""
         return [path for path in self.store_path_commit_log if path not in self.read_only_commit_log_store_paths]
 
     @property

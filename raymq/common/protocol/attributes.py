@@ -22,7 +22,7 @@ RESERVE_TIME: Final = "reserve.time"
 """Key of the attribute with a topic's retention time, in ms."""
 
 NO_ATTRIBUTES: Final[Mapping[str, str]] = {}
-"""An empty mapping, for no attributes or no attribute changes."""
+"""An empty mapping, for a topic without attributes, or for a request that changes no attributes."""
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -148,8 +148,9 @@ def attribute_changes(
     queue_type: QueueType | str | None = None,
 ) -> dict[str, str]:
     """Return the attribute changes that the arguments request. None requests no change; an empty value removes the
-    attribute. The case of types does not matter (a queue type is "batch" or RocketMQ's "BatchCQ"). A `reserve_time_s`
-    of 0 means the store's default retention time. Raises InvalidArgumentError if a value is not allowed.
+    attribute. Types may be written in upper or lower case (a queue type is "batch" or RocketMQ's "BatchCQ"). A
+    `reserve_time_s` of 0 means the store's default retention time. Raises InvalidArgumentError if a value is not
+    allowed.
 
     >>> attribute_changes("fifo", None, 3600)
     {'message.type': 'FIFO', 'reserve.time': '3600000'}

@@ -35,7 +35,8 @@ ALL_MESSAGES: Final = "*"
 
 
 def slot_of(group: str) -> int:
-    """Return the slot of a consumer group: a hash of the group's name that is equal in every process."""
+    """Return the slot of a consumer group. A slot is a share of all groups that one Rebalance actor manages. The number
+    is a hash of the group's name that is equal in every process."""
     return zlib.crc32(group.encode()) % REBALANCE_SLOTS
 
 

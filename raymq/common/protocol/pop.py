@@ -26,7 +26,7 @@ INVISIBLE_AGAIN: Final = NumberRange(0.0, INVISIBLE_MAX_MS / 1000)
 the message visible at once."""
 
 ALL_OFFSETS: Final = ""
-"""The encoded set that means all offsets of a lease."""
+"""Value for a set of settled offsets that stands for all offsets of a lease. Any other set is encoded as text."""
 
 
 @dataclass(frozen=True, slots=True)

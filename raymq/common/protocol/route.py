@@ -290,15 +290,15 @@ class TopicRoute:
         return self._subscribe
 
     def require_writable(self) -> TopicRoute:
-        """Return this route. Raises NoPermissionError if the topic is not writable. Raises ServiceNotAvailableError if
-        no writable queue is available now."""
+        """Return this route if it can be used to send. Raises NoPermissionError if the topic is not writable, and
+        ServiceNotAvailableError if no writable queue is available now."""
         self.require_permission()
         if not self._publish:
             raise ServiceNotAvailableError(f"topic {self.topic!r} has no writable queue now; see `raymq status`")
         return self
 
     def require_permission(self) -> TopicRoute:
-        """Return this route. Raises NoPermissionError if the topic is not writable."""
+        """Return this route if the topic is writable, else raise NoPermissionError."""
         if not self._publish and not any(data.perm & PERM_WRITE for data in self.queues):
             raise NoPermissionError(
                 f"topic {self.topic!r} is not writable (its permission has no W); see `raymq topic describe "

@@ -1,4 +1,4 @@
-"""The settings of a broker group, as its broker reports them to clients."""
+"""The settings of a broker group that clients need. Clients get them from the group's broker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class BrokerConfig:
     reachable again.
     """
 
-    started: Mapping[str, Any] = field(default_factory=dict)  # each value as in YAML: text, number, bool or list
+    # the values have the types that YAML gives them: text, number, bool or list
+    started: Mapping[str, Any] = field(default_factory=dict)
     changed: Mapping[str, Any] = field(default_factory=dict)  # each value as in YAML: text, number, bool or list
     effective: Mapping[str, Any] = field(default_factory=dict)  # each value as in YAML: text, number, bool or list
     refused: Mapping[str, str] = field(default_factory=dict)

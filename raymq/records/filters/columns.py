@@ -154,8 +154,8 @@ class Evaluation:
         return _raising(np.where(left_present & right_present, compared, lone), left, right)
 
     def _compared(self, plan: Compare, left: _Operand, right: _Operand) -> Truths:
-        # In a comparison by order, only the negative of a text that is not a number is represented as an array (of
-        # truth values). Such a comparison is NULL, or RAISES.
+        # In a comparison by order, an operand is an array (of truth values) only if it negates a text that is not a
+        # number. Such a comparison is NULL, or RAISES.
         if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
             return _raising(self._constant(None), left, right)
         comparison, raises = _comparison(left, right)
@@ -217,7 +217,8 @@ def _equal_constants(left: _Scalar, right: _Scalar) -> int:
 
 
 def _raising(truths: NDArray[Any], *operands: _Operand) -> Truths:
-    """Return `truths`, with RAISES as the truth value of each message for which an operand raises an error."""
+    """Return the truth values `truths`, one per message. If an operand raises an error for a message, the message's
+    truth value becomes RAISES."""
     for operand in operands:
         if isinstance(operand, np.ndarray):
             truths = np.where(operand == RAISES, RAISES, truths)
@@ -225,8 +226,8 @@ def _raising(truths: NDArray[Any], *operands: _Operand) -> Truths:
 
 
 def _comparison(left: _Scalar | TextColumn, right: _Scalar | TextColumn) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
-    """Return the order of two operands (-1, 0 or 1 for each message), and a mask of the messages whose comparison
-    raises an error. Two texts are compared as doubles."""
+    """Compare the two operands of a filter expression. Returns for each message -1, 0 or 1 (left operand less, equal or
+    greater), and a mask of the messages whose comparison raises an error. Two texts are compared as doubles."""
     kind = left.kind if isinstance(left, Number) else right.kind if isinstance(right, Number) else ValueKind.DOUBLE
     if isinstance(left, Number) and isinstance(right, Number):
         return np.array([compare(left, right)], np.int8), np.zeros(1, np.bool_)

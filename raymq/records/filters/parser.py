@@ -109,8 +109,8 @@ _NO_MEND: Final = "combine comparisons with AND or OR, as in price > 5 AND regio
 @lru_cache(maxsize=_CACHED)
 def _compiled(text: str) -> Truth | FilterExpressionError:
     try:
-        # `parse` returns the plan: the parser calls the plan's builder while it reads the text, and returns the last
-        # call's result.
+        # The result is the plan of the filter expression, not a syntax tree: while the parser reads the text, it calls
+        # the functions that build the plan, and `parse` returns the last call's result.
         found: Truth = _parser().parse(text)  # type: ignore[assignment]
     except UnexpectedCharacters as error:
         return _bad_character(text, error)

@@ -60,7 +60,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Negative:
-    """Operand: the inner operand, a number, with the opposite sign. NULL if the inner operand is not a number."""
+    """Operand: the negated value of the inner operand. NULL if the inner operand is not a number."""
 
     operand: Operand
 

@@ -132,12 +132,12 @@ class SqlFilter:
 
     @property
     def plan(self) -> Truth:
-        """The plan to which the condition's text compiles."""
+        """The compiled form of this SQL condition: a tree of operations that decides if a message matches."""
         return compiled(self.text)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the properties in the condition; each name occurs once."""
+        """The names of the properties in the filter expression; each name occurs once."""
         return property_names(self.plan)
 
     def matches(self, properties: Mapping[str, str]) -> bool:

@@ -23,10 +23,11 @@ from raymq.records.kernels.property_columns import ValueColumn
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Numbers = tuple[NDArray[Any], Mask]
-"""The number in each row (64-bit integers or doubles), and a mask of the rows whose text is a number."""
+"""A text column read as numbers: for each row the number (a 64-bit integer or a double), and a mask of the rows whose
+text is a number."""
 
 _WHOLE_MAX: Final = 18
-"""Length up to which an integer's text, including a sign, always fits into 64 bits."""
+"""Maximum length of an integer's text, including a sign, for which every integer fits into 64 bits."""
 _DOUBLE_MAX: Final = 15
 """Maximum length of a decimal number's text for the fast conversion. Up to this length, the digits and the power of ten
 are exact doubles, so dividing them gives the correctly rounded number."""
@@ -56,8 +57,8 @@ class TextColumn:
         wanted = sorted({text.encode() for text in texts if text}, key=len)
         for size, group in groupby(wanted, len):
             rows = np.flatnonzero(self._sizes == size)
-            # numpy ignores zero bytes at the end of byte strings. The strings compared here have equal lengths, so the
-            # comparison is still exact.
+            # numpy ignores zero bytes at the end of byte strings. The comparison is still exact, because the strings in
+            # `found` and `group` all have `size` bytes.
             found = windows(self._values.data, size)[self._values.starts[rows]].view(f"S{size}")
             result[rows] = np.isin(found, np.array(list(group), f"S{size}"))
         return result
@@ -65,8 +66,8 @@ class TextColumn:
     def is_true(self) -> Mask:
         """Return a mask that is True for rows whose text is "true" in upper, lower or mixed case."""
         rows = np.flatnonzero(self._sizes == 4)
-        # Convert the texts to lower case by setting bit 0x20 of each byte. The comparison with "true" stays exact: only
-        # T and t become t, and likewise for r, u and e.
+        # Set bit 0x20 of each byte, which converts ASCII letters to lower case. The comparison with "true" stays exact:
+        # of all bytes, only T and t become t, and likewise for r, u and e.
         texts = self._values.table(rows, 4) | 0x20
         result = np.zeros(len(self._sizes), np.bool_)
         result[rows] = (texts == np.frombuffer(b"true", np.uint8)).all(axis=1)
@@ -102,14 +103,14 @@ class TextColumn:
         return result
 
     def numbers(self, kind: ValueKind) -> Numbers:
-        """Parse the texts of all rows as numbers of type `kind`."""
+        """Parse this column's texts as numbers of type `kind`. The result is cached."""
         if kind not in self._numbers:
             self._numbers[kind] = self._doubles() if kind is ValueKind.DOUBLE else self._wholes(kind)
         return self._numbers[kind]
 
     def _at(self, rows: Ints, skip: Ints | int, data: bytes) -> Mask:
-        """Return a mask that is True for each of `rows` whose text has the bytes `data` from byte `skip` on. Each text
-        must be long enough."""
+        """Return a mask over all rows of the text column. It is True for each row in `rows` whose text contains the
+        bytes `data` at byte position `skip`. The texts of `rows` must have at least skip + len(data) bytes."""
         result = np.zeros(len(self._sizes), np.bool_)
         if len(rows) and data:
             result[rows] = windows(self._values.data, len(data))[self._values.starts[rows] + skip] == np.void(data)
@@ -163,8 +164,8 @@ class TextColumn:
         return np.where(minus, -numbers, numbers), good & (count > 0), decimals
 
     def _read_singly(self, rows: Ints, kind: ValueKind, numbers: NDArray[Any], readable: Mask) -> None:
-        """Parse the unusual texts of `rows` one by one, and store the results in `numbers` and `readable`. If a text
-        occurs in several rows, it is parsed once."""
+        """Parse numbers that the fast path cannot parse, one text at a time. `rows`: the rows with these texts. Stores
+        the results in `numbers` and `readable`. A text that occurs in several rows is parsed once."""
         known: dict[bytes, int | float | None] = {}
         for row in rows.tolist():
             data = self._values.value(row)

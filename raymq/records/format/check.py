@@ -48,7 +48,7 @@ class RecordCheck(NamedTuple):
 
     @property
     def is_blank(self) -> bool:
-        """True if the position has the BLANK record that ends a file."""
+        """True if the checked position has a BLANK, the marker that ends a log file."""
         return self.ok and self.size == 0
 
 
@@ -108,8 +108,8 @@ def check_record(
 
 
 def _check_tail(buffer: Buffer, position: int) -> RecordCheck:
-    """Check a position that is too close to the end of the buffer for a record. Returns the result for a BLANK, or the
-    result for no record."""
+    """Check a position after which the buffer is too short for a record. Returns the check's result for a BLANK
+    (end-of-file marker) if one is there, otherwise the result for no record."""
     remaining = len(buffer) - position
     if position < 0 or remaining < BLANK_LENGTH:
         return _NO_RECORD
@@ -155,7 +155,8 @@ def find_starts(buffer: Buffer) -> NDArray[np.int64]:
 
 
 def _end_of(data: bytes, position: int) -> int:
-    """Return the end of the record at `position` if the record's length fields fit, else 0."""
+    """Return the end of the record at `position`. Returns 0 if no record begins there, or if the record's length fields
+    contradict each other."""
     size, good = check_record(data, position, check_crc=False)
     return position + size if good and size > 0 else 0
 

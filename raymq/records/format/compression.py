@@ -140,8 +140,8 @@ def compress(data: bytes | memoryview, type: CompressionType, level: int | None 
     if type is CompressionType.ZLIB:
         return zlib.compress(data, level)
     if type is CompressionType.LZ4:
-        # Make blocks that do not depend on each other, because lz4-java, which RocketMQ's consumers use, rejects linked
-        # blocks.
+        # Compress into LZ4 blocks that do not depend on each other, because lz4-java, which RocketMQ's consumers use,
+        # rejects linked blocks.
         return cast(bytes, lz4.frame.compress(data, compression_level=level, block_linked=False))
     if type is CompressionType.ZSTD:
         compressor = _contexts.compressors.get(level)
@@ -281,8 +281,8 @@ def _pieces_of_zstd(data: bytes) -> Iterator[bytes]:
     if content_bytes != zstandard.CONTENTSIZE_UNKNOWN and content_bytes <= PIECE_BYTES:
         yield _decompress_zstd(data, PIECE_BYTES)
         return
-    # Use a separate decompressor. The caller may decompress another body between two pieces, with this thread's shared
-    # decompressor.
+    # Use a separate decompressor for this body. The caller may take a pause between two pieces, and use this thread's
+    # shared decompressor for another body.
     frame = zstandard.ZstdDecompressor().decompressobj()
     position, end = 0, zstandard.frame_header_size(data)
     while not frame.eof and position < len(data):
@@ -297,7 +297,8 @@ def _frame_end(data: bytes, *, has_checksum: bool) -> int:
     while not is_last and position < len(data):
         is_last = data[position] & 1
         position = _block_end(data, position)
-    # If the frame has no checksum, subtract its bytes: `_block_end` always adds them to the last block.
+    # `_block_end` always adds the size of a checksum to the last block. Subtract this size if the frame has no
+    # checksum.
     return position - (0 if has_checksum else _CHECKSUM_BYTES)
 
 

@@ -49,7 +49,7 @@ def body_crcs(
 
 
 def property_crc_digits(crc: int) -> bytes:
-    """Return `crc` as ten decimal digits, with the least significant digit first."""
+    """Format `crc` as ten decimal digits, in reverse order: the least significant digit is the first."""
     return (b"%010d" % crc)[::-1]
 
 
@@ -72,7 +72,7 @@ def seal_holds(record: bytes | bytearray | memoryview) -> bool:
     bytes."""
     seal = bytes(record[-PROPERTY_CRC_LENGTH:])
     if seal[:2] != PROPERTY_CRC_PREFIX[:2] and seal[2:4] != PROPERTY_CRC_PREFIX[2:4]:
-        return True  # fast path: the first four bytes already show that most records have no property CRC
+        return True  # fast path: most records have no property CRC, which the first four bytes of `seal` already show
     same = sum(seal[column] == byte for column, byte in zip(_MARK_COLUMNS.tolist(), _MARK.tolist(), strict=True))
     return same < _MARK_LEAST or seal == property_crc(record)
 

@@ -93,7 +93,8 @@ def _whole_record(buffer: Buffer, position: int) -> tuple[HeaderFields, tuple[in
 def decode_record(buffer: Buffer, position: int = 0, *, broker_name: str = "", check_crc: bool = True) -> MessageExt:
     """Return the message of the record at `position` of `buffer`, with its body decompressed. Raises RecordError if the
     record is damaged."""
-    # Check the sections before copying the record, because a damaged size field may include the rest of a mapped file.
+    # Check the positions of the record's parts (header, body, topic, properties) before copying the record. Otherwise a
+    # damaged size field could make the copy include the rest of a mapped file.
     header, sections = _whole_record(buffer, position)
     if not isinstance(buffer, bytes):
         buffer, sections = bytes(buffer[position : sections[-1]]), tuple([at - position for at in sections])

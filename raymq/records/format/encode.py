@@ -52,8 +52,8 @@ _NO_COMPRESSION: Final = Compression()
 # dataclass takes four times as long. Do not modify instances.
 @dataclass(slots=True, unsafe_hash=True)
 class ProducerSequence:
-    """The producer's identity and sequence of a batch, for deduplication. Message i of the batch has the sequence
-    number `first_sequence + i`."""
+    """The identity of a producer, and the sequence numbers of a batch of its messages, by which stores recognise
+    duplicates. Message i of the batch has the sequence number `first_sequence + i`."""
 
     producer_id: str
     epoch: int
@@ -115,7 +115,7 @@ class LoneRecord(Struct, frozen=True, gc=False):
     wait_store_msg_ok: bool
 
     def batch(self) -> EncodedBatch:
-        """Return an EncodedBatch with this one message."""
+        """Return an EncodedBatch that contains only this message."""
         return EncodedBatch(
             self.topic,
             self.queue_id,

@@ -77,7 +77,8 @@ def split_inner_batch(record: Buffer) -> list[bytes]:
         raise RecordError(
             f"the inner batch at physical offset {view.physical_offset} has {len(items)} messages, not {count}"
         )
-    # The topic's length and text as in a record, which the separate records of all messages contain unchanged.
+    # `topic`: the bytes of the topic's length and text in the inner batch. Each message's separate record contains the
+    # same bytes.
     topic = data[body_end : properties_at - 2]
     header = header._replace(sys_flag=header.sys_flag & ~_OF_THE_BATCH)
     return [_record_of(item, header, base_offset + index, topic) for index, item in enumerate(items)]

@@ -106,8 +106,9 @@ def count_messages(properties: bytes) -> int:
 
 
 def base_position(record: Buffer) -> int:
-    """Return the position of the digits of INNER_BASE in an inner-batch record, which may end with a property CRC. The
-    position is negative, counted from the record's end. It is 0 if the record does not end with INNER_BASE."""
+    """Return the position of the digits of property INNER_BASE (the queue offset of the batch's first message) in an
+    inner-batch record. A property CRC may follow the digits. The position is negative, counted from the record's end.
+    It is 0 if the record does not end with INNER_BASE."""
     tail = bytes(record[-len(_BASE) - PROPERTY_CRC_LENGTH :])
     behind = PROPERTY_CRC_LENGTH if tail[-PROPERTY_CRC_LENGTH:].startswith(PROPERTY_CRC_PREFIX) else 0
     return -behind - _BASE_DIGITS - 1 if tail[: len(tail) - behind].endswith(_BASE) else 0

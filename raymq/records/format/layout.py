@@ -189,8 +189,8 @@ def read_header(buffer: Buffer, position: int = 0) -> RecordHeader:
 
 
 def unpack_header(buffer: Buffer, position: int) -> HeaderFields:
-    """Return the record header at `position` as a plain tuple; otherwise the same as `read_header`. A plain tuple is
-    faster for readers that read every record of a fetch."""
+    """Return the record header at `position`, as `read_header` does, but as a plain tuple. A plain tuple is faster for
+    readers that read every record of a fetch."""
     try:
         fields = _IPV4_HEADER.unpack_from(buffer, position)
         if fields[7] & SYS_FLAG_HOSTS_MASK:  # an IPv6 host in the sys flag (header field 7) makes the header longer

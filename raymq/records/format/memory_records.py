@@ -29,11 +29,11 @@ class LocatedRecords(NamedTuple):
     """The buffer that contains the records. If the buffer is a mapped file, records of other queues may lie between
     these records."""
     starts: NDArray[np.int64]
-    """The position of each record in `data`, shape (n,)."""
+    """The position of each of the n records in `data`, shape (n,)."""
     sizes: NDArray[np.int64]
     """The length of each record in bytes, shape (n,)."""
     offsets: NDArray[np.int64]
-    """The queue offset of each record, shape (n,)."""
+    """The queue offset of each of the n records, shape (n,)."""
     position: int = -1
     """Physical offset of the first byte of `data`; -1 if `data` is not part of a commit-log file."""
 
@@ -88,7 +88,8 @@ class LocatedRecords(NamedTuple):
 
     @classmethod
     def _of_damaged(cls, data: bytes, count: int, first_offset: int, next_offset: int) -> LocatedRecords:
-        """Return the records of a fetch, as `of_fetch` does, if some of the records are damaged."""
+        """Return the records of a fetch whose bytes include damaged records. The result has the same meaning as that of
+        `of_fetch`."""
         all_wanted, starts = count == next_offset - first_offset, find_starts(data)
         sizes = np.diff(starts, append=len(data))
         if all_wanted and len(starts) == count:
@@ -97,8 +98,8 @@ class LocatedRecords(NamedTuple):
         damaged: list[tuple[int, int]] = []
 
         def fill(end_offset: int, position: int) -> None:
-            """Assign queue offsets below `end_offset` to the damaged records that were found since the last intact
-            record. `position`: where the next intact record begins, or the end of `data`."""
+            """Assign the queue offsets below `end_offset` to the damaged records since the last intact record.
+            `position`: the start of the next intact record, or the end of `data`."""
             start = rows[-1][2] + 1 if rows else first_offset
             places = [*damaged, *[(position, 0)] * (end_offset - start if all_wanted else 0)]
             rows.extend((*place, offset) for place, offset in zip(places, range(start, end_offset), strict=False))
@@ -166,8 +167,8 @@ class MemoryRecords:
         return MemoryRecords(self.data[base : self.starts[last]], starts, self.offsets[first:last])
 
     def pick(self, indices: Iterable[int]) -> MemoryRecords:
-        """Return the records at the given indices, which are ascending and not empty. Returns this object itself if the
-        indices cover all records."""
+        """Return the records of this object at `indices`, which must be ascending and not empty. Returns this object
+        itself if the indices cover all its records."""
         wanted = sorted(indices)
         if len(wanted) == len(self):
             return self

@@ -118,7 +118,7 @@ class UniqueIdGenerator:
         self._counter = 0
         self._made_in_ms = 0
         self._stem = ""
-        """The common prefix of all ids of the current millisecond."""
+        """The common prefix of all unique ids that this generator creates in the current millisecond."""
         self._start_process()
 
     def _start_process(self) -> None:
@@ -130,7 +130,7 @@ class UniqueIdGenerator:
             self._begin_ms(self._now_ms)
 
     def next(self) -> str:
-        """Return one unique id."""
+        """Return a new unique id for one message."""
         return self.next_batch(1)[0]
 
     def next_batch(self, count: int) -> list[str]:
@@ -166,8 +166,8 @@ class UniqueIdGenerator:
         return IdRange(*self._take(wanted, all_of_them=all_of_them))
 
     def _take(self, wanted: int, *, all_of_them: bool) -> tuple[str, int, int]:
-        """Reserve unique ids of one millisecond for `_ids_of_one_ms`. Returns the common stem of the ids, the first
-        counter value, and the number of ids."""
+        """Reserve up to `wanted` unique ids that share one millisecond; with `all_of_them`, exactly `wanted` ids.
+        Returns the ids' common stem, the counter value of the first id, and the number of ids."""
         if os.getpid() != self._process_id:
             self._start_process()
         now_ms = self._clock_ms()
@@ -185,8 +185,8 @@ class UniqueIdGenerator:
         if now_ms >= self._next_month_ms:
             self._month_start_ms, self._next_month_ms = _month_bounds_ms(now_ms)
         stem = f"{self._prefix}{max(now_ms - self._month_start_ms, 0) & 0xFFFFFFFF:08X}"
-        # Set all attributes of the new millisecond in one assignment statement. No signal handler can then run between
-        # the assignments and find an inconsistent state.
+        # Set all attributes that depend on the current millisecond in one assignment statement. No signal handler can
+        # then run between the assignments and find an inconsistent state.
         self._stem, self._now_ms, self._made_in_ms = stem, now_ms, 0
 
 

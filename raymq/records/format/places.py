@@ -45,8 +45,8 @@ class RecordPlace(NamedTuple):
             raise RecordError(reason)
 
     def error(self, reason: str, *, record_damaged: bool = True) -> BodyUnreadableError:
-        """Return the error that a read of the message's body raises. The reason is that the record at this expected
-        place is damaged, or only its body is unreadable."""
+        """Return the error that reading the body of the message at this place raises. `reason`: why the body is
+        unreadable. `record_damaged`: True if the whole record is damaged."""
         return BodyUnreadableError(str(self.queue), self.queue_offset, self.physical_offset, reason, record_damaged)
 
     def damaged(self, reason: str) -> MessageExt:
@@ -56,8 +56,8 @@ class RecordPlace(NamedTuple):
 
 
 class RecordPlaces(NamedTuple):
-    """The expected places of n records of one queue. An array has shape (n,), or is None if its values are
-    unknown."""
+    """The expected places of n records of one queue. Each array has one number per record, shape (n,); None if the
+    numbers are unknown."""
 
     queue: MessageQueue
     offsets: NDArray[np.int64] | None = None
@@ -75,7 +75,7 @@ class RecordPlaces(NamedTuple):
         return cls(MessageQueue("", broker_name, -1))
 
     def place(self, row: int) -> RecordPlace:
-        """Return the expected place of the record at index `row`."""
+        """Return the expected place (queue, offsets and size) of the record at index `row`."""
         return RecordPlace(
             self.queue,
             -1 if self.offsets is None else int(self.offsets[row]),
@@ -84,7 +84,7 @@ class RecordPlaces(NamedTuple):
         )
 
     def pick(self, rows: NDArray[np.int64] | slice) -> RecordPlaces:
-        """Return the expected places of the records at the indices `rows`."""
+        """Return a RecordPlaces with the expected places of only the records at the indices `rows`."""
         return RecordPlaces(
             self.queue,
             None if self.offsets is None else self.offsets[rows],

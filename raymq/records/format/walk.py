@@ -63,7 +63,8 @@ def walk_records(data: Buffer, position: int = 0, limit: int | None = None, *, a
             for piece in _guess(data, hops[-period:], position, limit):
                 pieces.append(piece.starts)
                 position, guessed = piece.end, guessed + len(piece.starts)
-        # After a failed prediction of record sizes, the scan reads more records one by one before it predicts again.
+        # If the prediction of record sizes failed early, read twice as many records one by one (at most _SAMPLE_MAX)
+        # before the next prediction.
         sample = _SAMPLE if guessed >= _GUESS_MIN else min(sample * 2, _SAMPLE_MAX)
     return Walked(np.concatenate(pieces) if len(pieces) > 1 else pieces[0], position)
 
@@ -99,15 +100,15 @@ def _period(hops: list[int], end: int) -> int:
 
 
 def _guess(data: Buffer, model: list[int], position: int, limit: int) -> list[Walked]:
-    """Find records from `position` on that repeat the sizes and magic numbers of the records at the positions `model`.
-    The last record of `model` ends at `position`.
+    """Predict that the records from `position` on repeat the sizes and magic numbers of the records at the positions
+    `model`, and find these records. The last record of `model` ends at `position`.
 
-    Returns the records in several pieces.
+    Returns the found records in several pieces.
     """
     heads = windows(data, _HEAD_BYTES)
     model_heads = heads[np.array(model)].view(np.int64)
-    # The predicted sizes repeat the sizes of the records at `model`, which form one period. `steps`: the start of each
-    # of these records, relative to the first. `stride`: the length of the period in bytes.
+    # Predict that the sizes of the records at `model` repeat as one period. `steps`: the start of each of these
+    # records, relative to the first. `stride`: the length of the period in bytes.
     steps, stride = np.array(model) - model[0], position - model[0]
     pieces: list[Walked] = []
     count = _GUESS_MIN
@@ -115,8 +116,8 @@ def _guess(data: Buffer, model: list[int], position: int, limit: int) -> list[Wa
         periods = min(count, (limit - position) // stride * len(model)) // len(model) + 1
         firsts = np.arange(periods + 1, dtype=np.int64) * stride + position
         starts = (firsts[:, None] + steps).ravel()
-        # Accept only predicted records that start before the limit and end within the data. The end of each record is
-        # the start of the next record.
+        # Keep the predicted record starts that are before the limit and whose record ends within the data. A record
+        # ends at the predicted start of the next record.
         expected = periods * len(model)
         ends = starts[1 : expected + 1]
         fitting = min(int(np.searchsorted(starts[:expected], limit)), int(np.searchsorted(ends, len(data), "right")))

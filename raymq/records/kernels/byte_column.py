@@ -34,7 +34,7 @@ class ByteColumn:
     """The start of each string in `data`, in ascending order; the last item is the end of the last string. Shape (n +
     1,)."""
     values: Sequence[bytes] | None = None
-    """The byte strings as Python objects, if the column was created from objects; otherwise None."""
+    """The column's byte strings as Python objects if the column was created from such objects; otherwise None."""
 
     @classmethod
     def of(cls, values: pa.Array | Sequence[bytes] | ByteColumn) -> ByteColumn:
@@ -144,7 +144,7 @@ class ByteColumn:
         return ByteColumn(self.data, self.offsets[first : end + 1], self.values[first:end] if self.values else None)
 
     def take(self, rows: Ints) -> ByteColumn:
-        """Return a column with a copy of the strings in the rows `rows`."""
+        """Return a new column with copies of the strings at the row numbers `rows`, in that order."""
         return ByteColumn.of(self.array().take(int_array(rows)))
 
     def tolist(self) -> Sequence[bytes]:

@@ -37,7 +37,8 @@ class BatchFacts(NamedTuple):
     sys_flags: int
     """The sys flags of all records of a batch, combined with bitwise OR."""
     first_properties: bytes
-    """The first record's properties, as bytes. All records of a batch have the same reserved property names."""
+    """The first record's properties, as bytes. The batch's other records have the same reserved property names, so
+    checks of these names need only the first record."""
     stride: int = 0
     """Size in bytes of each record of a batch, if all records are known to have the same size; else 0."""
 
@@ -100,17 +101,18 @@ def _facts_of_alike(batch: EncodedBatch, topic_text: bytes) -> BatchFacts | None
 
 
 def _facts_of_many(batch: EncodedBatch, ends: NDArray[np.int64], magic: int, topic_text: bytes) -> BatchFacts:
-    """Check the records of a batch, which may have any lengths. Reads the headers of all records at once, and then the
-    bytes between bodies and properties of all records at once.
+    """Check the records of a batch. The records may differ in length. Reads the headers of all records at once, and
+    then the bytes between bodies and properties of all records at once.
 
-    Columns with known values are compared as bytes. Raises IndexError if a position lies outside the batch.
+    Header fields whose value is known in advance are compared as raw bytes. Raises IndexError if a position lies
+    outside the batch.
     """
     sizes, data, count, width = batch.sizes, batch.records, len(batch.sizes), len(topic_text)
     if int(ends[-1]) != len(data):
         raise MessageIllegalError(f"the records' sizes do not add up to the batch's {len(data)} bytes")
     fixed_size = layout.header_size_at(data)
-    # `head`: the headers as a table of ints, shape (count, fixed_size / 4). Each 4-byte field is one column; an 8-byte
-    # field is two columns.
+    # `head`: the headers of all records of the batch, as a table of ints with one row per record. Each 4-byte field is
+    # one column; an 8-byte field is two columns.
     body_starts = ends - sizes
     head = windows(data, fixed_size)[body_starts].view(_BIG_ENDIAN_INT).reshape(count, fixed_size // 4)
     same = _MAGIC_AND_QUEUE_ID.pack(magic, batch.queue_id)
@@ -119,8 +121,8 @@ def _facts_of_many(batch: EncodedBatch, ends: NDArray[np.int64], magic: int, top
     if head[:, 1:4:2].tobytes() != same * count:
         raise MessageIllegalError(f"a record does not belong to queue {batch.queue_id} of topic {batch.topic!r}")
     sys_flags = _common_flags(head[:, layout.SYS_FLAG_OFFSET // 4])
-    # The last column of the headers is the body's size. A negative size becomes a huge unsigned number, so the check of
-    # the properties' length rejects it.
+    # The last column of `head` is the size of the record's body. A negative size becomes a huge unsigned number, so the
+    # check of the properties' length rejects it.
     bodies = head[:, -1].astype(np.uint32).astype(np.int64)
     properties = sizes - bodies
     properties -= fixed_size + width + 2

@@ -47,12 +47,13 @@ class Bodies:
     _at: Ints
     _size: Ints
     _compressed: Ints
-    """The rows of readable compressed bodies, ascending."""
+    """The indices of the records whose body is compressed and readable, ascending."""
     _sizes_of: list[int]
-    """The decompressed size of each readable compressed body, in the order of the rows in `_compressed`."""
+    """The decompressed size, in bytes, of each readable compressed body. The bodies have the order of their row numbers
+    in `_compressed`."""
     _plain: list[bytes]
-    """The decompressed bytes of each readable compressed body, in the order of the rows in `_compressed`. Empty if the
-    caller does not keep decompressed bodies."""
+    """The decompressed bytes of each compressed body that could be read, in the order of the rows in `_compressed`.
+    Empty if the caller does not need the decompressed bodies."""
 
     def makers(self, body_type: BodyType) -> dict[str, Callable[[], pa.Array]]:
         """Return, by column name, functions that create the columns that are computed from the message bodies."""
@@ -87,8 +88,8 @@ class Bodies:
             body_size = np.where(absent, 0, body_size)
             validity = pa.py_buffer(np.packbits(~absent, bitorder="little"))
         views = views_of(data, body_at, body_size)
-        # Pass only the bytes from the first body to the last body to Arrow as the views' buffer. Pickling a table
-        # copies whole buffers, and `data` may be a mapped file.
+        # Arrow's views refer to a buffer with all bodies. Use only the bytes from the first body to the last body as
+        # this buffer: pickling a table copies whole buffers, and `data` may be a mapped file.
         first, end = (int(body_at.min()), int((body_at + body_size).max())) if len(views) else (0, 0)
         views[body_size > INLINE_MAX, 3] -= first
         buffers = [validity, pa.py_buffer(views), pa.py_buffer(data[first:end])]
@@ -182,7 +183,8 @@ def views_of(data: Bytes, at: Ints, size: Ints) -> NDArray[np.int32]:
     if long.any():
         views[long, 1] = windows(data, 4)[at[long]].view(np.int32)
         views[long, 3] = at[long]
-    # A short value is stored in its Arrow view itself.
+    # An Arrow view holds a short value (at most 12 bytes) itself; for a longer value it points to a buffer. Fill in the
+    # short values.
     short = np.flatnonzero(~long)
     views[short, 1:] = _inline(data, at[short], size[short])
     return views
@@ -232,8 +234,8 @@ def spread(
 
 
 def _with_places(name: str, column: pa.Array, rows: Ints, places: RecordPlaces) -> pa.Array:
-    """Return the column `name`, in which the given rows have the values of their records' expected places. A row keeps
-    its value if its place has no value for this column."""
+    """Return the column `name`, with replaced values in `rows`, the rows of unreadable records. A replaced value is the
+    topic, queue or offset that the record should have. A row keeps its value if the expected value is unknown."""
     queue = places.queue
     known: dict[int, Any] = {}
     if name == "topic" and queue.topic:

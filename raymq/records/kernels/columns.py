@@ -218,20 +218,20 @@ def _decode_intact(
 def _decode_first(
     data: Bytes, starts: Ints, order: _Order, places: RecordPlaces | None, bodies: Bodies
 ) -> pa.RecordBatch:
-    """Decode only the first records, as many as `bodies` has rows. The decompressed bodies of all records would exceed
-    the size limit."""
+    """Decode only the first `bodies.rows` records. The decompressed bodies of all records together would exceed the
+    size limit of one batch."""
     some = None if places is None else places.pick(slice(bodies.rows))
     return _decode_intact(data, starts[: bodies.rows], order, some, bodies)
 
 
 def _decode_damaged(data: Bytes, starts: Ints, order: _Order, places: RecordPlaces | None) -> pa.RecordBatch:
-    """Decode records into a batch if some of the records are damaged."""
+    """Decode records into a batch of columns if at least one of the records is damaged."""
     _, rows, damaged = find_intact(data, starts, places, check_crc=order.check_crc)
     known = RecordPlaces.unknown(order.broker_name) if places is None else places
     if order.raises:
         first = min(damaged)
-        # Decode the records before the first damaged record, because an unreadable body among them must be reported
-        # first. Because of the size limit, the batch may end before the damaged record.
+        # First decode the records before the first damaged record: if one of them has an unreadable body, that error
+        # must be raised first. The size limit may end the batch before the damaged record.
         batch = _decode_intact(data, starts[:first], order, known.pick(slice(first))) if first else None
         if batch is None or batch.num_rows == first:
             raise known.place(first).error(damaged[first])
@@ -313,7 +313,8 @@ def _decode_by_templates(
 
 
 def _reconsume_times(data: Bytes, body_at: Ints) -> pa.Array:
-    # Count back from the body to the reconsume times, because this distance is equal for IPv4 and IPv6 hosts.
+    # The distance from the reconsume-times field to the body is equal for IPv4 and IPv6 hosts, so count back from the
+    # start of the body.
     at = body_at - (layout.BODY_OFFSET - layout.RECONSUME_TIMES_OFFSET)
     return int_array(windows(data, 4)[at].view(">i4").astype(np.int32))
 
@@ -323,8 +324,8 @@ def _timestamps(milliseconds: NDArray[Any]) -> pa.Array:
 
 
 def _topics(data: Bytes, fields: FieldOffsets) -> pa.Array | None:
-    """Return the topic column. Returns None if a topic is not UTF-8. In most calls all rows have the same
-    topic."""
+    """Return the Arrow column of the records' topics. Returns None if a topic is not UTF-8. A fast path serves the
+    usual case that all records have the same topic."""
     at, size = fields.topic_at, fields.topic_size
     try:
         if len(at) and size[0] and (size == size[0]).all():
@@ -355,9 +356,10 @@ class _Properties:
 
     row_count: int
     rows: Ints
-    """The row number of each property entry, in ascending order."""
+    """For each property entry, the number of the row (message) to which the property belongs, in ascending
+    order."""
     codes: NDArray[np.int32]
-    """The name code of each property entry: the index of its name in `names`."""
+    """For each property entry: the index of the property's name in `names`."""
     names: list[str]
     segments: pa.Array
     """The text of all property entries, with four segments per entry: name, 0x01, value, 0x02. The name of entry i is
@@ -401,7 +403,7 @@ def _split_properties(column: pa.Array) -> _Properties | None:
     rules of `decode_properties` are needed."""
     rows = len(column)
     try:
-        column.cast(pa.string())  # cast only to raise an error if a text is not UTF-8; the result is not needed
+        column.cast(pa.string())  # The cast only raises an error if a text is not UTF-8; its result is not used.
     except pa.ArrowInvalid:
         return None
     # Read the Arrow buffers of the column with the records' property texts directly. The property text of row i is
@@ -416,11 +418,11 @@ def _split_properties(column: pa.Array) -> _Properties | None:
     nexts = ends + 1
     filled = row_ends[row_ends > bounds[:-1]]
     unterminated = filled[text[filled - 1] != 2]
-    if len(unterminated):  # the last property of a row may lack its final 0x02
+    if len(unterminated):  # the property text of a row may lack the 0x02 after its last property
         ends = np.sort(np.concatenate([ends, unterminated]))
         nexts = np.minimum(ends + 1, row_ends[np.searchsorted(row_ends, ends)])
-    # `marks`: the position of the separator 0x01 between the name and the value of each property. Each property must
-    # have exactly one 0x01, and its name and value must not be empty.
+    # `marks`: the positions of the separator 0x01, which is between the name and the value of a property. Return None
+    # unless each property has exactly one 0x01, and a name and a value that are not empty.
     marks = np.flatnonzero(text == 1)
     starts = np.concatenate([np.zeros(1, dtype=np.int64), nexts])
     if len(marks) != len(ends) or not ((starts[:-1] < marks) & (marks + 1 < ends)).all():
@@ -434,7 +436,8 @@ def _split_properties(column: pa.Array) -> _Properties | None:
     segments = pa.Array.from_buffers(pa.string(), 4 * len(marks), buffers)
     names = segments.take(int_array(np.arange(0, 4 * len(marks), 4))).dictionary_encode()
     codes = numbers_of(names.indices, np.int32)
-    # Compute the row number of each property from the number of properties that end before the end of each row.
+    # `pieces_up_to`: for each row, the number of properties that end at or before the row's end. From these numbers
+    # follows the row of each property (`piece_rows`).
     pieces_up_to = np.searchsorted(nexts, row_ends, side="right")
     piece_rows = np.repeat(np.arange(rows), np.diff(pieces_up_to, prepend=0))
     if _has_repeated_names(piece_rows, codes):
@@ -445,8 +448,8 @@ def _split_properties(column: pa.Array) -> _Properties | None:
 def _has_repeated_names(rows: Ints, codes: NDArray[np.int32]) -> bool:
     """True if a row has a property name twice. `rows` and `codes`: the row number and the name code of each
     property."""
-    # Fast path: no name is repeated if the codes of the names ascend within each row. This is so in most batches,
-    # because all rows have the same property names in the same order.
+    # Fast path: `codes` has the number (code) of each property's name. No name is repeated in a row if the codes ascend
+    # within each row. Codes ascend in most batches, because all rows have the same property names in the same order.
     if ((codes[1:] > codes[:-1]) | (rows[1:] != rows[:-1])).all():
         return False
     # Sort the properties by name, and by row within each name, so that repeated names of a row are adjacent.
@@ -500,5 +503,6 @@ def _decode_rows(data: Bytes, starts: Ints, order: _Order, bodies: Bodies) -> pa
 
 
 def _lengths(rows: Sequence[Sized]) -> pa.Array:
-    """Return the offsets of an Arrow list or map column. The list in row i has as many elements as `rows[i]`."""
+    """Return the offsets array of an Arrow list or map column. In this column, row i has as many elements as
+    `rows[i]`."""
     return _offsets(np.array([len(row) for row in rows], np.int64))

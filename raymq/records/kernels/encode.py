@@ -177,8 +177,8 @@ def _unique_ids(ids: Sequence[str]) -> _UniqueIds | None:
 
 
 def _with_ids(own: ByteColumn | None, rows: int, shared: bytes, ids: Sequence[str]) -> ByteColumn:
-    """Return the own properties of each row, followed by the `shared` properties and the row's id. The lengths of the
-    ids may differ. An empty id adds no property."""
+    """Return the properties text of each row: the row's own properties, the `shared` properties, and the row's id as
+    UNIQ_KEY. The lengths of the ids may differ. A row with an empty id gets no UNIQ_KEY."""
     texts = [f"{PROPERTY_UNIQ_KEY}\x01{id}\x02".encode() if id else b"" for id in ids]
     before = [b""] * rows if own is None else own.tolist()
     return ByteColumn.of([first + shared + text for first, text in zip(before, texts, strict=True)])
@@ -186,8 +186,8 @@ def _with_ids(own: ByteColumn | None, rows: int, shared: bytes, ids: Sequence[st
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """The property texts' last part (the ending), for `count` consecutive records whose endings have equal length.
-    `text`: the ending of one record. The endings differ only in the digits of unique ids and of sequence numbers."""
+    """The ending (last part) of the property texts of `count` consecutive records. `text`: the ending of one of these
+    records. All endings have the same length. They differ only in the digits of unique ids and of sequence numbers."""
 
     count: int
     text: bytes
@@ -198,8 +198,8 @@ class _Ending:
     first_sequence: int
 
     def write(self, target: Bytes) -> None:
-        """Write the last part (ending) of each record's property text into a row of `target`. `target` has shape
-        (count, len(text)) and may be a slice of a wider matrix."""
+        """Write the ending (last part) of each record's property text into `target`, one record per row. `target` has
+        shape (count, len(text)) and may be a slice of a wider matrix."""
         target[:] = np.frombuffer(self.text, np.uint8)
         target[:, self.ids_at : self.ids_at + self.id_digits.shape[1]] = self.id_digits
         if self.sequence_digits:
@@ -247,8 +247,8 @@ def _put_decimals(target: Bytes, first: int) -> None:
     rows, width = target.shape
     table = _number_table("d")
     done = 0
-    # Copy each number's last four digits from the table of digits. The digits before them are equal for up to 10,000
-    # rows.
+    # Copy each number's last four digits from the table of digits. The digits before the last four are equal for up to
+    # 10,000 consecutive numbers, so they are written once for all of these rows.
     while done < rows:
         upper, lower = divmod(first + done, len(table))
         count = min(rows - done, len(table) - lower)
@@ -327,15 +327,15 @@ def _join(
 
 
 def _ending_sizes(endings: Sequence[_Ending]) -> Ints:
-    """Return the length of the last part (ending) of each row's property text. The result has shape (n,), or shape (1,)
-    if all lengths are equal."""
+    """Return the length in bytes of the ending (last part) of each row's property text. The result has shape (n,), or
+    shape (1,) if all rows have the same ending length."""
     if len(endings) == 1:
         return np.array([len(endings[0].text)])
     return np.repeat([len(ending.text) for ending in endings], [ending.count for ending in endings])
 
 
 def _ending_column(endings: Sequence[_Ending]) -> ByteColumn:
-    """Return the last part (ending) of each record's property text, for all records as one column."""
+    """Return one column that holds, for each record, the ending (last part) of the record's property text."""
     if len(endings) == 1:
         matrix = np.empty((endings[0].count, len(endings[0].text)), np.uint8)
         endings[0].write(matrix)

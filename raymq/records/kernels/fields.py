@@ -40,7 +40,7 @@ class FieldOffsets:
     (n,)."""
 
     starts: Ints
-    """The position of the first byte of each record."""
+    """The position in the buffer of the first byte of each record."""
     head: NDArray[np.void]
     """The header fields that HEAD_FIELDS lists, and the born timestamp, as a structured array."""
     sys_flag: Ints
@@ -60,7 +60,8 @@ def find_fields(data: Bytes, starts: Ints) -> FieldOffsets:
     """Return the checked fields of the records at positions `starts`. Raises DamagedRowsError if a field of a record
     does not fit exactly. The error names all records that fail the first failing check."""
     _require((starts >= 0) & (starts <= len(data) - layout.MIN_RECORD_SIZE), starts, "lies outside the buffer")
-    # Read the header fields before the hosts, whose offsets are equal in all records, into one structured array.
+    # The hosts in a record's header may be IPv4 or IPv6. The fields before the hosts have the same offsets in all
+    # records, so read them into one structured array.
     head = windows(data, _HEAD.itemsize)[starts].view(_HEAD)
     ends = starts + head["total_size"]
     sys_flag = head["sys_flag"].astype(np.int64)
@@ -71,8 +72,8 @@ def find_fields(data: Bytes, starts: Ints) -> FieldOffsets:
     _require(v1 | (head["magic"] == layout.MAGIC_V2), starts, "does not begin with the magic of a record")
     body_at = starts + extra + layout.BODY_OFFSET
     _require((ends <= len(data)) & (body_at + 3 <= ends), starts, "is incomplete or has a wrong size")
-    # Read the body's size, the last field of the header. This read and the following reads use only positions that the
-    # check before them has accepted.
+    # Read the body's size, the last field of the header. From here on, each read uses only positions that the check
+    # before it has proven to lie inside the record.
     body_size = windows(data, 4)[body_at - 4].view(">i4").astype(np.int64)
     length_at = body_at + body_size
     _require((body_size >= 0) & (length_at + 3 <= ends), starts, "has a body that is longer than the record")
@@ -84,7 +85,7 @@ def find_fields(data: Bytes, starts: Ints) -> FieldOffsets:
     properties_at = topic_at + topic_size + 2
     legal = (topic_size >= 0) & (properties_at <= ends) & (~v1 | (topic_size <= layout.V1_TOPIC_SIZE_MAX))
     _require(legal, starts, "has a topic that is longer than the record")
-    # The length fields are right only if the properties end at the end of the record.
+    # Check the length fields of each record: they are right only if the properties end exactly at the record's end.
     properties_size = windows(data, 2)[properties_at - 2].view(">i2").astype(np.int64)
     _require(properties_at + properties_size == ends, starts, "has length fields that do not add up to its size")
     return FieldOffsets(
@@ -112,7 +113,8 @@ def find_intact(
     as damaged if its property CRC is wrong although its body matches the body's CRC.
     """
     rows, damaged = np.arange(len(starts)), dict[int, str]()
-    # Repeat the checks without the records that failed one. The loop ends, because each check fails at most once.
+    # A check that fails reports all its damaged records at once. Repeat the checks without these records. The loop
+    # ends, because each check fails at most once.
     while True:
         try:
             fields = find_fields(data, starts[rows])

@@ -44,7 +44,8 @@ def _hashes_of(digits: NDArray[np.uint8]) -> NDArray[np.uint32]:
 
 _COUNTER_DIGITS: Final = _counter_digits()
 _COUNTER_HASHES: Final = _hashes_of(_COUNTER_DIGITS)
-# The four digits of each counter value as one 32-bit number, for comparison with a record's bytes.
+# The four hexadecimal digits of each value of a message id's counter, as one 32-bit number. They are compared with a
+# record's bytes.
 _COUNTER_WORDS: Final = _COUNTER_DIGITS.view(np.uint32).ravel()
 
 
@@ -64,23 +65,24 @@ def id_range_hashes(topic: str, ranges: Sequence[IdRange]) -> NDArray[np.int32]:
 
 
 def _counters_of(ranges: Sequence[IdRange]) -> tuple[Ints, Ints]:
-    """Return the counter value of each id in `ranges`, and the index of the range that contains the id; both have shape
-    (n,) for n ids in total."""
+    """Return two arrays with one element per message id in `ranges`: the counter at the end of the id, and the index of
+    its range in `ranges`. Both have shape (n,) for n ids in total."""
     counts = np.array([len(ids) for ids in ranges])
     numbers = np.repeat(np.arange(len(ranges)), counts)
-    # The counters of a range are consecutive, as are the indices of its ids. `moved`: for each range, the difference
-    # between counter and index.
+    # Within a range, both the counters and the indices of the ids are consecutive numbers. `moved`: for each range, the
+    # difference between an id's counter and its index.
     moved = np.array([ids.first for ids in ranges]) - (np.cumsum(counts) - counts)
     return (np.arange(len(numbers)) + moved[numbers]) & (IDS_PER_MS - 1), numbers
 
 
 def have_only_these_ids(data: Buffer, ends: Ints, topic: str, ranges: Sequence[IdRange]) -> bool:
-    """True if the records of `data` have the ids of `ranges`, in order, and no other index key. No record may have KEYS
-    or belong to a rolled-back transaction. The records follow one another; `ends` are their ends.
+    """Return True if the records in `data` have exactly the unique ids of `ranges`, in order, and no other index key.
+    `ends`: the end position of each record; the records follow one another. Returns False if a record has the property
+    KEYS or belongs to a rolled-back transaction.
 
     Each record's fields must fit into the record, and its topic must be `topic`: the store's check of a batch
-    guarantees both conditions. The result is also False for IPv6 hosts, for properties with too many different layouts,
-    and for stems of different lengths.
+    guarantees both conditions. The result is also False if a host is an IPv6 address or the id stems differ in length.
+    The same is true if the properties have too many different layouts.
     """
     stems = [ids.stem.encode() for ids in ranges]
     if sum(map(len, ranges)) != len(ends) or not len(ends) or len(set(map(len, stems))) > 1:
@@ -104,7 +106,7 @@ def _texts_of_table(data: Bytes, ends: Ints, fixed: int) -> Bytes | None:
     size = int(ends[0])
     if int(ends[-1]) != len(ends) * size or not (np.diff(ends) == size).all():
         return None
-    # Read the records' fields and properties as columns of a table over the same memory, without a copy.
+    # View the memory of the records as a table with one row per record, and read its columns without a copy.
     flags, body_sizes = (
         np.ndarray((len(ends),), ">i4", data, offset, (size,))
         for offset in (layout.SYS_FLAG_OFFSET, layout.BODY_OFFSET - 4)
@@ -116,9 +118,12 @@ def _texts_of_table(data: Bytes, ends: Ints, fixed: int) -> Bytes | None:
 
 
 def _differ_in_numbers_only(texts: Bytes, stem: str, counters: Ints) -> bool:
-    """True if the property texts have no KEYS and differ only in two numbers. The first number is the counter in a
-    record's unique id: each id must consist of this stem and the value in `counters`, shape (n,). The second is the
-    producer's sequence number. Most batches of a producer pass this check, which reads each text only a few times."""
+    """True if the property texts have no KEYS and differ only in two numbers. The first number is the counter in the
+    record's unique id: the id of record i must be `stem` followed by `counters[i]`. The second number is the producer's
+    sequence number.
+
+    Most batches of a producer pass this check, which reads each text only a few times.
+    """
     first = texts[0].tobytes()
     names = [piece.partition(b"\x01")[0] for piece in first.split(b"\x02")]
     found = f"\x02{PROPERTY_UNIQ_KEY}\x01{stem}".encode()
@@ -141,7 +146,8 @@ def _differ_in_numbers_only(texts: Bytes, stem: str, counters: Ints) -> bool:
 
 
 def _have_counters(digits: Bytes, counters: Ints) -> bool:
-    """True if row i of `digits`, shape (m, 4), contains the hexadecimal digits of `counters[i]`."""
+    """True if row i of `digits`, shape (m, 4), is `counters[i]` written as four hexadecimal digits, for every
+    i."""
     return np.array_equal(np.ascontiguousarray(digits).view(np.uint32).ravel(), _COUNTER_WORDS[counters])
 
 
@@ -159,8 +165,8 @@ def _shapes_of_rows(data: Buffer, ends: Ints, fixed: int) -> list[PropertyShape]
 
 
 def _has_only_ids(shape: PropertyShape, stems: Bytes, counters: Ints) -> bool:
-    """True if the records of one property shape (layout of the property texts) have no KEYS and the given ids. The id
-    of record i consists of `stems[i]` and the digits of `counters[i]`."""
+    """Return True if two things hold for the records of one property shape (layout of the property texts). They have no
+    KEYS, and the unique id of each record i consists of `stems[i]` and the digits of `counters[i]`."""
     found, length = shape.get(PROPERTY_UNIQ_KEY.encode()), stems.shape[1]
     if found is None or PROPERTY_KEYS.encode() in shape.values or found.table.shape[1] != length + _DIGITS:
         return False

@@ -44,7 +44,8 @@ OnUnreadable = Callable[[BodyUnreadableError], None]
 
 
 def ignore(error: BodyUnreadableError) -> None:
-    """Ignore the error of an unreadable message."""
+    """Do nothing with the error of an unreadable message. This is the OnUnreadable function of callers that need no
+    report."""
 
 
 _CACHE_LOCK: Final = threading.Lock()
@@ -269,7 +270,7 @@ class DoubtfulMessages(StoredMessages):
         self._cached_bytes = 0
 
     def note(self, index: int) -> None:
-        """Call `on_unreadable` with the error of the unreadable message `index`."""
+        """Pass the error of the unreadable message `index` to the callback `on_unreadable`."""
         self._on_unreadable(self._error(index, self._reasons[index]))
 
     def body(self, index: int) -> bytes:

@@ -43,8 +43,8 @@ transaction's offset."""
 
 
 class MovedRecord(NamedTuple):
-    """A delayed message's record for its target queue, before the store stamps the record. `tags_code` is the code of
-    the message's tags."""
+    """A delayed message's record as it will be stored in its target queue. The store must still fill in the queue
+    offset, physical offset, store time and store host. `tags_code` is the code of the message's tags."""
 
     topic: str
     queue_id: int
@@ -132,8 +132,8 @@ def _tags_codes(tags: Values | None, count: int) -> NDArray[np.int64]:
 
 
 def _kept_text(shape: PropertyShape) -> Bytes:
-    """Return the properties that the records for the target queues keep from the delayed messages. The texts are a
-    table with one row per record. A separator follows each property."""
+    """Return, for each due delayed message, the text of the properties that its record in the target queue keeps. The
+    texts are a byte table with one row per record. A separator byte follows each property."""
     columns: list[int] = []
     at = 0
     for piece in shape.texts[0].tobytes().split(b"\x02"):

@@ -30,14 +30,14 @@ class ValueColumn:
 
     data: Bytes
     starts: Ints
-    """The position of each value in `data`, shape (n,)."""
+    """The position in `data` of the property's value in each record, shape (n,)."""
     sizes: Ints
     """The length in bytes of each record's value of the property, shape (n,); -1 if the record does not have the
     property."""
 
     @property
     def present(self) -> NDArray[np.bool_]:
-        """Mask of the records that have the property, shape (n,)."""
+        """A mask of the n records that is True if the record has this property, shape (n,)."""
         return self.sizes >= 0
 
     def table(self, rows: Ints, width: int, skip: Ints | int = 0) -> Bytes:
@@ -65,8 +65,8 @@ def find_properties(data: Bytes, at: Ints, sizes: Ints, names: Sequence[bytes]) 
         for name, (starts, lengths) in zip(names, found, strict=True):
             here = _behind(texts, begins, b"\x02" + name)
             row, column = np.divmod(here, width)
-            # Ignore matches of the property's name outside the property text. The bytes after a text are arbitrary, and
-            # column 0 is the 0x02 that `_texts` puts before the text.
+            # Ignore matches of the property's name that lie outside a record's property text. In a row, the bytes after
+            # the text are arbitrary, and column 0 is the 0x02 that `_texts` puts before the text.
             inside = (column <= block_sizes[row]) & (column > len(name))
             here, row, column = here[inside], row[inside], column[inside]
             length = ends[np.searchsorted(ends, here)] - here - 1
@@ -98,8 +98,8 @@ def _blocks(sizes: Ints) -> Iterator[slice | Ints]:
 def _texts(data: Bytes, at: Ints, sizes: Ints, width: int) -> Bytes:
     """Return the property texts as rows of a table with `width` columns. A row is 0x02, the text, 0x02, and then
     arbitrary bytes."""
-    # Begin each row one byte before the property text, in the text's length field, to make room for a 0x02 before the
-    # first property.
+    # Begin each row of the table one byte before the record's property text, in the text's length field. This makes
+    # room for a 0x02 before the first property.
     table = _table(data, at - 1, width)
     table[:, 0] = 2
     table[np.arange(len(at)), sizes + 1] = 2
@@ -116,7 +116,8 @@ def _table(data: Bytes, starts: Ints, width: int) -> Bytes:
     table = np.zeros((len(starts), width), np.uint8)
     if within.any():
         table[within] = windows(data, width)[starts[within]].view(np.uint8).reshape(-1, width)
-    # Copy separately each row whose `width` bytes would extend beyond the end of `data`.
+    # A row takes `width` bytes from its start in `data`. Copy the few rows that would extend beyond the end of `data`
+    # one by one.
     for row in np.flatnonzero(~within).tolist():
         part = data[starts[row] : starts[row] + width]
         table[row, : len(part)] = part
@@ -124,7 +125,7 @@ def _table(data: Bytes, starts: Ints, width: int) -> Bytes:
 
 
 def _behind(texts: Bytes, begins: Ints, before: bytes) -> Ints:
-    """Return those positions in `begins` before which the bytes `before` stand in `texts`."""
+    """Return the positions in `begins` that directly follow an occurrence of the bytes `before` in `texts`."""
     begins = begins[np.searchsorted(begins, len(before)) :]
     for distance, byte in enumerate(reversed(before), 1):
         begins = begins[texts[begins - distance] == byte]

@@ -37,14 +37,15 @@ class Values:
     """The values of one property in m records. All m values have the same length."""
 
     rows: Ints
-    """The indices of the m records that have these values, ascending; shape (m,)."""
+    """The indices of the records whose property values are in `table`, ascending; shape (m,)."""
     table: Bytes
-    """The bytes of the m property values, shape (m, length of a value); a view without a copy."""
+    """The bytes of the property's value in each of the m records, shape (m, length of a value). This is a view without
+    a copy."""
     varies: NDArray[np.bool_]
     """Mask of the byte columns in which the property's values differ, shape (length of a value,)."""
 
     def first(self) -> bytes:
-        """Return the property's value in the first of these records."""
+        """Return the value that the first of these m records has for the property."""
         return bytes(self.table[0])
 
     def part(self, start: int, end: int) -> Values:
@@ -69,8 +70,8 @@ class Values:
         first = self.first()
         if not first.isdigit() or len(first) > _DIGITS_MAX:
             return None
-        # Set all rows to the first record's number. Then add, for each digit column in which the values differ, the
-        # difference of the row's digit times the digit's place value.
+        # Set all rows to the first record's number, then correct each digit column in which the values differ. The
+        # correction is the row's digit minus the first record's digit, times the digit's place value.
         numbers = np.full(len(self.table), int(first), np.int64)
         for column in np.flatnonzero(self.varies).tolist():
             digits = self.table[:, column]
@@ -85,8 +86,8 @@ class Values:
         first = self.first()
         if not first.isascii():
             return None
-        # Set all rows to the hash of the first record's value. Then add, for each byte column in which the values
-        # differ, the difference that the row's byte makes to the hash.
+        # Start with the hash of the first record's value in all rows. In each byte column in which values differ, add
+        # the difference that a row's own byte makes to its hash.
         hashes = np.full(len(self.table), java_hash(first.decode()) & 0xFFFFFFFF, np.uint32)
         for column in np.flatnonzero(self.varies).tolist():
             units = self.table[:, column]
@@ -97,7 +98,7 @@ class Values:
         return hashes
 
     def tags_codes(self) -> Ints:
-        """Return the tag code (`tags_code`) of each of the property's values."""
+        """Return the tag code of each record's value of this property, as the function `tags_code` computes it."""
         hashes = self.java_hashes()
         if hashes is not None:
             return hashes.view(np.int32).astype(np.int64)
@@ -107,16 +108,17 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class PropertyShape:
-    """A group of m records whose property texts differ only in the values. The values of one property have equal
-    lengths."""
+    """A group of records, m in number, whose property texts differ only in the values of the properties. All values of
+    one property have the same length."""
 
     rows: Ints
     texts: Bytes
-    """The property texts of the m records as a table, shape (m, length of one text)."""
+    """The property texts of all records in the group as a table of bytes, with one row per record. Shape (number of
+    records, length of one text)."""
     values: dict[bytes, tuple[int, int]]
     """The start and end column of each property's value in `texts`, by the property's name."""
     varies: NDArray[np.bool_]
-    """Mask of the byte columns in which the property texts differ, shape (length of one text,)."""
+    """Mask of the byte columns of `texts` that are not equal in all m records, shape (length of one text,)."""
 
     def get(self, name: bytes) -> Values | None:
         """Return the values of the property `name` in the records of this shape; None if the shape does not have the
@@ -128,8 +130,9 @@ class PropertyShape:
 
 
 def find_property_shapes(data: Bytes, at: Ints, sizes: Ints) -> list[PropertyShape] | None:
-    """Group records by the shapes of their property texts. `at` and `sizes` are the positions and lengths, in bytes, of
-    the texts. Each record belongs to one shape.
+    """Group records by the shapes of their property texts. Texts of one shape have the same properties, with values of
+    the same lengths. `at` and `sizes` are the positions and lengths, in bytes, of the texts. Each record belongs to one
+    shape.
 
     A property without a value counts as absent. Returns None if too few records share a shape, a text is too long, or a
     record repeats a property. The caller must then handle each record separately.
@@ -163,8 +166,8 @@ def _shapes_max(count: int) -> int:
 
 
 def _shapes_of(texts: Bytes, rows: Ints) -> Iterator[PropertyShape | None]:
-    """Yield the shapes of the property texts with indices `rows`. The texts have equal lengths. If a text repeats a
-    property, yields None and ends."""
+    """Group the property texts of the records `rows` by their layout, and yield a PropertyShape for each group. All
+    texts have the same length. If a text contains a property twice, yields None and ends."""
     size = texts.shape[1]
     if not size:
         yield PropertyShape(rows, texts, {}, np.zeros(0, bool))

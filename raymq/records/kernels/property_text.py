@@ -30,7 +30,7 @@ class PropertyTexts:
 
     texts: ByteColumn
     present: NDArray[np.bool_]
-    """Mask of the rows that have a text, shape (n,)."""
+    """A mask of the n rows that is True if the row has a text, shape (n,)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,8 +40,8 @@ class ListColumn:
 
     parts: tuple[ByteColumn, ...]
     starts: Ints
-    """Index of the first entry of each row, followed by the total number of entries; ascending from 0, shape (n
-    + 1,)."""
+    """Index of the first list or map entry of each row, followed by the total number of entries; ascending from 0,
+    shape (n + 1,)."""
 
 
 def property_texts(
@@ -105,8 +105,8 @@ def _key_rows(column: ListColumn) -> ByteColumn:
 
 
 def _by_row(entries: ByteColumn, starts: Ints) -> ByteColumn:
-    """Join the entries of each row into one string. A row's entries are adjacent in memory, so nothing is
-    copied."""
+    """Join the byte strings of each row into one string. Row i has the strings of `entries` from `starts[i]` up to
+    `starts[i + 1]`. They are adjacent in memory, so nothing is copied."""
     return ByteColumn(entries.data, entries.offsets[starts])
 
 
@@ -143,8 +143,8 @@ def long_hashes(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def joined_texts(texts: Sequence[ByteColumn | None], rows: Sequence[int]) -> ByteColumn | None:
-    """Concatenate columns of property texts. `rows[i]` is the number of rows of column i. A column None stands for rows
-    without texts. Returns None if all columns are None."""
+    """Concatenate columns of property texts. Column i has `rows[i]` rows. A column that is None has only rows without
+    property texts. Returns None if all columns are None."""
     if all(column is None for column in texts):
         return None
     nothing = [ByteColumn.repeated(b"", np.zeros(count, np.bool_)) for count in rows]

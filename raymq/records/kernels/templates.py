@@ -56,8 +56,8 @@ _TAIL_MAX: Final = 4096
 """Maximum length in bytes of a record's tail (the bytes after its body). If a tail is longer, the records are decoded
 without templates."""
 _SCRATCH_BYTES: Final = 100_000
-"""Number of bytes of record tails that are processed at a time. The allocator reuses a block of this size. It would
-return a larger block to the system, and each new block would fault in its pages again."""
+"""Number of bytes of record tails that are decoded at a time. The memory allocator reuses a block of this size. It
+would return a larger block to the operating system, and each new block would fault in its pages again."""
 INLINE_MAX: Final = 12
 """Maximum length, in bytes, of a value that Arrow's view layout stores in the view itself, without a separate
 buffer."""
@@ -67,14 +67,14 @@ _NO_TEXTS: Final = text_array([])
 
 @dataclass(frozen=True, slots=True)
 class RecordTemplate:
-    """A template (layout of topic and properties) and its m records. The records' tails (the bytes after the body)
-    differ only in the properties' values."""
+    """A group of records that share one template (the same topic and property layout). Their tails (the bytes after the
+    body) differ only in the property values."""
 
     rows: Ints
     """The indices of the m records that share this template, shape (m,)."""
     tails: Bytes
-    """The bytes of the records' tails, shape (m, length of a tail). A tail is the part of a record after its
-    body."""
+    """The tails of the records in this group, as a table of bytes with one row per record. A tail is the part of a
+    record after its body. All tails have the same length."""
     topic: str
     values: dict[str, tuple[int, int]]
     """The start and end of each property's value in a record's tail, by the property's name."""
@@ -122,14 +122,15 @@ class TemplatedRecords:
         chosen = [[name for name in template.values if wanted(name)] for template in self._templates]
         if not any(chosen):
             return pa.MapArray.from_arrays(pa.repeat(_ZERO, len(self.body_at) + 1), _NO_TEXTS, _NO_TEXTS)
-        # Count the wanted properties (name-value pairs) of each record, and compute the index of each record's first
-        # pair in the map array.
+        # Count the wanted properties (name-value pairs) of each record. The sums of the counts are the index of each
+        # record's first pair in the Arrow map array.
         counts = np.zeros(len(self.body_at), np.int32)
         for template, names in zip(self._templates, chosen, strict=True):
             counts[template.rows] = len(names)
         offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
-        # Property j of a record is pair number j after the record's first pair. Its name is stored as a code, an index
-        # into `known`. Its value is copied from the template's record tails.
+        # In the map array, the name-value pairs of a record follow each other. Pair j of each record with this template
+        # has the name names[j], stored as a code (an index into `known`). The value of the pair is copied from the
+        # record's tail.
         known = list(dict.fromkeys(name for names in chosen for name in names))
         codes = np.zeros(int(offsets[-1]), np.int32)
         found = []
@@ -166,8 +167,9 @@ def find_templates(data: Bytes, starts: Ints) -> TemplatedRecords | None:
             return None
         templates.append(template)
         left -= len(template.rows)
-        # Record tails (the bytes after the body) of the most common size are processed first. If too few of these tails
-        # share a template, the remaining, rarer tails are not expected to share one.
+        # Record tails (the bytes after the body) of the most common size are processed first. If too few of them share
+        # a template (the same topic and property layout), the rarer tails probably share no template either. Then give
+        # up.
         if left and len(templates) >= _TRIED and len(starts) - left < len(templates) * _ROWS_PER_TEMPLATE:
             return None
     return TemplatedRecords(head, body_at, templates)
@@ -212,8 +214,8 @@ def _templates(data: Bytes, at: Ints, sizes: Ints) -> Iterator[RecordTemplate | 
         # of equal size can share a template.
         rows = np.arange(len(at)) if counts[size] == len(at) else np.flatnonzero(sizes == size)
         tails = _gather(data, at[rows], size)
-        # The first remaining record tail defines a template (layout of topic and properties). Tails that do not match
-        # the template remain for the next iteration.
+        # Create a template (the shared layout of topic and properties) from the first remaining record tail, and select
+        # the tails that match it. The next iteration processes the tails that do not match.
         while len(rows):
             parsed = _parse(tails[0].tobytes())
             if parsed is None:
@@ -251,21 +253,23 @@ def _parse(tail: bytes) -> tuple[str, dict[str, tuple[int, int]]] | None:
 
 
 def _alike(tails: Bytes, values: dict[str, tuple[int, int]]) -> NDArray[np.bool_]:
-    """Return a mask of the tails that have the first tail's template, shape (m,) for m tails. Such a tail equals the
-    first tail outside of the property values, and its values contain no separator."""
+    """Return a mask of the record tails (the bytes after the body) that have the same template as the first tail; shape
+    (m,) for m tails. Such a tail differs from the first tail only in the property values, and its values contain no
+    separator."""
     # `fixed`: mask of the byte positions in a record tail that are outside of all property values.
     fixed = np.ones(tails.shape[1], bool)
     for start, end in values.values():
         fixed[start:end] = False
-    # Number of separator bytes in each record tail of this template. All of them are at fixed positions (outside of the
-    # property values).
+    # Number of separator bytes (0x01 and 0x02) in each record tail that fits the template. A record tail is the bytes
+    # after a record's body. All its separators are outside of the property values.
     separators = int(np.count_nonzero((tails[0] == 1) | (tails[0] == 2)))
     alike = np.ones(len(tails), bool)
     step = max(_SCRATCH_BYTES // tails.shape[1], 1)
     for at in range(0, len(tails), step):
         some = tails[at : at + step]
         same = some == tails[0]
-        separates = some - np.uint8(1) < 2  # True for the separators 0x01 and 0x02
+        # `separates`: for each byte, True if it is a separator of properties (0x01 or 0x02)
+        separates = some - np.uint8(1) < 2
         # Fast path: usually all record tails match the template. Then the bytes at the fixed positions (outside of the
         # property values) are equal in all tails, and the values contain no separator. Otherwise compare each tail
         # separately.
@@ -275,16 +279,17 @@ def _alike(tails: Bytes, values: dict[str, tuple[int, int]]) -> NDArray[np.bool_
 
 
 def _strings(count: int, found: list[tuple[Ints, RecordTemplate, int, int]], *, nulls: bool) -> pa.Array:
-    """Return an array of `count` texts. For each entry (rows, template, start, end) of `found`, text rows[i] is the
-    bytes from `start` to `end` of the template's i-th record tail. All other texts are empty. If `nulls` is true, empty
-    texts are null. Raises ArrowInvalid if a text is not UTF-8."""
+    """Return an array of `count` texts. They are parts of record tails (the bytes of a record after its body). For each
+    entry (rows, template, start, end) of `found`, text number rows[i] is a part of the template's i-th record tail: its
+    bytes from `start` to `end`. All other texts are empty. If `nulls` is true, empty texts are null. Raises
+    ArrowInvalid if a text is not UTF-8."""
     # Arrow stores texts as a buffer with all texts back to back, and an array of offsets, which are computed from the
     # sizes.
     sizes = np.zeros(count, np.int32)
     for rows, _, start, end in found:
         sizes[rows] = end - start
     offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)))
-    # Use Arrow's allocator: it reuses memory, so that pages are not faulted in again.
+    # Allocate the buffer with Arrow's allocator: it reuses memory, so the pages need not be faulted in again.
     buffer = pa.allocate_buffer(int(offsets[-1]))
     text = np.frombuffer(buffer, np.uint8)
     for rows, template, start, end in found:

@@ -139,8 +139,8 @@ class ExtensionReader:
         starts = offsets - offsets % self._file_size
         units = np.zeros(len(offsets), EXT_UNIT_DTYPE)
         for start in np.unique(starts).tolist():
-            # `rows`: indices of the addresses that are in this extension file. If the file was deleted, its units stay
-            # zero.
+            # `rows`: indices of the addresses whose extension unit is in this extension file. If the file was deleted,
+            # these units stay zero.
             rows = np.flatnonzero(starts == start)
             try:
                 data = self._maps.get(f"{self._directory}/{topic}/{queue_id}/{file_name(start)}", at_random=True)

@@ -131,8 +131,9 @@ class LogReader:
     def tags_codes(
         self, topic: str, queue_id: int, units: NDArray[np.void]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the tag codes of the consume-queue entries in `units`, and a mask of the known codes. Codes that are
-        stored in the queue's extension are included. An unknown code is 0; the client then compares the tag's text."""
+        """Return the tag code of each consume-queue entry in `units`, and a mask of the entries whose code is known. A
+        code may also be stored in the queue's extension. An unknown code is returned as 0; the client then compares the
+        text of the message's tag."""
         codes = units["tags_code"].astype(np.int64)
         known = codes > EXT_ADDRESS_MAX
         if not known.all():
@@ -166,11 +167,11 @@ class LogReader:
         """
         if not len(units):
             return []
-        # Records that are adjacent on disk are returned as one view.
+        # The result has one view (memoryview) for each range of records that are adjacent on disk.
         starts = units["physical_offset"].astype(np.int64)
         ends = starts + units["size"]
-        # `breaks`: indices of the records whose next record is not adjacent on disk. `first`, `last`: the start and end
-        # of each range of adjacent records.
+        # `breaks`: indices of the records after which the next record is not adjacent in the log. `first`, `last`: the
+        # physical offsets at which each range of adjacent records starts and ends.
         breaks = np.flatnonzero(starts[1:] != ends[:-1])
         first = starts[np.concatenate(([0], breaks + 1))].tolist()
         last = ends[np.concatenate((breaks, [len(units) - 1]))].tolist()
@@ -276,8 +277,8 @@ class LogReader:
         return found, next_offset
 
     def _find_one(self, request: FetchRequest) -> LocatedRecords | None:
-        """Find a single record with less work than `find`. A long poll usually ends with one record. Returns None if
-        the caller must use `find` for this record."""
+        """Find the one record at the request's queue offset, faster than `find`, because most long polls return one
+        record. Returns None if this method cannot find the record; the caller must then use `find`."""
         offset = request.queue_offset
         units = self.units(request.topic, request.queue_id, offset, 1)
         if not len(units):
@@ -354,8 +355,8 @@ class LogReader:
             if expression is not None:
                 at_once, looked_bytes = at_once * 4, looked_bytes + int(units["size"][wanted].sum(dtype=np.int64))
                 wanted &= self._passing(units, wanted, expression)
-            # Find the entries that match the request, and compute how many of them the limits on bytes and messages
-            # allow. The whole result has at least one message.
+            # Find the queue entries that match the fetch request, and compute how many of them may be returned. The
+            # limits on bytes and messages decide this, but the whole result has at least one message.
             matches = np.flatnonzero(wanted)
             if max_bytes == 0 and len(matches):
                 return [(units[:0], matches[:0])], offset + int(matches[0])
@@ -367,8 +368,8 @@ class LogReader:
                 free_bytes -= int(taken_units["size"].sum(dtype=np.int64))
                 messages -= taken
             if taken < len(matches):
-                # The limit on bytes or messages is reached. Continue at the first matching message that was not taken;
-                # the messages before it were taken or do not match.
+                # The fetch has reached its limit of bytes or messages, so not all matching messages were taken. The
+                # next fetch continues at the first matching message that is left.
                 return pieces, offset + int(matches[taken])
             offset += len(units)
             if looked_bytes >= _FILTER_BYTES:
@@ -408,7 +409,7 @@ class LogReader:
             try:
                 yield light_record(view, topic, queue_offset)
             except RecordError:
-                yield bytes(view)  # The record is damaged; the reader of the record reports the damage.
+                yield bytes(view)  # Yield a damaged record unchanged. The consumer that decodes it reports the damage.
 
     def has_batches(self, topic: str, queue_id: int) -> bool:
         """True if the records of the queue are inner batches, which hold many messages each (ext_units.py). Such a

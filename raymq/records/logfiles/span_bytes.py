@@ -18,8 +18,8 @@ SPAN_PARTS: Final = 32
 separately."""
 _WINDOWS: Final = 8
 _WINDOW_UNITS: Final = 128
-"""Number of adjacent consume-queue entries in one sample; they usually share a memory page. A long part of the offset
-range is estimated from _WINDOWS such samples."""
+"""Number of adjacent consume-queue entries in one sample of message sizes. Adjacent entries usually share a memory
+page. The size of a long part of the offset range is estimated from _WINDOWS such samples."""
 _UNKNOWN_SIZE: Final = 1024
 """Assumed size, in bytes, of a message in a queue without plain consume-queue entries (ext_units.py)."""
 

@@ -230,7 +230,8 @@ def _group(name: str) -> Resource:
     return Resource(ResourceType.GROUP, name.removeprefix(RETRY_PREFIX))
 
 
-# Any: `text` is an untyped YAML value, and `to_resource` is a function that converts a name
+# Both parameters are Any: `text` is a YAML value of unknown type, and `to_resource` is a function that converts a name
+# to a Resource.
 def _perm(text: Any, to_resource: Any) -> tuple[Resource, Perm]:
     parts = text.split("=") if isinstance(text, str) else []
     if len(parts) != 2:

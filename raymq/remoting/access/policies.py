@@ -192,7 +192,7 @@ def make_entry(
     return Entry(Pattern.parse(resource), chosen, _one_of(Decision, decision), where, _one_of(PolicyType, policy_type))
 
 
-def read_entry(shown: dict[str, Any]) -> Entry:  # Any: a JSON object
+def read_entry(shown: dict[str, Any]) -> Entry:  # Any: a value of a JSON object
     """Decode a policy entry from the JSON object that `Entry.shown` returns. Raises InvalidArgumentError if the object
     is not a valid entry."""
     return make_entry(

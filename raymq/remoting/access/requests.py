@@ -125,7 +125,8 @@ def _fetch(given: Sequence[Any]) -> Iterable[Need]:
 
 
 def _topic(*actions: Action) -> Rule:
-    """Return the rule of a method whose first argument is a topic."""
+    """Return the access rule of a method whose first argument is a topic: the user needs `actions` on this
+    topic."""
     return Rule(lambda given: [_on_topic(given[0], *actions)])
 
 
@@ -136,7 +137,8 @@ def _group(*actions: Action) -> Rule:
 
 
 def _group_and_topic(*actions: Action) -> Rule:
-    """Return the rule of a method whose first arguments are a group and a topic."""
+    """Return the access rule of methods whose first two arguments are a group and a topic. The caller needs `actions`
+    on both."""
     return Rule(lambda given: [_on_group(given[0], *actions), _on_topic(given[1], *actions)])
 
 
@@ -152,8 +154,8 @@ def _group_and_topics(*actions: Action) -> Rule:
 
 
 def _queues(*actions: Action) -> Rule:
-    """Return the rule of a method whose first argument is a list of queues. Each queue is a tuple that begins with a
-    topic."""
+    """Return the access rule of a method whose first argument is a list of queues: the user needs `actions` on their
+    topics. Each queue is a tuple that begins with its topic."""
     return Rule(lambda given: [_on_topic(queue[0], *actions) for queue in given[0]])
 
 
@@ -167,8 +169,9 @@ def _receive(given: Sequence[Any]) -> Iterable[Need]:
 
 def _host(given: Sequence[Any]) -> Iterable[Need]:
     settings, name = given[0].settings, given[0].instance.name
-    # The caller also needs the permission for the group in the instance's name. Otherwise a caller could host an
-    # instance of its own group under the name of another group's instance, which would end the other group's instance.
+    # The caller needs the permission for two groups: the group that its settings name, and the group in the consumer
+    # instance's name. Otherwise a caller could host an instance of its own group under the name of another group's
+    # instance. That would end the other group's instance.
     groups = (settings.group, InstanceName.parse(name).group)
     topics = (one.topic for one in settings.subscriptions)
     return [*(_on_group(group, _SUB) for group in groups), *(_on_topic(topic, _SUB) for topic in topics)]
@@ -293,7 +296,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "NameServer.brokers": FOR_ANYBODY,
     "NameServer.all_brokers": FOR_ANYBODY,
     "NameServer.clusters": FOR_ANYBODY,
-    # Methods of the controller, for replicas
+    # Methods of the Controller that replicas call
     "Controller.leader": FOR_ANYBODY,
     "Controller.status": FOR_ANYBODY,
     "ConsoleService.describe": FOR_ANYBODY,
@@ -332,6 +335,6 @@ connections)."""
 
 
 def rules_of(server_class: str) -> dict[str, Rule]:
-    """Return the rules of the methods of one server class, by method name."""
+    """Return the access rules of the methods of one server class, by method name."""
     prefix = f"{server_class}."
     return {name.removeprefix(prefix): rule for name, rule in RULES.items() if name.startswith(prefix)}

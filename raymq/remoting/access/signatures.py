@@ -137,8 +137,9 @@ class SeenNonces:
                 "more; try again later"
             )
         self._seen.add(one)
-        # A fresh signature's time is at most SKEW_MS ahead of `now_ms`, and a signature expires SKEW_MS after its time.
-        # So the signature expires no later than this entry for its nonce. Entries are appended in order of expiry.
+        # Remember this signature's nonce for 2 * SKEW_MS. A fresh signature's time is at most SKEW_MS ahead of
+        # `now_ms`, and a signature expires SKEW_MS after its time. So the nonce is remembered at least until its
+        # signature expires. Nonces are appended in the order in which they are forgotten.
         self._order.append((now_ms + 2 * SKEW_MS, one))
 
     def _forget(self, now_ms: int) -> None:

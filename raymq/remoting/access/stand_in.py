@@ -90,7 +90,8 @@ class OwnerAuthentication:
         )
 
     def authenticate_call(self, name: str, signature: Any, payload: bytes, method: Callable[..., Any]) -> Any:
-        """Run a call that the actor's owner, or the actor's Pull actor, has signed.
+        """Run a call of this actor. The call must be signed by the actor's owner (a user), or by raymq's internal user,
+        as whom the Pull actor signs.
 
         Raises AuthenticationError for any other call and for a repeated call. Then the method is not called, and the
         arguments are not unpickled.

@@ -33,7 +33,7 @@ class AuthState:
     version: int = 0
 
     def __reduce__(self) -> tuple[Any, ...]:  # Any: the return type of pickle's protocol
-        # A mapping proxy cannot be pickled, so an AuthState is pickled as plain dicts.
+        # A mapping proxy cannot be pickled, so pickle this AuthState's users and policies as plain dicts.
         return _from_dicts, (dict(self.users), dict(self.policies), self.version)
 
     def user(self, name: str) -> User:
@@ -155,7 +155,7 @@ class AuthState:
         }
 
     @classmethod
-    def load(cls, dumped: Mapping[str, Any]) -> AuthState:  # Any: a JSON object
+    def load(cls, dumped: Mapping[str, Any]) -> AuthState:  # Any: a value of a JSON object
         """Decode a state of users and policies from the JSON object that `dump` returned. Raises InvalidArgumentError
         if the object is not a valid state."""
         try:

@@ -117,8 +117,8 @@ class TlsContext:
                 stamps = self.files.stamps()
                 if stamps != self._stamps:
                     self._context = self._make(self.files)
-                    # `stamps` (inodes, sizes and times of change) was taken before the TLS files were read. So a change
-                    # during the read causes another read.
+                    # Keep the stamps (inodes, sizes and times of change of the TLS files) that were taken before the
+                    # files were read. So a file that changed during the read is read again next time.
                     self._stamps = stamps
                     logger.info(
                         "new lanes (raymq's connections for messages) use the new certificate in %s",
@@ -136,8 +136,8 @@ class TlsContext:
 
 @lru_cache(maxsize=8)
 def client_tls(files: TlsFiles) -> TlsContext:
-    """Return the TLS context of this process's lanes to servers. Raises OSError if the files are unreadable or do not
-    match each other; the next call retries."""
+    """Return the TLS context with which this process connects lanes (direct socket connections) to servers. Raises
+    OSError if the certificate files are unreadable or do not match each other; the next call reads them again."""
     return TlsContext(files, TlsFiles.client_context)
 
 

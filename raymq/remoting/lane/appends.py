@@ -81,7 +81,8 @@ class ClientHandles:
         return self._handles.get((topic, queue_id))
 
     def forget(self) -> None:
-        """Drop all queue handles, because some of their OPEN frames were not sent."""
+        """Drop the handles (numbers) of all queues. Some OPEN frames were not sent, so the server does not have all
+        handles."""
         self._handles.clear()
 
 

@@ -58,7 +58,7 @@ class ArgumentReader:
     """Decodes the arguments of calls of one method. Trailing arguments with defaults may be missing."""
 
     def __init__(self, method: Callable[..., Any], skip: int = 0) -> None:
-        """`skip`: the number of the method's first arguments that are not in the payload."""
+        """`skip`: number of leading arguments of the method that a call's payload does not contain."""
         self._types = argument_types(method, skip)
 
     def read(self, payload: Buffer) -> Sequence[Any]:
@@ -85,7 +85,8 @@ class ControlCalls:
         at_once: Mapping[str, Callable[..., None]] | None = None,
         guard: Guard | None = None,
     ) -> None:
-        """`guard`, if given, is called before each method, and raises if the call is not allowed."""
+        """`guard`, if given, is called with the request, the method name and the arguments before each control call
+        runs. It raises an error if the caller may not make the call."""
         self._submit, self._guard = submit, guard
         self._methods = {name: (method, ArgumentReader(method)) for name, method in methods.items()}
         self._at_once = {name: (method, ArgumentReader(method, 1)) for name, method in (at_once or {}).items()}

@@ -161,8 +161,8 @@ class Lane:
             if sent != len(data):
                 self._send((memoryview(data)[sent:],), len(data) - sent, time.monotonic() + timeout_s)
             start = self._header_bytes
-            # If the buffer holds bytes, they belong to answers to earlier requests. Then the general code receives the
-            # answer, instead of this fast path.
+            # The fast path receives the answer here only if the lane's buffer is empty. A buffer with bytes holds
+            # answers to earlier requests; the general code then receives the answer.
             if not self._have:
                 self._have = have = self._stream.recv_into(self._buffer)
                 if not have:
@@ -193,11 +193,11 @@ class Lane:
         count: int = 0,
         before: bytes = b"",
     ) -> None:
-        """Send a request to the server. `receive` later returns the answer to it, and drops the answers to earlier
+        """Send a request to the server. A later call of `receive` returns the answer, and drops answers to earlier
         requests.
 
-        `before`: frames without an answer, which are sent before the request. Raises BlockingIOError if the server does
-        not accept the bytes before `deadline_s`.
+        `before`: frames that the server does not answer; they are sent before the request. Raises BlockingIOError if
+        the server does not accept the bytes before `deadline_s`.
         """
         self._correlation += 1
         size = sum(map(len, parts))
@@ -218,8 +218,8 @@ class Lane:
                 return answer
 
     def receive_one(self, deadline_s: float) -> Answer | None:
-        """Receive the next answer, like `receive`. Returns None if the answer belongs to an earlier request, and not to
-        the last request."""
+        """Receive one answer, as `receive` does. Returns None if it is not the answer to the last request, but a late
+        answer to an earlier request."""
         return self._receive_answer(deadline_s, of_any=False)
 
     def receive_next(self, deadline_s: float) -> Answer:
@@ -241,11 +241,12 @@ class Lane:
         return Answer(flags, count, payload)
 
     def pack_unanswered(self, kind: int, payload: bytes) -> bytes:
-        """Build a frame that the server does not answer. It is passed as the argument `before` of `send`."""
+        """Build a frame that the server does not answer. The caller passes the frame to `send` as the argument
+        `before`."""
         return pack_header(len(payload), kind, 0, 0, 0, checked=self._checked) + payload
 
     def send_unanswered(self, kind: int, payload: bytes, deadline_s: float) -> None:
-        """Send a frame that the server does not answer. Raises like `send`."""
+        """Send a frame that the server does not answer. Raises the errors of `send`."""
         frame = self.pack_unanswered(kind, payload)
         try:
             self._send((frame,), len(frame), deadline_s)
@@ -273,7 +274,7 @@ class Lane:
         if not getattr(self, "closed", True) and hasattr(self, "_stream"):
             self._stream.close()  # The lane was garbage-collected, and the program did not call `close`.
 
-    # Receiving and sending frames
+    # Methods that receive and send frames (messages of the lane's protocol)
 
     def _receive_frame(self, deadline_s: float) -> tuple[int, int, int, int, int, memoryview]:
         """Receive one frame. The frame's payload is in the lane's buffer or, if it is large, in a separate
@@ -285,7 +286,9 @@ class Lane:
         if stop <= SMALL_ANSWER_BYTES:
             self._fill(stop, deadline_s)
             payload, self._have = self._buffer[start:stop], self._have - stop
-            if self._have:  # The buffered bytes belong to the next frames and must not be overwritten.
+            # The receive buffer also holds bytes of the next frames, which move to its front. So the payload is copied
+            # out first.
+            if self._have:
                 payload = memoryview(bytes(payload))
                 self._buffer[: self._have] = self._buffer[stop : stop + self._have]
             return *fields, payload
@@ -354,7 +357,9 @@ class Lane:
         if left_s <= 0:
             raise BlockingIOError
         if abs(left_s - self._timeouts_s[index]) <= left_s * 0.02:
-            return  # The present timeout is within 2 % of the wanted timeout: save a system call.
+            # Keep the socket's present timeout, because it is within 2 % of the wanted timeout. This saves a system
+            # call.
+            return
         self._small_timeout_s = -1.0
         if self._is_tls:
             self._stream.settimeout(left_s)

@@ -72,7 +72,7 @@ class Context(Protocol):
     """Interface of the state that a server's handlers keep for one connection."""
 
     def close(self) -> None:
-        """Release the handlers' state of a connection, after the connection has ended."""
+        """Free the state that a connection's handlers keep. Called after the connection has ended."""
 
 
 class Host(Protocol):
@@ -166,7 +166,8 @@ class LaneRequest:
 
     @property
     def context(self) -> Any:
-        """The state that the handlers keep for the connection; None after the request is answered."""
+        """The object in which the server's handlers keep state for this connection. None after the request is
+        answered."""
         return None if self._connection is None else self._connection.context
 
     @property
@@ -197,8 +198,8 @@ class LaneRequest:
         self.answer(encode_error(error), flags=FLAG_ERROR)
 
     def told(self, error: Exception, what: str) -> RaymqError:
-        """Return the error to pass to `fail` after the operation `what` failed with `error`. An error that is not a
-        RaymqError is a bug and is logged."""
+        """Return the error with which the caller must fail this request (`fail`), after the operation `what` failed
+        with `error`. An `error` that is not a RaymqError is a bug and is logged."""
         connection = self._connection
         return ServiceNotAvailableError(f"{what} failed") if connection is None else connection.server.told(error, what)
 
@@ -241,8 +242,8 @@ class Connection:
         self._filled = 0
         """Number of received bytes of the large frame. For a refused large frame: number of discarded bytes."""
         self._moved_s = 0.0
-        """Time, in seconds, at which bytes of the large frame were last received, or bytes of the buffered answers were
-        last sent."""
+        """Time, in seconds, of this connection's last progress with a large transfer: bytes of a large frame were
+        received, or bytes of buffered answers were sent."""
         self._began_s = 0.0
         """The time, in seconds, at which the server allowed the client to send its large frame (granted the
         turn)."""
@@ -379,7 +380,8 @@ class Connection:
         self._send((answer,), len(answer))
 
     def _read_frames(self) -> None:
-        # The shared buffer holds a whole small frame, or the first bytes of a large frame.
+        # All connections share this receive buffer. It has space for a whole small frame, or for the first bytes of a
+        # large frame.
         scratch, have = self.server.scratch, len(self._rest)
         if have:
             scratch[:have] = self._rest
@@ -388,8 +390,8 @@ class Connection:
             self._take_frames(have + received)
 
     def _take_frames(self, end: int) -> None:
-        """Handle the frames in the shared buffer. The first `end` bytes of the buffer belong to this
-        connection."""
+        """Handle the request frames in the server's shared receive buffer. The first `end` bytes of the buffer are from
+        this connection."""
         scratch, header_bytes, at = self.server.scratch, self._header_bytes, 0
         while end - at >= header_bytes and not (at and self._is_paused):
             fields = unpack_header(scratch, at, checked=self._checked)
@@ -445,7 +447,8 @@ class Connection:
             self.refuse_turn()
 
     def begin_turn(self) -> None:
-        """Start to receive the large frame that waited for its turn. The server has now granted the turn."""
+        """Start to receive the connection's large frame, because the server has granted its turn (the permission to
+        send it)."""
         size = self._large_fields[0]
         self._large = self.server.buffers.take(size)
         self._filled = len(self._rest)
@@ -557,7 +560,8 @@ class Connection:
         self.finish_request()
 
     def finish_request(self) -> None:
-        """Decrement the number of unanswered requests, after a request was answered or dropped."""
+        """Note that a request of this connection was answered or dropped. If the connection had the maximum number of
+        unanswered requests, continue to read from it."""
         was_paused = self._requests >= PIPELINE_MAX
         self._requests -= 1
         if was_paused and not self.is_closed:
@@ -652,8 +656,8 @@ class Connection:
             self.close()
 
     def _note_move(self) -> None:
-        """Store the time of progress, and start the timer. The timer closes the connection if its large frame or its
-        answers make no progress."""
+        """Store the current time as the time of the connection's last progress, and start the timer. The timer closes
+        the connection if its large frame, or the sending of its answers, makes no progress for too long."""
         self._moved_s = time.monotonic()
         if not self._is_checked:
             self._is_checked = True

@@ -87,7 +87,8 @@ class Loop:
 
     @property
     def is_own_thread(self) -> bool:
-        """True in the loop's thread, and in a thread that runs a call in `call_now`."""
+        """True if the caller runs in the event loop's thread, or in a thread that runs a callback through
+        `call_now`."""
         return threading.get_ident() == self._thread_id
 
     def watch(self, descriptor: int, events: int, callback: Callable[[int], None]) -> None:
@@ -100,12 +101,13 @@ class Loop:
         self._epoll.modify(descriptor, events)
 
     def forget(self, descriptor: int) -> None:
-        """Stop watching a file descriptor."""
+        """Stop watching a file descriptor. Does nothing if the loop does not watch it."""
         if self._callbacks.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Run `callback` in the current turn or the next turn. Any thread may call this method."""
+        """Run `callback` in the loop's thread, in the current or the next turn of the event loop. Any thread may call
+        this method."""
         self._soon.append(callback)
         if not self._is_woken and threading.get_ident() != self._thread_id:
             self._wake_up()
@@ -172,13 +174,13 @@ class Loop:
                     turn.acquire()
                 for descriptor, events in ready:
                     callback = callbacks.get(descriptor)
-                    # No callback is left if an earlier callback of the same turn has stopped watching this file
-                    # descriptor.
+                    # The file descriptor has no callback any more if an earlier callback of the same turn has stopped
+                    # watching it.
                     if callback is not None:
                         try:
                             callback(events)
-                        # The callback has a bug. The loop's thread must survive the error, because otherwise no client
-                        # would be served.
+                        # Only a bug raises an exception in `callback`. The loop's thread must survive it, because
+                        # otherwise no client would be served any more.
                         except Exception:
                             logger.exception("a callback in the thread of the lane server failed")
                 if self._soon:
@@ -229,6 +231,7 @@ class Loop:
     def _call(self, callback: Callable[[], None]) -> None:
         try:
             callback()
-        # The callback has a bug. The loop's thread must survive the error, because otherwise no client would be served.
+        # An exception here shows a bug in the callback. The loop's thread must survive it, because otherwise the lane
+        # server would serve no client.
         except Exception:
             logger.exception("a callback in the thread of the lane server failed")

@@ -77,7 +77,8 @@ class _ListeningSocket:
         self.handshakes: dict[Connection, float] = {}
         """The connections whose handshake is running, with the start times in seconds, oldest first."""
         self.timer: Timer | None = None
-        """The timer that closes the connection with the oldest handshake when the handshake's time is over."""
+        """The timer for the oldest running handshake. When this handshake's time is over, the timer closes the
+        connection."""
         self.is_accepting = True
         self.is_failing = False
 
@@ -310,8 +311,8 @@ class LaneServer:
         return self.turns.wait_s()
 
     def finish_turn(self, connection: Connection) -> None:
-        """End the turn of a connection whose large frame was handled, so that waiting large frames can be
-        received."""
+        """End the turn of a connection whose large frame was handled. Then other connections, which wait for their
+        turn, can receive their large frames."""
         self._let_in(self.turns.finish(connection, time.monotonic()))
 
     def _let_in(self, connections: list[Connection]) -> None:

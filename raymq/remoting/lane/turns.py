@@ -49,8 +49,8 @@ class LargeFrames(Generic[OwnerT]):
     most one. Only one thread may use this object."""
 
     def __init__(self, limit_bytes: int, *, longest_wait_s: float) -> None:
-        """`limit_bytes`: maximum total size of the frames that are being received. `longest_wait_s`: maximum wait of a
-        frame for its turn."""
+        """`limit_bytes`: maximum total size of the large frames that the server receives at the same time.
+        `longest_wait_s`: maximum time that a frame waits for its turn (the permission to send it)."""
         self._limit_bytes, self._longest_wait_s = limit_bytes, longest_wait_s
         self._granted: dict[OwnerT, _Frame] = {}
         self._waiting: OrderedDict[OwnerT, _Frame] = OrderedDict()
@@ -89,8 +89,8 @@ class LargeFrames(Generic[OwnerT]):
         return self.leave(owner, now_s)
 
     def leave(self, owner: OwnerT, now_s: float) -> list[OwnerT]:
-        """Remove the closed connection `owner` and its large frame. Returns the waiting connections (owners) that may
-        now send their large frames, in order."""
+        """Remove the closed connection `owner`, with its large frame. Returns the connections (owners) that have waited
+        and may now send their large frames, in order."""
         granted = self._granted.pop(owner, None)
         if granted is not None:
             self.granted_bytes -= granted.size
@@ -117,8 +117,8 @@ class LargeFrames(Generic[OwnerT]):
         return overdue
 
     def next_overdue_s(self) -> float | None:
-        """Return the time, in seconds, at which `take_overdue` must be called next; None if no connection waits for a
-        turn."""
+        """Return the time, in seconds, at which `take_overdue` must be called next; None if no connection waits for its
+        turn to send a large frame."""
         first = next(iter(self._waiting.values()), None)
         return None if first is None else first.since_s + self._longest_wait_s
 

@@ -72,7 +72,8 @@ class ConsumerFigures(NamedTuple):
     cached_bytes: int = 0
 
     def plus(self, other: ConsumerFigures) -> ConsumerFigures:
-        """Return the sum of two consumers' metrics. `queueing_ms` is the greater of the two ages."""
+        """Return the sum of two consumers' metrics, with one exception: `queueing_ms`, an age in ms, is the greater of
+        the two values."""
         return ConsumerFigures(
             self.topic,
             self.group,
@@ -175,7 +176,7 @@ class ClientFigures:
             self._add(self._out_bytes, topic, group, size_bytes)
 
     def unreadable(self, topic: str, group: str, count: int) -> None:
-        """Count `count` messages of a topic that a consumer could not read."""
+        """Add `count` to the number of messages of a topic that consumers of the group could not read."""
         if self.enabled:
             self._add(self._unreadable, topic, group, count)
 
@@ -187,13 +188,13 @@ class ClientFigures:
             totals[place] = totals.get(place, 0) + count
 
     def awaited(self, topic: str, group: str, wait_ms: float, count: int) -> None:
-        """Count `count` messages that are passed to a listener. `wait_ms`: the time since the first of these messages
-        was fetched."""
+        """Add `count` messages, which are passed to a listener now, to the histogram of waiting times. `wait_ms`: the
+        time since the first of these messages was fetched."""
         if self.enabled:
             self._observe((AWAIT_TIME, topic, group), wait_ms, count)
 
     def processed(self, topic: str, group: str, took_ms: float, count: int, *, ok: bool) -> None:
-        """Count `count` calls of a listener that took about `took_ms` each."""
+        """Add `count` listener calls, each of about `took_ms`, to the histogram of processing times."""
         if self.enabled:
             self._observe((PROCESS_TIME, topic, group, "success" if ok else "failure"), took_ms, count)
 

@@ -63,7 +63,7 @@ _CREATE_MS: Final = (10, 100, 1000, 3000, 5000)
 _CLIENT_MS: Final = (1, 5, 10, 20, 50, 200, 500)
 
 INSTRUMENTS: Final[dict[str, Instrument]] = {}
-"""All metrics of the table (instruments), by name."""
+"""All metrics that this module defines, by name."""
 
 
 def _add(

@@ -19,8 +19,8 @@ from raymq.telemetry.metrics.histogram import HistogramFigures
 from raymq.telemetry.metrics.instruments import INSTRUMENTS, OTHER, Instrument, InstrumentKind
 
 FORGET_AFTER_REPORTS: Final = 60
-"""Number of reports after which the Reporter drops a time series that no report contained. Its topic or group was
-probably deleted."""
+"""Number of reports after which the Reporter drops a time series that none of the reports contained. Probably the
+series' topic or group was deleted."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class _Series:
         self.seen = 0
 
     def metric(self, name: str, *more: str) -> Any:
-        """Return the Ray metric object with the name `name` for this time series."""
+        """Return the object of ray.util.metrics that has the name `name` and belongs to this time series."""
         return self._make(self.instrument, name, *more)
 
 
@@ -102,7 +102,8 @@ class Reporter:
                 failed = True
                 self._log_once(error)
         self._others.clear()
-        # If a source failed, keep all time series: the source reported no topics, but its topics still exist.
+        # Forget no time series in a report in which a source failed. The source has reported none of its topics and
+        # groups, although they still exist.
         if not failed:
             self._reports += 1
             self._forget()
@@ -159,7 +160,8 @@ class Reporter:
             return
         key = (name, tuple(tags.values()))
         before, _ = self._others.get(key, (0.0, tags))
-        # Times under "(other)" are combined by their maximum, because a sum of ages has no meaning.
+        # The label "(other)" combines all names without a time series of their own. Times (gauges in ms) are combined
+        # by their maximum, because a sum of ages has no meaning.
         longest = series.instrument.kind is InstrumentKind.GAUGE and series.instrument.unit == "ms"
         self._others[key] = (max(before, value) if longest else before + value, tags)
 

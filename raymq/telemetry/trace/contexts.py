@@ -221,8 +221,8 @@ class Done(Struct, eq=False):
 
 
 class Polled(Struct, eq=False):
-    """A trace context of messages that a poll returned: a list, or an Arrow table with the columns of
-    raymq.records.kernels.columns."""
+    """The trace context of messages that a poll returned, which are a list or an Arrow table. The table has the columns
+    of raymq.records.kernels.columns."""
 
     group: str
     found: Any

@@ -26,7 +26,8 @@ class DeliveryTrace:
             self._dispatcher.put(Polled(self._group, found, len(found), now_ms()))
 
     def begun(self, topic: str, calls: TracedCalls) -> None:
-        """Trace the beginning of a group of listener calls."""
+        """Trace the beginning of the listener calls `calls` for messages of `topic`. The trace topic itself is not
+        traced."""
         if topic != self._dispatcher.topic:
             self._dispatcher.put(Begun(self._group, calls, now_ms()))
 
@@ -40,5 +41,5 @@ class DeliveryTrace:
             self._dispatcher.put(Done(self._group, calls, ended, failed, took_ms, now_ms()))
 
     def close(self) -> None:
-        """Send the trace contexts that are recorded and not yet sent, for a bounded time."""
+        """Send the recorded trace contexts that are not sent yet, and stop. Waits for a limited time."""
         self._dispatcher.close()

@@ -276,8 +276,8 @@ def _with_context(messages: Sequence[Message], carrier: Mapping[str, str]) -> Se
 def _legal(carrier: Mapping[str, str]) -> Mapping[str, str]:
     """Return the properties of the span context `carrier` that are valid message properties. A program may install any
     propagator, whose values must not break a record or make a send fail."""
-    # Fast path: OpenTelemetry's own propagators create only these names, with printable ASCII values that need no full
-    # check.
+    # Fast path: OpenTelemetry's own propagators use only the names in _CARRIED_NAMES. Their values are printable ASCII
+    # and need no full check.
     if carrier.keys() <= _CARRIED_NAMES and all(
         isinstance(text, str) and text.isascii() and text.isprintable() and text.strip() for text in carrier.values()
     ):
@@ -306,7 +306,9 @@ def _rows_with(texts: ByteColumn, names: Collection[str]) -> NDArray[np.bool_]:
     """Return a mask of the rows of property texts that have a property with one of the names."""
     written = texts.data[texts.offsets[0] : texts.offsets[-1]].tobytes()
     if not any(f"{name}\x01".encode() in written for name in names):
-        return np.zeros(len(texts), np.bool_)  # one search in all texts is faster than a regex on each row
+        # Usually no text has any of the names, and one search in all texts together finds that out faster than a regex
+        # on each row.
+        return np.zeros(len(texts), np.bool_)
     pattern = f"(?:^|\x02)(?:{'|'.join(map(re.escape, names))})\x01"
     return mask_of(pc.match_substring_regex(texts.array(), pattern))
 

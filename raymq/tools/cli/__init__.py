@@ -41,8 +41,8 @@ _MODULES: Final = {
 
 
 class JobCommands(MutableMapping[str, click.Command]):
-    """The commands of `raymq job`, by name; each command is imported when it is first used. click may add
-    commands."""
+    """The commands of `raymq job`, by name; each command is imported when it is first used. The mapping is mutable
+    because click may add commands to it."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, click.Command | None] = dict.fromkeys(_MODULES)

@@ -52,7 +52,8 @@ def version() -> CommandResult:
     names = ("raymq", "ray", "pyarrow", "numpy", "pyspark", "raydp")
     found = {}
     for name in names:
-        with suppress(PackageNotFoundError):  # the package belongs to an extra that is not installed
+        # leave out a package that is not installed, because it belongs to an optional extra of raymq
+        with suppress(PackageNotFoundError):
             found[name] = package_version(name)
     found["python"] = platform.python_version()
     return CommandResult(found, *(f"{name} {text}" for name, text in found.items()))

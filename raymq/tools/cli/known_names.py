@@ -51,8 +51,8 @@ def remember_all_names(kind: Kind, names: Iterable[str]) -> None:
 
 
 def remember_name(kind: Kind, name: str) -> None:
-    """Add one topic, group or broker name to the cache. The time at which all names of this kind were listed does not
-    change."""
+    """Add the name of a topic, group or broker to the cache for TAB completion. The recorded time at which all names of
+    this kind were last listed stays the same."""
     content = _read()
     names = _names(content, kind)
     if name in names:
@@ -111,7 +111,7 @@ def _write_names(content: dict[str, Any]) -> None:
             Path(temporary).unlink(missing_ok=True)
             raise
     except OSError:
-        return  # completion is optional: a command succeeds even if the home directory is full or read-only
+        return  # TAB completion is optional: the command succeeds even if the home directory is full or read-only
 
 
 _VARIABLE: Final = "_RAYMQ_COMPLETE"
@@ -144,7 +144,8 @@ def completion(ctx: click.Context, shell: str, install: bool, as_json: bool) -> 
         return CommandResult({"shell": shell, "installed": done}, done)
     if as_json:
         return CommandResult({"shell": shell, "script": script})
-    click.echo(script, file=out.file)  # print the script unchanged: rich would wrap its long lines
+    # print the shell script unchanged, without the library rich, which would wrap its long lines
+    click.echo(script, file=out.file)
     return None
 
 

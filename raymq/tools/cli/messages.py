@@ -102,7 +102,8 @@ def send(
         except RaymqError as error:
             if not sent:
                 raise
-            failed = number, error  # `number` is defined, because an earlier line was already sent
+            # `number` is defined here, because `sent` is not empty: an earlier line was already sent
+            failed = number, error
         counter.expect(len(sent))
         results = []
         for number, future in sent:
@@ -195,8 +196,8 @@ def consume(
     ):
         consumer.subscribe(topic_name, expression)
         while left is None or left > 0:
-            # `held`: True if the consumer already had queues before the poll. Queues that are assigned during the poll
-            # were not polled for the whole timeout.
+            # `held`: True if the consumer already had queues before the poll. A queue that is assigned during the poll
+            # is not polled for the whole timeout. So an empty poll does not show that such a queue is empty.
             held = bool(consumer.assignment())
             messages = consumer.poll(min(left or 500, 500), 1.0 if timeout is None else max(timeout, 0.1))
             if messages:

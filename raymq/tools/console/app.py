@@ -60,7 +60,8 @@ def create_app(cluster: ConsoleCluster, settings: ConsoleSettings) -> ASGIApp:
     async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Console]]:
         sampling = asyncio.create_task(console.sample_figures())
         try:
-            yield {"console": console}  # ConsoleServer reads the Console object from this lifespan state.
+            # ConsoleServer takes the Console object from the state that Starlette's lifespan function yields here.
+            yield {"console": console}
         finally:
             sampling.cancel()
             console.close()

@@ -10,8 +10,8 @@ DEFAULT_TAIL_RATE: Final = 50
 
 
 def no_secret(given: str) -> str:
-    """Default check of secrets, for a console without secrets that can be guessed. It returns "", which means
-    no role."""
+    """Default check of a secret, for a console that has no secrets that a person could guess. It returns "": no secret
+    gives a role."""
     return ""
 
 

@@ -21,7 +21,8 @@ DASHBOARD_PORT: Final = 8265
 CONSOLE_PORT: Final = 8270
 
 GRACE_PERIOD_S: Final = 60
-"""Time in seconds that the stores of a pod have to close before Kubernetes kills the pod."""
+"""Grace period of a pod in seconds: the pod's stores must close within this time, because Kubernetes then kills the
+pod."""
 COMPUTE_NODES_MAX: Final = 10
 USERS_GROUP: Final = 100
 """Group id of the user `ray` in Ray's images. The volumes get this group, because the user `ray` must be able to write

@@ -42,7 +42,9 @@ def watched_folder(root: Path) -> Path | None:
         providers = yaml.safe_load((root / PROVIDER_FILE).read_text())["providers"]
         return Path(providers[0]["options"]["path"])
     except (OSError, KeyError, IndexError, TypeError, yaml.YAMLError):
-        return None  # Ray runs no web dashboard, or this version of Ray lays out the dashboard's files differently.
+        # Ray's file does not exist or has other content: Ray runs no web dashboard, or this version of Ray has another
+        # format.
+        return None
 
 
 def install_board(output: str | None = None) -> dict[str, Any]:

@@ -80,8 +80,8 @@ def _summed(function: str, by: tuple[str, ...], inner: str) -> str:
 
 
 def _check(instrument: Instrument, suffix: str, equal: dict[str, str]) -> None:
-    """Raise KeyError if the instrument does not have the series suffix `suffix` or one of the labels in
-    `equal`."""
+    """Raise KeyError if series of this instrument cannot have the name suffix `suffix`, or if the instrument does not
+    have all labels in `equal`."""
     if suffix not in SUFFIXES[instrument.kind]:
         raise KeyError(f"{instrument.name} is a {instrument.kind.value}, which has no series with suffix {suffix!r}")
     for label in equal:

@@ -43,7 +43,7 @@ class Sink(FakeStore):
 
 
 def tables(rows: int) -> dict[str, pa.Table]:
-    """Return the tables to send, by name: plain, rich and varied."""
+    """Return the Arrow tables that the benchmark sends, by name: plain, rich and varied. Each has `rows` rows."""
     source = random.Random(1)
     body = pa.array([source.randbytes(BODY_BYTES) for _ in range(rows)], pa.binary())
     kind = pa.map_(pa.string(), pa.string())
@@ -78,7 +78,7 @@ def _seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
 
 
 def encode(columns: MessageColumns) -> EncodedBatch:
-    """Encode all rows of the columns as one batch."""
+    """Encode all messages of the columns as one batch."""
     return encode_columns(
         "bench", 3, columns.bodies, properties=columns.properties, tag_codes=columns.tag_codes,
         born_host=("127.0.0.1", 1), born_timestamp_ms=1_763_000_000_000,

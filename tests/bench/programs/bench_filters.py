@@ -61,7 +61,7 @@ class Files:
         self.end = end
 
     def find(self, requests: list[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float) -> list[FetchResult]:
-        """Find records in the mapped files, with the interface that a PredicateScan expects of its source."""
+        """Find records in the store's mapped files. PredicateScan calls this method of its record source."""
         [request] = requests
         mapped, next_offset = self.reader.find(request, self.end, max_bytes)
         count = sum(len(part.starts) for part in mapped)

@@ -92,8 +92,8 @@ def bench_copy(directory: Path, mib: int) -> None:
     end = master.gate.flush_all()
     started, started_cpu = time.perf_counter(), time.thread_time()
     while slave.log.end_offset < end:
-        # Do not wait for the flush of the slave's log. As in a slave with a large lag, the disk writes one chunk while
-        # the next chunk is read.
+        # Append a chunk to the slave's log without waiting for its flush. The disk then writes one chunk while the next
+        # chunk is read, as on a slave with a large lag.
         chunk = master.chunks.read_chunk(slave.log.end_offset, CHUNK_MAX_BYTES, end)
         slave.chunks.append_chunk(slave.log.end_offset, chunk, wait=False)
     slave.gate.flush_all()

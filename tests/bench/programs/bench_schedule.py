@@ -52,8 +52,8 @@ def anonymous_bytes() -> int:
 
 
 def make_batches(topic: str, times_ms: list[int], dice: random.Random) -> list[EncodedBatch]:
-    """Return messages that are due at the given times. The result has one batch for each delay queue in which the
-    messages wait."""
+    """Return messages with the delivery times `times_ms`, as one batch for each delay queue in which messages of these
+    times wait."""
     by_queue: dict[int, list[int]] = {}
     for due_ms in times_ms:
         by_queue.setdefault(timer_queue(due_ms, now_ms()), []).append(due_ms)

@@ -91,9 +91,9 @@ def timed(seconds: float, action: Callable[[], object]) -> float:
 class AppendRound(NamedTuple):
     """The times of one round, which appends one batch repeatedly to a new store."""
 
-    # Duration of each append, in s.
+    # The duration in s of each append in this round.
     times: list[float]
-    # Time in s from the last append until the index covers all messages.
+    # Time in s from the round's last append until the index thread has indexed all messages.
     index_s: float
     # CPU time in s that this process uses for the appends and the index, but not for opening the store.
     cpu_s: float

@@ -123,7 +123,8 @@ class DamagedGroup:
         tail, end = (int(last_file.name), 0) if snapshot is None else (snapshot.tail, snapshot.end)
         read = _records(store, tail)
         records = [one for one in read if (one.offset + one.size > end) == behind_snapshot]
-        # If no record is on the requested side of the snapshot's end, choose from all records that recovery reads.
+        # If no record lies on the requested side of the end of the store's snapshot, choose from all records that
+        # recovery reads.
         place = self._rng.choice(records or read)
         byte, bit = self._rng.choice(_checked_bytes(place.read(store))), self._rng.randrange(8)
         with place.path(store).open("r+b") as file:

@@ -193,8 +193,8 @@ def test_on_a_full_disk_consumers_commit_join_and_receive_and_sends_are_refused_
         read = poll_until(first, 10)
         try:
             disk.fill(share)
-            # Compare the reason that each replica reports, not its field `writable`: a slave is never writable, even if
-            # its disk has space.
+            # Compare the reason why each replica accepts no writes, not its field `writable`. A slave is never
+            # writable, even if its disk has space.
             eventually(
                 lambda: all("% full" in str(status["not_writable_reason"]) for status in statuses()),
                 "disks that are found to be full",

@@ -32,8 +32,8 @@ SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}").re
 )
 REQUEST_S = 20.0
 BETWEEN_KILLS = 30
-"""Number of requests that must be answered between two kills, and of messages that must be stored in light queues and
-in the compaction topic."""
+"""Minimum progress between two kills: so many requests must be answered, and so many messages must be stored in the
+light queues and in the compaction topic."""
 MEMBERS = 5
 ARTICLES = 20
 PAUSE_S = 0.01

@@ -47,7 +47,7 @@ def sending(machines: Nodes, producer: int, journal: Path) -> Iterator[None]:
 
     try:
         eventually(enough, "sends")
-        yield  # The program may already have ended by itself, because its cluster was killed.
+        yield  # The sending program may already have ended by itself, because the test killed its cluster.
     finally:
         program.kill()
         program.wait(30)

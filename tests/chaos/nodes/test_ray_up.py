@@ -63,7 +63,7 @@ class RayCommand:
         print(self._machines.run("ray", "down", "--yes", str(self._config), timeout_s=UP_S))
 
     def on_head(self, command: str) -> str:
-        """Run a command on the head and return its standard output."""
+        """Run a command on the head node of the Ray cluster, and return its standard output."""
         answer = self._machines.root("head") / "answer.json"
         shell = f"{{ {command}; }} > ~/{answer.name}"
         print(self._machines.run("ray", "exec", str(self._config), shell, timeout_s=UP_S))

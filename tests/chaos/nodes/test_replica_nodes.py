@@ -96,7 +96,7 @@ def test_the_doctor_checks_every_node_and_the_connections_between_nodes(
         assert states[name] == [State.OK] * 3, [one for one in findings if one.check == name]
     # The doctor checks four installed versions: on each of the three nodes, and on the machine of this program.
     assert states["versions"] == [State.OK] * 4
-    # The four lanes (direct socket connections) are to one broker and three stores.
+    # The doctor has four open lanes (direct socket connections): one to the broker, and three to the stores.
     assert {one.seen for one in findings if one.check == "lanes"} == {"4 lanes open"}
     for name in ("servers answer", "masters", "copies", "a replica to spare", "in sync", "health checks"):
         assert states[name] == [State.OK], [one for one in findings if one.check == name]

@@ -65,8 +65,8 @@ def nameservers_know_by_themselves() -> bool:
 
 @pytest.mark.timeout(300)
 def test_clients_wait_for_the_topics_of_a_broker_that_cannot_register(mq: raymq.Client) -> None:
-    """New clients wait for the routes of a broker that cannot register. The broker's store is stopped while the broker
-    and the NameServer restart."""
+    """A new client waits for the routes of a broker that cannot register at the NameServer. The broker cannot register
+    because its store's process is stopped while the broker and the NameServer restart."""
     mq.admin.create_topic("keyed", queues=4)
     ray.get(ray.get_actor("broker-b", namespace=NAMESPACE).create_topic.remote("there-only", 1, 1))
     with mq.producer() as producer:

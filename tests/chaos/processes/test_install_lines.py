@@ -84,10 +84,12 @@ def test_a_node_is_set_up_by_the_commands_of_cluster_yaml(environ: dict[str, str
     environ["PATH"] = os.pathsep.join([str(programs), "/usr/local/bin", "/usr/bin", "/bin"])
     *installs, variables, bashrc = CLUSTER["setup_commands"]
     assert sum("pip install" in command for command in installs) == 2
-    # Run the last two commands twice, because a second `ray up` also repeats them.
+    # Run the setup commands of the cluster file. The last two run twice, as on a node for which `ray up` runs a second
+    # time.
     for command in (*installs, variables, bashrc, variables, bashrc):
         shell(command, environ, home)
-    # .bashrc has the line only once; the line contains "raymq/env" twice.
+    # Although the commands ran twice, .bashrc has the line that they add only once. This line contains "raymq/env"
+    # twice.
     assert (home / ".bashrc").read_text().count("raymq/env") == 2
     profile = ". ~/.bashrc && "
     assert shell(f"{profile}raymq --version", environ, home).startswith("raymq")

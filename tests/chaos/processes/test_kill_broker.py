@@ -48,7 +48,9 @@ class OffsetWatch:
             try:
                 progress = self._mq.admin.describe_group(self._group)
             except raymq.RaymqError:
-                continue  # The broker of this queue was just killed, or does not have the consumer group yet.
+                # No progress can be read now: a broker was just killed, or a broker does not have the consumer group
+                # yet.
+                continue
             self.looks += 1
             for entry in progress:
                 committed = entry.committed or 0

@@ -69,8 +69,9 @@ def calls_in(notes: ListenerNotes) -> list[ListenerCall]:
 
 
 def steps_back(heard: Sequence[ListenerCall]) -> list[int]:
-    """Find each moment at which a listener received earlier messages of a queue again. Returns how many offsets the
-    listener went back each time. Raises AssertionError if offsets of a queue were skipped."""
+    """Find each call in which a listener received earlier messages of a queue again. Returns for each such call the
+    number of offsets from the expected offset back to the call's offset. Raises AssertionError if offsets of a queue
+    were skipped."""
     place: dict[str, int] = {}
     steps = []
     for call in heard:

@@ -186,6 +186,7 @@ def test_the_broker_forgets_no_answer_over_repeated_kills_of_its_master(
     users.check()
     kill_actors("Broker")
     users.check()
-    for replica in range(REPLICAS):  # Make each replica the master in turn, to check the messages that it stores.
+    # Make each replica the master in turn, because `check` reads the messages that the master stores.
+    for replica in range(REPLICAS):
         replicas.lead(replica)
         users.check()

@@ -56,7 +56,7 @@ class Scene:
         )
 
     def consumed(self) -> bool:
-        """Return True if both consumers have received all sent messages."""
+        """Return True if the push consumer and the pull consumer have each received all sent messages."""
         self.read.update(int(message.body) for message in self.reader.poll(timeout_s=0.05))
         return len(self.read) == len(set(self.notes.numbers())) == self.sent
 

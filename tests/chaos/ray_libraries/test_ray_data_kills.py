@@ -48,7 +48,7 @@ WAIT_S = 100.0
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = [
-    # Ignore these warnings, which all come from Ray Data.
+    # The warnings of these classes all come from Ray Data, so the tests ignore them.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -119,8 +119,9 @@ def wait_for(path: Path) -> None:
 
 
 def dying(read: Read, mark: Path, after: int) -> Read:
-    """Return a read function that kills its process once: after `after` blocks, or at the end of a shorter read. If the
-    file `mark` exists, the function reads like `read`."""
+    """Return a function that reads blocks as `read` does, but kills its own process once: after `after` blocks, or at
+    the end of a shorter read. If the file `mark` exists, the process was already killed, and the function only reads.
+    """
 
     def read_and_die() -> Iterator[pa.Table]:
         def die() -> None:
@@ -145,8 +146,8 @@ def delete_oldest_files(mq: raymq.Client, box: Sandbox, topic: str) -> None:
             os.utime(path, (time.time() - 100 * 3600,) * 2)
 
     def gone() -> bool:
-        # Call `clean_store` repeatedly, because retention keeps files with the broker's state until two snapshots
-        # contain this state.
+        # Call `clean_store` until the old files are deleted. Retention keeps log files with the broker's state until
+        # two snapshots contain this state.
         mq.admin.clean_store(BROKER)
         return all(one.min_offset for one in mq.admin.describe_topic(topic))
 
@@ -164,7 +165,8 @@ class PausedRead:
         marks.mkdir()
         self._begun, self._go_on = marks / "begun", marks / "go on"
         source = FaultyTasks(topic, self._pausing, fail_on_data_loss=fail_on_data_loss)
-        # Two blocks and a tenth of a CPU per task: with these options all read tasks run at the same time.
+        # The data set has two blocks, and each read task needs a tenth of a CPU. Therefore all read tasks can run at
+        # the same time.
         self._dataset = ray.data.read_datasource(source, override_num_blocks=2, num_cpus=0.1)
 
     def _pausing(self, number: int, read: Read) -> Read:
@@ -185,11 +187,11 @@ class PausedRead:
         return numbers([row["value"] for row in self._dataset.take_all()])
 
     def pause(self) -> None:
-        """Wait until the read has returned its first block and pauses."""
+        """Wait until the Ray Data read has returned its first block. After this block the read pauses."""
         eventually(self._begun.exists, "the first block")
 
     def go_on(self) -> None:
-        """Let the paused read continue."""
+        """Let the paused read of the data set continue."""
         self._go_on.touch()
 
 
@@ -271,7 +273,8 @@ def test_rows_are_stored_once_though_workers_are_killed(mq: raymq.Client, topic:
     summary = write_topic(dataset.map_batches(grow_and_die, batch_size=BATCH_ROWS, batch_format="pyarrow"), topic)
     assert len(list(tmp_path.iterdir())) == KILLS
     assert summary.rows == ROWS
-    assert summary.stored_before > 0  # The killed attempts had already stored rows.
+    # The attempts that were killed had already stored some rows, which the write did not store again.
+    assert summary.stored_before > 0
     assert sum(one.count for one in summary.ranges) == ROWS - summary.stored_before
     bodies = [json.loads(row["value"])["id"] for row in read_topic(topic, columns=["value"]).take_all()]
     assert Counter(bodies) == once_each()

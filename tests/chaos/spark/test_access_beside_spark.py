@@ -177,8 +177,8 @@ def cached_rows(rdd_id: int, partitions: int) -> Any:
         import pyarrow as pa
 
         executors = [handle for handle in named_actors().values() if class_of(handle) == "RayDPExecutor"]
-        # This call allows Python to call Java actors. Get the handles of all actors first: after the call, a handle
-        # needs the actor's module, which a user's program does not have.
+        # `set_load_code_from_local` allows Python to call Java actors. Get all actor handles before this call: a handle
+        # that is created later needs the actor's module, which a user's program does not have.
         ray._private.worker.global_worker.set_load_code_from_local(True)
         rows: list[dict[str, bytes]] = []
         for handle in executors:

@@ -99,7 +99,8 @@ def pausing(marks: Path) -> Callable[..., Iterator[pa.RecordBatch]]:
         task = TaskContext.get()
         assert task is not None
         number = task.partitionId()
-        range_reader.RANGE_CHUNK_MESSAGES = CHUNK_MESSAGES  # Only this Spark worker reads in smaller steps.
+        # Only the Spark worker that runs this task reads in smaller steps.
+        range_reader.RANGE_CHUNK_MESSAGES = CHUNK_MESSAGES
         if number % 2:
             worker_client(address).storages = StorageClients("another-node")
         for step, batch in enumerate(read_ranges(ranges, address, *arguments, **options)):

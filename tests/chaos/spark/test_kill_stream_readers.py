@@ -47,7 +47,9 @@ def test_a_query_whose_executor_and_store_are_killed_reads_the_same_rows(
         with sending(mq, topic):
             more_batches(1)
             kill_executor()
-            more_batches(2)  # Wait for two batches: the first may have been read before the executor was killed.
+            # Wait for two batches, because the first batch may have been read before the executor was killed. Only the
+            # second batch proves that reading continues.
+            more_batches(2)
             replicas.fail_over()
             more_batches(2)
         query.stop()

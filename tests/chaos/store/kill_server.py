@@ -96,7 +96,7 @@ def die_at(call: int, dice: random.Random) -> None:
 
 
 def options_of(flush: str) -> dict[str, Any]:
-    """Return the store settings for a value of the argument FLUSH."""
+    """Return the store settings that the program's argument FLUSH selects (the flush mode)."""
     if flush == POOL:
         return {"flush_disk_type": FlushDiskType.ASYNC_FLUSH, "transient_store_pool_enable": True}
     return {"flush_disk_type": FlushDiskType(flush)}
@@ -170,7 +170,7 @@ def run_and_kill(root: Path, flush: str, dice: random.Random, known: Acknowledge
         live(root, flush, dice, known, writing, call)
     os.close(writing)
     child = os.pidfd_open(pid)
-    # Kill the child after a random time. The wait may end at any moment: no other thread depends on it.
+    # Wait for `life_s` seconds, or until the child process has ended by itself. Then kill it.
     select.select([child], [], [], life_s)
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
@@ -190,7 +190,7 @@ def run_and_kill(root: Path, flush: str, dice: random.Random, known: Acknowledge
 
 
 def finish(root: Path, flush: str, known: AcknowledgedCounts) -> None:
-    """Run a last child process. It opens the store, checks it and closes it cleanly, twice."""
+    """Run a last child process after all kills. It opens the store, checks it and closes it cleanly, twice."""
     pid = os.fork()
     if pid == 0:
         try:

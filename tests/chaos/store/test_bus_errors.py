@@ -120,7 +120,8 @@ def test_a_file_that_cannot_be_read_by_calls_either_keeps_the_store_closed_with_
         for _ in range(2):
             with pytest.raises(StoreError, match=r"commitlog/0* cannot be read from byte 0 on.*raymq drain"):
                 errors.require_readable([root])
-    errors.require_readable([root])  # `require_readable` raises no error, because the disk works again.
+    # the disk can be read again (the patch of `pread` has ended), so `require_readable` raises no error
+    errors.require_readable([root])
     errors.forget()
 
 

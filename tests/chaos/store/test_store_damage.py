@@ -362,8 +362,8 @@ LAYOUT = {
     "properties_size": (BODY_OFFSET + len(BODIES[-1]) + 1 + len("orders") + 1, False),
     "properties": (LAST_SIZE - 2, True),
 }
-"""By header field, the position of a bit of the last record that the test flips. The boolean is True if RocketMQ's
-checks accept the changed record.
+"""For each header field: the position, in the last record, of a byte in which the test flips a bit, and True if
+RocketMQ's checks accept the changed record.
 
 Accepted flips change a header field, but neither the record's position nor its body. The property CRC would detect
 these changes.
@@ -548,7 +548,8 @@ def test_queues_without_a_log_are_deleted(tmp_path):
 
 
 MIDDLE = 25
-"""Number of records after the damaged record. The damaged record is in the append before the last append."""
+"""Number of records after the damaged record: so many that the damaged record belongs to the append before the last
+append."""
 IN_THE_MIDDLE = {
     **{
         field: flip(MIDDLE * LAST_SIZE + LAST_SIZE - position)

@@ -86,7 +86,7 @@ class Script:
     def append(self) -> None:
         assert self.store is not None
         batch = make_batch([b"%d" % self.acknowledged + b"." * 900], producer=("p", 0, self.acknowledged))
-        # A refused batch is sent again with the same sequence number.
+        # `sent` is set, not increased: a batch that the store has refused is sent again with the same sequence number.
         self.sent = self.acknowledged + 1
         broken = self.disk.kind == "flush" and any(
             "/commitlog/" in path for path in self.disk.failed[self.failed_before :]
@@ -123,13 +123,12 @@ class Script:
         try:
             self.store.write_config("topics.json", text)
         except StoreNotWritableError:
-            self.texts.add(text)  # After an error either the old or the new configuration text may be stored.
+            self.texts.add(text)  # after an error the store may have kept the old text or the new text
         else:
             self.texts = {text}
 
     def flush_queues(self) -> None:
-        """Flush the consume queues. Handle an error as the store's own thread does, which flushes them each
-        second."""
+        """Flush the consume queues and handle an error, as the store's own flush thread does each second."""
         assert self.store is not None
         try:
             self.store._checkpoints.flush_queues()

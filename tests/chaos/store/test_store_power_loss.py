@@ -56,11 +56,9 @@ def tag_of(sequence: int) -> str:
 
 @dataclass
 class Expected:
-    """The messages and the configuration that the store's clients expect in the store.
-
-    Counts are numbers of messages from a queue's start; a message's sequence number is its offset. `gone` counts
-    expired messages.
-    """
+    """The messages and the configuration that a store's clients expect in the store after a power loss. Each count is a
+    number of messages from a queue's start, because a message's sequence number is its queue offset. `gone`: the counts
+    of expired messages."""
 
     stored: dict[Queue, int] = field(default_factory=lambda: dict.fromkeys(QUEUES, 0))
     recovered: dict[Queue, int] = field(default_factory=lambda: dict.fromkeys(QUEUES, 0))
@@ -148,7 +146,9 @@ class Life:
         fetch could return."""
         known, store = self.known, self.store
         if store is None:
-            return  # While the store opens, the messages recorded before the last power loss must survive.
+            # While the store opens, keep the last record of the messages that must survive. A power loss during the
+            # opening must not lose any of them.
+            return
         self.config_at_loss = known.config
         self.deleting_at_loss = self.deleting
         self.passing_gone_at_loss = set(known.passing_gone)
@@ -160,7 +160,7 @@ class Life:
             return
         self.at_loss = dict(known.stored)
         for queue in QUEUES:
-            # Read the store's field directly, because a store that is closing would refuse a call.
+            # Read the queues from the store's private field `_parts`, because a store that is closing refuses calls.
             found = store._parts.queues.get(*queue)
             if found is not None:
                 self.at_loss[queue] = max(self.at_loss[queue], found.visible_offset)
@@ -246,8 +246,8 @@ class Life:
         )
 
     def append(self) -> None:
-        """Send the next messages to some queues. After a power loss, they include the messages for which it was unknown
-        whether they were stored."""
+        """Send the next messages of some random queues. After a power loss, these begin with the messages that may or
+        may not have been stored before it."""
         assert self.store is not None
         chosen = self.dice.sample(QUEUES, self.dice.choice((1, 1, 2, 3)))
         batches = [self.batch(queue, self.known.stored[queue]) for queue in chosen]

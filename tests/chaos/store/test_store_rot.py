@@ -88,8 +88,8 @@ def test_a_flipped_bit_of_a_record_is_reported_or_the_sent_message_is_read(tmp_p
         assert [found[index] for index in range(COUNT) if index not in damaged] == [
             body for index, body in enumerate(BODIES) if index not in damaged
         ]
-        # A reader gets an error or the original message. It gets the original message if only the record's size or
-        # magic is damaged, because the consume-queue entry (unit) also has both values.
+        # A reader of a damaged record gets an error or the original message. It gets the original message only if the
+        # damage is in the record's size or magic, because the consume-queue entry (unit) also contains both values.
         assert all(found[index] in (None, BODIES[index]) for index in damaged)
         assert field in ("total_size", "magic") or [found[index] for index in damaged] == [None] * 3
         assert bodies_of(store, queue_id=1) == [b"other"] * 3
@@ -168,8 +168,8 @@ def test_with_a_property_crc_a_flipped_bit_of_any_field_is_reported(tmp_path, fi
         for index, message in enumerate(found):
             if message.body_error is None:
                 assert all_of(message) == before[index], index
-                # A record with a changed size or magic counts as intact, because the consume-queue entry (unit) also
-                # has both values.
+                # A message without an error is undamaged, unless the damage is in its record's size or magic. These two
+                # values are also in the consume-queue entry (unit), so the message can be read.
                 assert index not in damaged or field in ("total_size", "magic")
             else:
                 assert (index in damaged, message.queue_offset) == (True, index)
@@ -309,8 +309,8 @@ def test_a_flipped_bit_of_an_index_file_hides_no_message(tmp_path, stopped):
                 assert found.complete
                 bodies = [message.body for message in decode_records(found.records)]
                 assert bodies == [BODIES[index]], (name, position, index)
-            # After a crash no damage need be reported, because recovery rebuilds the last index files even if they are
-            # intact.
+            # After a crash, recovery need not report the damage of the last index files, because it rebuilds these
+            # files even if they are intact.
             assert store.status().damaged_files or not stopped or not used
             store.close()
             shutil.rmtree(root)

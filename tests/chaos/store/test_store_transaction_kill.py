@@ -40,7 +40,8 @@ def run_and_kill(root: Path, database: Path, life_s: float, count: int) -> bool:
     assert child.stdout is not None
     readable, _, _ = select.select([child.stdout], [], [], START_TIMEOUT_S)
     assert readable, "the child did not start"
-    time.sleep(life_s)  # Kill the child after a random time. No process waits for the end of this sleep.
+    # Let the child process run for a random time, then kill it. The sleep is the test's own: no event ends it earlier.
+    time.sleep(life_s)
     child.send_signal(signal.SIGKILL)
     output, errors = child.communicate(timeout=START_TIMEOUT_S)
     assert child.returncode in (-signal.SIGKILL, 0), errors.decode()

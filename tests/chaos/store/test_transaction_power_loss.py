@@ -47,8 +47,8 @@ class Life:
         }
         self.store: MessageStore | None = None
         self.serial = 0
-        # `begun` has, by transaction id, the queue offset and physical offset of the acknowledged half message. `ended`
-        # has the acknowledged outcome.
+        # The acknowledged steps of each transaction, by transaction id. `begun`: the queue offset and physical offset
+        # of the half message. `ended`: the outcome.
         self.begun: dict[str, tuple[int, int]] = {}
         self.ended: dict[str, str] = {}
         self.tried: dict[str, set[str]] = {}
@@ -125,8 +125,8 @@ class Life:
         try:
             getattr(Transaction(self.store, name, *self.begun[name]), wanted)(from_transaction_check=True)
         except TransactionError:
-            # The store refuses this outcome: the transaction already has the other outcome, or has failed too many
-            # checks.
+            # The store refuses to commit or roll back the transaction as requested. It already has the other outcome,
+            # or has failed too many checks.
             return
         assert self.ended.setdefault(name, wanted) == wanted
 
@@ -153,8 +153,8 @@ class Life:
         table = store._parts.halves
         for name in begun:
             assert name in table.open or table.ended(name) is not None
-        # Forget unacknowledged half messages, which a power loss may lose. Later transactions reuse their sequence
-        # numbers and ids.
+        # Forget the half messages that were not acknowledged, because the power loss may have removed them from the
+        # store. Later transactions reuse their sequence numbers and ids.
         self.begun, self.ended = dict(begun), dict(ended)
         self.store = store
 

@@ -86,9 +86,11 @@ def payer_class() -> Any:
                 try:
                     producer.send_in_transaction(message, self._local, kind)
                 except raymq.RaymqError:
-                    # If the half message was stored although the send raised an error, a check ends the transaction.
+                    # The half message may be stored although the send raised an error. In this case a transaction check
+                    # of the broker ends the transaction.
                     continue
-                time.sleep(dice.uniform(0, 0.2))  # Work slowly, so that the faults hit many transactions.
+                # Pause between transactions, so that the faults hit many transactions.
+                time.sleep(dice.uniform(0, 0.2))
 
         def _local(self, transaction: Any, kind: str) -> Any:
             from raymq.common.protocol.transactions import LocalTransactionState as State
@@ -108,8 +110,9 @@ def payer_class() -> Any:
             from raymq.common.protocol.transactions import LocalTransactionState as State
 
             body = message.body.decode()
-            # The first row of a transaction decides its outcome. If the producer died before its local transaction, the
-            # row that this check inserts forbids a later commit.
+            # The first row that is inserted for a transaction decides its outcome. If the producer died before its
+            # local transaction inserted a row, this check inserts a row for a rollback. It prevents a commit by a late
+            # local transaction.
             self._execute("INSERT OR IGNORE INTO outcomes VALUES (?, ?, ?)", message.message_id, body, False)
             [(commits,)] = self._execute("SELECT commits FROM outcomes WHERE id = ?", message.message_id)
             return State.COMMIT_MESSAGE if commits else State.ROLLBACK_MESSAGE

@@ -109,8 +109,8 @@ class World:
         raise AssertionError(f"{body!r} did not come")
 
     def make(self, what: Callable[[], object]) -> Callable[[], None]:
-        """Return a function that calls `what` and stores the result in `new`, as the `before` step of a test
-        case."""
+        """Return a function for the step `before` of a test case. It calls `what`, and stores the created object in
+        `self.new`."""
 
         def prepare() -> None:
             self.new = what()
@@ -121,14 +121,15 @@ class World:
         self.new.close()
 
     def on_new(self, method: str) -> Callable[[], object]:
-        """Return a function that calls `method` of the object in `new`, as the call of a test case."""
+        """Return the call of a test case: a function that calls `method` of the object that the `before` step has
+        stored in `new`."""
 
         def call() -> object:
             return getattr(self.new, method)()
 
         return call
 
-    # Test cases by kind of object
+    # Test cases, by the kind of client object whose calls they interrupt
 
     def cases(self) -> dict[str, dict[str, Case]]:
         return {
@@ -240,8 +241,8 @@ class World:
             admin.create_topic(self.new, queues=1)
 
         def is_there() -> None:
-            """Check that the interrupted call did not block the topic's name: creating the topic succeeds, whether the
-            topic exists or not."""
+            """Check that the interrupted call, which creates a topic, left the topic's name usable: creating the topic
+            succeeds, whether the topic exists or not."""
             admin.create_topic(self.new, queues=1)
 
         def named() -> str:

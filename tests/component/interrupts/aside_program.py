@@ -30,11 +30,11 @@ from tests.unit.raymq.test_forks import kinds
 
 HANG_S = 25
 UNINTERRUPTED = 2
-"""Number of consecutive attempts without an interrupt after which the program stops interrupting a call. In such an
-attempt the call ended before the point to interrupt, so the call has no more points."""
+"""The program interrupts a call at one point after another. It stops after this number of consecutive attempts in which
+the call ended before the point: the call then has no more points."""
 HELPERS_MOST = 3
-"""Maximum number of helper threads at the program's end. More helper threads mean that interrupts leaked
-threads."""
+"""Maximum number of helper threads at the program's end. If more exist, interrupted calls have left threads that no
+later call uses."""
 ASYNC = {"AsyncPullConsumer"}
 """Kinds of client objects that this program skips, because async_program interrupts their calls."""
 

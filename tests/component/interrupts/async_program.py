@@ -87,7 +87,8 @@ class Cancelling:
             except BaseException as error:
                 try:
                     steps.throw(error)
-                except StopIteration as ended:  # A timeout of the coroutine expired at the moment of the cancellation.
+                # The coroutine returned because its own timeout expired at the moment of the cancellation.
+                except StopIteration as ended:
                     return ended.value
                 raise AssertionError("an await that was cancelled goes on") from None
 
@@ -139,7 +140,7 @@ class Program:
         self.finish(consumer.commit())
 
     def note(self, result: Any) -> None:
-        """Record the messages that a call returned as polled."""
+        """Add the bodies of the messages that a poll returned to `polled`."""
         if isinstance(result, list):
             self.polled.update(message.body for message in result)
         elif hasattr(result, "column"):
@@ -186,11 +187,13 @@ class Program:
             assert interrupted
             return True, None
         [task] = tasks
-        # If an interrupt ended the event loop, its next run may stop early, because of the interrupted call or of a
-        # task that waits for it. So run the loop once and ignore such a stop.
+        # If an interrupt ended the event loop, the next run of the loop may stop early. The interrupted call, or a task
+        # that waits for it, causes this stop. So run the loop once and ignore the stop.
         with suppress(RuntimeError, Interrupt):
             self.loop.run_until_complete(asyncio.sleep(0))
-        if not task.done():  # The exception ended the event loop: cancel the task, as asyncio.run does.
+        # the interrupt's exception has ended the event loop before the task ended, so cancel the task, as asyncio.run
+        # does
+        if not task.done():
             task.cancel()
             self.finish(asyncio.wait([task]))
         if task.cancelled() or task.exception() is not None:
@@ -305,12 +308,12 @@ class Program:
             acknowledged[self.finish(producer.send(sent)).queue_offset] = sent.body
             self.finish(producer.flush())
             buffer = producer._pipeline.buffer
-            # Wait until the buffer is empty, because a helper thread may still send the message of the interrupted
-            # call.
+            # Wait until the producer's buffer is empty. A helper thread may still be sending the message of the
+            # interrupted call, which holds buffer space.
             eventually(lambda: (buffer._bytes, buffer._count) == (0, 0), "no space stays taken", WAIT_S)
             eventually(lambda: not any(buffer._holders.values()), "no holder stays", WAIT_S)
-            # Several sends may share one fetch of a route. So the fetch continues if one of the sends is cancelled, but
-            # it must end.
+            # Check that each fetch of a route ends. Several sends may share a fetch, so it continues if one of these
+            # sends is cancelled.
             fetching = [task for task in producer._fetching.values() if not task.done()]
             assert not fetching or not self.finish(asyncio.wait(fetching, timeout=WAIT_S))[1], "a fetch never ends"
 
@@ -426,8 +429,8 @@ class Program:
             return sum(row.lag for row in self.mq.admin.describe_group("receiving") if row.queue.topic == "leases")
 
         def works() -> None:
-            """Receive and acknowledge messages until all are acknowledged. The interrupted call may still acknowledge
-            its own messages."""
+            """Receive and acknowledge messages until the group has no lag. The interrupted call may still hold messages
+            under a lease, and may still acknowledge them."""
             new, received = send(), set()
             until_s = time.monotonic() + WAIT_S
             while not received or lag():

@@ -41,14 +41,15 @@ CHECKING = {
 instruction after it."""
 CHECKING.discard(dis.opmap.get("JUMP_BACKWARD_NO_INTERRUPT", -1))
 FROM_C = {dis.opmap["CALL"], dis.opmap["CALL_FUNCTION_EX"]}
-"""Bytecode instructions at which the caller's frame stands if the caller has called C code, and this C code runs a
-Python function.
+"""The bytecode instructions at which a caller's frame stops if the caller has called C code that runs a Python
+function.
 
-If a Python function calls another Python function directly, the caller's frame stands at the CACHE after its CALL.
+If a Python function calls another Python function directly, the caller's frame instead stops at the CACHE instruction
+after its CALL.
 """
 BY_CALL = {dis.opmap["CACHE"], *FROM_C}
-"""Bytecode instructions at which the caller's frame stands while a function runs, if one of the call instructions in
-CHECKING called this function. If the frame stands at any other instruction, Python called the function without a call
+"""Bytecode instructions at which the caller's frame can stand while a called function runs. They belong to the call
+instructions in CHECKING. If the frame stands at any other instruction, Python called the function without a call
 instruction."""
 RESUME = dis.opmap["RESUME"]
 RESUME_CHECKS = 2
@@ -72,7 +73,7 @@ callback.
 
 
 PROGRAMS = os.path.join("component", "interrupts")
-"""Text that the file paths of the test programs contain. These programs make the calls to interrupt."""
+"""Text in the file paths of the test programs. These programs make the calls that the tests interrupt."""
 
 
 class InterruptedByTestError(Exception):
@@ -104,7 +105,7 @@ class Interrupter:
         self._left = 0
         self.where = ""
         self.on_handled: Callable[[], None] = lambda: None
-        """Function that the signal handler calls before it raises."""
+        """Function that the signal handler calls before it raises the exception that interrupts the call."""
         signal.signal(signal.SIGUSR1, self._handle)
 
     def call(self, call: Callable[[], Any], point: int) -> bool:
@@ -133,8 +134,8 @@ class Interrupter:
         raise (self.raises or InterruptedByTestError)(self.where)
 
     def _is_untraced(self, frame: FrameType) -> bool:
-        """Return True if the frame has no points at which a call is interrupted: it belongs to a test program, to code
-        in UNTRACED, or to code that such code calls."""
+        """Return True if no call is interrupted while this Python frame runs: it belongs to a test program, to code in
+        UNTRACED, or to code that such code calls."""
         if PROGRAMS in frame.f_code.co_filename:
             return True
         at: FrameType | None = frame
@@ -162,7 +163,8 @@ class Interrupter:
             if (
                 back.f_code.co_code[back.f_lasti] in FROM_C
                 and (argument is not None or frame.f_code.co_name == "__init__")
-                # Ignore a coroutine's return to the event loop: the coroutine only passes on the object that it awaits.
+                # Ignore the return of a coroutine to the event loop. Such a return only passes on the object that the
+                # coroutine awaits.
                 and not (self._inside and self._is_untraced(back))
                 and self._is_point(frame, "the return of")
             ):

@@ -27,8 +27,8 @@ HANG_S = 60
 """Maximum seconds of one step of the program. If a step takes longer, the program prints the stacks of all threads and
 exits."""
 UNINTERRUPTED = 3
-"""Number of consecutive attempts without an interrupt after which the program stops interrupting a call. In such an
-attempt the call ended before the point to interrupt, so the call has no more points."""
+"""The program interrupts a call at later and later points. It stops after this number of consecutive attempts without
+an interrupt. In these attempts the call ended before the point was reached, so the call has no more points."""
 
 
 class Program:

@@ -59,8 +59,8 @@ class Program:
         self.stored = 0
         self.polled: set[bytes] = set()
         self.got: list[Any] = []
-        """Messages or table that the interrupted call returned. The program counts them as polled after the call, when
-        no signal handler can interrupt it."""
+        """The messages or the table that the interrupted call returned. The program adds them to `polled` after the
+        call, when no signal handler can interrupt it."""
 
     def consumer(self, **options: Any) -> PullConsumer:
         engine = PullEngine(
@@ -147,8 +147,9 @@ class Program:
         print(json.dumps(self.points))
 
     def calling_from_c(self, consumer: PullConsumer) -> None:
-        """Interrupt a poll that Python calls from C code, because the call unpacks a tuple of arguments. The signal
-        handler runs after the poll has returned, so the poll's result is lost.
+        """Interrupt a poll so that its result is lost. Python's C code calls the poll, because the call unpacks a tuple
+        of arguments (`poll(*arguments)`). The signal handler therefore runs after the poll has returned, and its
+        exception discards the result.
 
         After a seek to the committed offset, the consumer polls the lost messages again.
         """

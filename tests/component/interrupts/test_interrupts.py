@@ -34,8 +34,8 @@ DIRECT = {
 }
 """By class, the public methods that run in the caller's thread, not in a helper thread."""
 NOTHING_ASIDE = {"AsyncProducer", "AsyncPullConsumer", "AsyncSimpleConsumer", "NamespacedCalls"}
-"""Kinds of client objects that aside_program does not test. All their calls are coroutines, or belong to another kind
-of object."""
+"""Classes of client objects that the test program aside_program does not cover. All their calls are coroutines, or
+belong to another class of object."""
 WAITS = 2
 """Number of interrupts of a caller that waits for a helper thread: one before the helper thread runs the function, and
 one after it."""

@@ -243,7 +243,8 @@ def test_mismatched_certificate_files_leave_the_earlier_files_in_use(tmp_path, c
     assert context.current() is before
     exchange(live.key, Path(second.key).read_text())
     assert context.current() is not before
-    # A program may also overwrite a certificate file. The change is detected by the file's size or modification time.
+    # A program may also overwrite the certificate file in place, instead of replacing it by another file. The changed
+    # size or modification time shows this.
     now = context.current()
     Path(live.authority).write_text(Path(first.authority).read_text() + Path(second.authority).read_text())
     assert context.current() is not now

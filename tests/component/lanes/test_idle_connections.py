@@ -96,7 +96,8 @@ def test_connections_without_a_handshake_do_not_disturb_other_clients(actor, use
         for stream in streams:
             stream.setblocking(False)
         assert not any(map(has_ended, streams)), "they still stand there"
-        # The number of threads may be smaller than before, because threads of an earlier test may end during this test.
+        # The process may now have fewer threads than before the test, because threads of an earlier test may end during
+        # this test.
         assert threading.active_count() <= threads
     assert bodies_of(actor.store) == [b"before", b"meanwhile"]
 

@@ -84,8 +84,7 @@ def process(store, monkeypatch) -> None:
 
 @pytest.fixture
 def described(monkeypatch, store) -> None:
-    """Call `describe` of the store's actor with a client of this process, so that the process gets the store's maximum
-    message size."""
+    """Let this process learn the store's maximum message size, as a client does: by the answer to `describe`."""
     actor = SimpleNamespace(call=lambda name, timeout_s: replace(description(), max_message_size_bytes=LIMIT))
     monkeypatch.setattr(storage_client, "ActorRef", lambda name: actor)
     client = StorageClient("storage-broker-a-0", "elsewhere")
@@ -105,7 +104,8 @@ def mapped(store: MessageStore) -> tuple[LocatedRecords, ...]:
 
 
 def polled(store: MessageStore, *, in_place: bool) -> list[PolledRecords]:
-    """Return the queue's records in the form that a consumer's poll uses."""
+    """Return the store's records as the objects that a consumer's poll decodes (PolledRecords): from the mapped files
+    if `in_place` is true, otherwise from the bytes of a fetch."""
     parts = mapped(store) if in_place else (LocatedRecords.read(fetched(store).records),)
     subscription = Subscription.parse("orders", "*")
     return [PolledRecords(QUEUE, subscription, FetchedRecords(part, 6), len(part.starts)) for part in parts]

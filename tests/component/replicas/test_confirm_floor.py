@@ -25,8 +25,8 @@ Make = Callable[..., LocalReplicas]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Yield a function that creates broker groups. All replicas of a group store BODIES, and the messages are
-    acknowledged."""
+    """Yield a function that creates broker groups. Each new group already stores the messages BODIES: all replicas have
+    them, and the master has acknowledged them to the producer."""
     with filled_groups(tmp_path, BODIES, mapped_file_size_commit_log_bytes=1 << 20) as build:
         yield build
 

@@ -223,8 +223,8 @@ def test_while_a_member_of_the_set_may_have_the_intact_bytes_the_hole_is_not_cop
     for _ in range(2):
         with pytest.raises(StoreCorruptError, match=f"replica {other} may have the intact bytes"):
             group.copy(NEW)
-        # Over lanes (direct socket connections) the error may arrive before the slave has appended the chunk before the
-        # hole (damaged range of the log). Wait for this chunk.
+        # Wait until the slave has appended the chunk before the hole (damaged range of the log). Over lanes (direct
+        # socket connections), the error may arrive before this append.
         store = group.replicas[NEW].any_store
         eventually(
             lambda store=store: store.log.end_offset == group.master.holes[0].offset, "the chunk before the hole"

@@ -31,8 +31,8 @@ Make = Callable[..., LocalReplicas]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Yield a function that creates broker groups. All replicas of a group store BODIES, and the messages are
-    acknowledged."""
+    """Yield a function that creates broker groups. Each new group already stores the messages BODIES: all replicas have
+    them, and the master has acknowledged them to the producer."""
     with filled_groups(tmp_path, BODIES) as build:
         yield build
 
@@ -167,8 +167,8 @@ def test_a_range_with_damage_is_not_given_to_others(make):
     assert (found[0], len(found[1])) == (hole.offset, hole.size)
     chunks = group.replicas[other].any_store.chunks
     assert chunks.read_part(hole.offset, hole.size) is None
-    # This read skips the hole (damaged range of the log) and returns the next record, because all records have equal
-    # sizes.
+    # A read of twice the hole's size (a hole is a damaged range of the log) skips the hole and returns the next record.
+    # This record is as long as the hole, because all records have equal sizes.
     after = chunks.read_part(hole.offset, 2 * hole.size)
     assert after == master.any_store.chunks.read_part(hole.end_offset, hole.size)
 

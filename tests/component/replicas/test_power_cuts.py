@@ -64,7 +64,7 @@ def disk(group: LocalReplicas, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk
 
 
 def begin(group: LocalReplicas) -> None:
-    """Store a first message in both logs, so that their files exist."""
+    """Store a first message in the logs of master and slave, so that the log files exist."""
     group.settle()
     started = group.master.start_append([make_batch([b"zero"])])
     eventually(lambda: bool(group.master.account().end_offset), "a flush")

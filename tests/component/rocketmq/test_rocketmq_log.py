@@ -35,8 +35,8 @@ def offsets(store: MessageStore, topic: str = "T", queue_id: int = 0) -> list[in
 
 @pytest.fixture(params=["in blocks", "singly"])
 def walk(request):
-    """Run a test twice. Recovery and replication read the log first in blocks of many records, and then one record at a
-    time."""
+    """Run each test twice: once recovery and replication read the log in blocks of many records, and once they read one
+    record at a time."""
     if request.param == "singly":
         with (
             mock.patch.object(storage.recovery.log_files, "read_block", return_value=None),
@@ -131,9 +131,10 @@ DELAYED = b"DELAY\x0118\x02REAL_TOPIC\x01T\x02REAL_QID\x010"
 
 
 def lmq_rows(elsewhere: dict[int, str]) -> list[Row]:
-    """Return the records of 21 messages in the light queue %LMQ%a.
+    """Return the records of 21 messages that are also in the light queue %LMQ%a, at its offsets 0 to 20.
 
-    `elsewhere`: by offset in the light queue, the topic of the record. All other records belong to T:0.
+    `elsewhere`: the topics of some records, by the record's offset in the light queue. All other records belong to
+    queue 0 of topic T.
     """
     rows: list[Row] = []
     counts: dict[tuple[str, int], int] = {}

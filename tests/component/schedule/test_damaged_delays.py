@@ -29,8 +29,8 @@ BODIES = [b"body of %d" % number for number in range(5)]
 DAMAGED = 2
 DUE_MS = 10_000
 RETURNED = {"size": "intact", "queue id": "intact", "topic": "intact", "body": "unreadable"}
-"""By damaged field of a record, the state in which consumers receive its message. If any other field is damaged,
-consumers do not receive the message."""
+"""How consumers receive a message if one field of its record is damaged, by the name of the field. Damage of any other
+field means that consumers do not receive the message."""
 
 
 def put_delayed(store: MessageStore, clock: Clock, kind: str) -> list[int]:
@@ -72,8 +72,8 @@ def deliver_all(store: MessageStore) -> None:
 
 
 def damaged_deliveries(store: MessageStore) -> list[int]:
-    """Return the physical offsets of delivered records that are damaged, so that a replica would refuse to copy
-    them."""
+    """Return the physical offsets of the damaged records among the delayed messages that were delivered. A replica
+    would refuse to copy such a record."""
     queue = store._parts.queues.get("orders", 3)
     units = queue.units(0, queue.next_offset)
     found = []
@@ -118,8 +118,9 @@ def test_a_damaged_delayed_message_holds_up_no_other(
 
 
 def test_a_delayed_message_of_a_changed_level_is_delivered_once_over_a_kill(opened, clock, tmp_path):
-    """A delayed message whose delay level is damaged is delivered once, also after a kill. Its queue offset equals the
-    next offset in the queue of the wrong level, so that it could be taken for a message of that queue."""
+    """A delayed message whose delay level is damaged on disk is delivered once, even if the process is killed after the
+    delivery. Setup: the message's queue offset equals the next offset in the queue of the wrong level. So recovery
+    could take the message for a message of that queue."""
     store = opened(deliver=False)
     places = put_delayed(store, clock, "level")
     batch = encode_batch(

@@ -115,7 +115,7 @@ def test_a_delayed_message_is_delivered_when_it_is_due_and_not_before(opened, cl
     assert message.message_id == "0" * 32
     assert message.born_timestamp_ms == stored
     assert message.store_timestamp_ms == stored + 10_000
-    # The delivered record still has the delay properties, as in RocketMQ.
+    # A delayed message still has its delay properties after the delivery to its own topic, as in RocketMQ.
     assert message.system_properties["DELAY"] == "3"
     assert message.system_properties["REAL_TOPIC"] == "orders"
 

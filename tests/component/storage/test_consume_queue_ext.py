@@ -80,7 +80,7 @@ def codes_in(root: Path, count: int, first: int = 0) -> list[int]:
 
 
 def tagged(store: MessageStore, tag: str, offset: int = 0) -> list[int]:
-    """Return the queue offsets of the messages that a fetch with a tag filter returns."""
+    """Return the queue offsets of the messages that a fetch with the filter `tag` returns, from `offset` on."""
     request = FetchRequest("orders", 0, offset, 10_000, frozenset([CODES[tag]]))
     [result] = store.fetch([request], max_bytes=1 << 20, wait_s=0)
     return [message.queue_offset for message in decode_records(result.records)]
@@ -90,7 +90,7 @@ def log_of(root: Path) -> bytes:
     return b"".join(path.read_bytes() for path in sorted((root / "commitlog").iterdir()))
 
 
-# Tests of the bytes in the extension files
+# Tests of the bytes in the extension files of consume queues
 
 
 def test_fact_30_addresses_and_units(root):
@@ -138,7 +138,7 @@ def test_messages_that_wait_have_none(root):
     store.close()
 
 
-# Tests of reads through the extension files
+# Tests of fetches whose tag codes are in the consume queue's extension files
 
 
 def test_tags_are_compared_with_the_codes_in_the_extension(root):
@@ -196,7 +196,7 @@ def test_the_scheduler_finds_the_times_that_rocketmq_put_into_an_extension(root)
     store.close()
 
 
-# Tests of opening a store with extension files again
+# Tests of reopening a store whose consume queues have extension files
 
 
 def test_a_clean_stop_changes_nothing_and_the_next_unit_follows(root):

@@ -1,5 +1,5 @@
-"""Tests of a flush that ends early: before the store has registered the message as waiting for the flush, or before the
-store checks for the flush.
+"""Tests of a flush that runs between the write of a message and the store's wait for the flush. The flush ends before
+the store has registered the message as waiting for a flush, or before the store checks if the message is flushed.
 
 Even then the acknowledged message becomes visible, and the other replicas have the full timeout for their copies.
 """
@@ -38,7 +38,8 @@ def test_a_message_that_a_flush_overtook_is_visible_and_wakes_who_waits(
         add = visibility.add
 
         def overtaken(end_offset: int, *place: Any) -> None:
-            # Wait for the flush, as if the operating system had suspended the writer's thread until then.
+            # Make an append visible only after its flush, as if the operating system had suspended the writer's thread
+            # between writing and this call.
             assert store.gate.wait_flushed(end_offset)
             add(end_offset, *place)
 
@@ -63,8 +64,8 @@ def quick_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mes
 
 
 def late_copies(store: MessageStore) -> ReplicaAcks:
-    """Return replica acknowledgements for one append. They report that the other replicas have the copies only when the
-    store checks for the third time."""
+    """Return replica acknowledgements for one append. They report that the other replicas have copied the append only
+    when the store asks for the third time."""
     looks: list[int] = []
 
     def has_copies(end_offset: int) -> bool:

@@ -431,7 +431,8 @@ def test_an_index_stopped_by_a_short_log_file_continues_when_the_file_is_back(tm
     bytes again. Until then queries do not wait for the index, and the store accepts appends, because the index itself
     has not failed."""
     monkeypatch.setattr(index_service, "INDEX_RETRY_S", 0.01)
-    monkeypatch.setattr(index_service, "INDEX_INTERVAL_S", 3600.0)  # Make the index thread run only on request.
+    # Make the interval so long that the index thread runs only on request.
+    monkeypatch.setattr(index_service, "INDEX_INTERVAL_S", 3600.0)
     root = tmp_path / "store"
     store = open_store(root)
     store.append([keyed(0, 20)])

@@ -103,7 +103,8 @@ def test_one_batch_with_wrong_ids_among_others_is_rejected(tmp_path: Path, walke
     with closing(open_store(tmp_path, mapped_file_size_commit_log_bytes=1 << 20)) as store:
         batches = [batch_of(number) for number in range(3)]
         told = [batches[0], replace(batches[1], message_ids=IdRange("FALSE123", 0, COUNT)), batches[2]]
-        with store._index._changed:  # Hold the lock that stops the index thread while the batches are appended.
+        # Hold the lock that the index thread needs, so that it indexes nothing while the batches are appended.
+        with store._index._changed:
             for batch in told:
                 store.append([batch])
         for batch in batches:
@@ -146,7 +147,8 @@ def test_the_index_reads_batches_that_its_buffer_cannot_hold_from_the_log(tmp_pa
     with closing(open_store(tmp_path, mapped_file_size_commit_log_bytes=1 << 20)) as store:
         store._parts.appended._records_max = COUNT
         batches = [batch_of(number) for number in range(4)]
-        with store._index._changed:  # Hold the lock that stops the index thread while the batches are appended.
+        # Hold this lock while the batches are appended, so that the index thread cannot read them yet.
+        with store._index._changed:
             for batch in batches:
                 store.append([batch])
         for batch in batches:

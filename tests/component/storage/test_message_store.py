@@ -81,7 +81,8 @@ def open_below(root: Path) -> list[str]:
     """Return the paths of the files below `root` that this process has open, including deleted files."""
     links = []
     for entry in Path("/proc/self/fd").iterdir():
-        # Ignore descriptors that were closed during the listing, such as the descriptor of the listing itself.
+        # Ignore file descriptors that were closed while /proc/self/fd was listed, such as the descriptor of the listing
+        # itself.
         with contextlib.suppress(FileNotFoundError):
             links.append(os.readlink(entry))
     return [link for link in links if link.startswith(f"{root}/")]
@@ -643,7 +644,8 @@ class TestKilledInTheMiddle:
             flush_disk_type=FlushDiskType.ASYNC_FLUSH,
             flush_interval_consume_queue_ms=60_000,
             warm_mapped_file_enable=False,
-            message_index_enable=False,  # Turn the index off, because its thread would write at unpredictable times.
+            # Turn the index off, because its thread would write files at unpredictable times.
+            message_index_enable=False,
         )
         store.append([make_batch([b"x" * 1000] * 55)])
         work = [make_batch([b"%d" % queue_id + b"y" * 500] * 6, queue_id=queue_id) for queue_id in range(1, 4)]
@@ -887,7 +889,8 @@ def test_only_the_owner_may_read_a_store_whatever_the_umask_and_the_earlier_mode
 
 def test_the_flush_settles_a_started_append_and_notifies_listeners(root, monkeypatch):
     store = open_store(root)
-    store.append([make_batch([b"zero"])])  # Create the store's files now, because the creation of files also flushes.
+    # Create the store's files now: the test blocks flushes below, and the creation of files also flushes.
+    store.append([make_batch([b"zero"])])
     disk_works, heard = threading.Event(), threading.Event()
     flush = disk.flush
 
@@ -914,7 +917,8 @@ def test_a_started_append_does_not_look_at_its_records_again(root, monkeypatch):
     """An append that waits for the disk does not read its records again. The records are in the buffer of a lane
     (direct socket connection), which the next append overwrites during the wait."""
     store = open_store(root)
-    store.append([make_batch([b"zero"])])  # Create the store's files now, because the creation of files also flushes.
+    # Create the store's files now: creating them also flushes, and later flushes are blocked in this test.
+    store.append([make_batch([b"zero"])])
     disk_works = threading.Event()
     flush = disk.flush
 

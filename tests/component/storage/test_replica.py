@@ -202,7 +202,8 @@ def test_records_of_an_old_master_only_are_cut_when_it_follows(make):
     group.settle()
     old, others = group.master, [r for r in group.replicas.values() if r is not group.master]
     group.settle()
-    old.append([make_batch(bodies(0, 10))])  # No other replica copies these records of the old master.
+    # No other replica copies these records of the old master, because the test appends them after the last copy.
+    old.append([make_batch(bodies(0, 10))])
     longer = old.account().end_offset
     name = group.control_state.record.master
     group.replicas.pop(name)
@@ -346,7 +347,7 @@ def test_a_slave_serves_confirmed_messages_and_waits_for_later_offsets(make):
     group.settle()
     group.master.append([make_batch(bodies(0, 10))])
     for name in sorted(group.names):
-        # Each slave has copied the records, but has not yet been informed that the other slave has them too.
+        # Each slave has copied the records, but the master has not yet informed it that the other slave has them too.
         group.copy(name)
     slave, master = slave_of(group), group.master
     assert fetch(slave, 0).count == 0
@@ -450,7 +451,8 @@ def test_a_master_whose_disk_fails_is_replaced_at_once_and_comes_back_when_its_d
         fail_calls(patch, group.directory(left), kind)
         with pytest.raises(StoreFailedError):
             group.master.append([batch])
-        # A producer that gets NotMasterError requests the address of the new master.
+        # A replica whose disk failed answers with NotMasterError, so that the producer asks for the address of the new
+        # master.
         with pytest.raises(NotMasterError):
             group.replicas[left].append([batch])
         assert told == ["failed"]
@@ -499,7 +501,7 @@ def open_below(directory: Path) -> int:
 def _target(link: Path) -> str:
     try:
         return os.readlink(link)
-    except FileNotFoundError:  # Another thread has closed the file descriptor.
+    except FileNotFoundError:  # another thread has closed the descriptor since /proc/self/fd was listed
         return ""
 
 
@@ -529,10 +531,12 @@ def test_slaves_let_go_of_deleted_topics_as_their_master_does(make):
     group.master.append([make_batch([b"b"], topic=again)])
     group.settle()
     for name, replica in slaves.items():
-        # This broker state was written before the deletion and still contains the topics, so the slave must keep them.
+        # This list of existing topics is older than the deletion and still contains the topics. So the slave must keep
+        # them.
         replica.delete_topics_before(frozenset(names), deleted)
         assert set(names) <= replica.any_store.topics.queue_ids().keys()
-        # The slave's log has not reached the position of this deletion yet, so the slave must keep the topics.
+        # The slave's log does not contain the state record before this position yet, so the slave must keep the deleted
+        # topics.
         replica.delete_topics_before(frozenset(), made + 100)
         assert set(names) <= replica.any_store.topics.queue_ids().keys()
         replica.delete_topics_before(frozenset(), deleted)

@@ -59,7 +59,8 @@ class Disks:
         return [sorted(int(path.name) // LOG_FILE_BYTES for path in log.glob("0*")) for log in self.logs]
 
     def copied(self, top: Path) -> Disks:
-        """Copy all files to `top`, as a kill at this moment would leave them. Returns the copied directories."""
+        """Copy all files to `top`, in the state in which a kill of the process at this moment would leave them. Returns
+        a Disks object for the copies."""
         return Disks(killed_copy(self.top, top))
 
 
@@ -299,7 +300,7 @@ def test_nothing_but_the_log_s_files_is_left_beside_them(tmp_path):
     RocketMQ 4.9 refuses a log directory that contains anything else, even an empty directory."""
     disks = (tmp_path / "disk-1", tmp_path / "disk-2")
     for directory in disks:
-        # Create the files that a kill leaves while the store creates a log file.
+        # Create the files that exist if the store is killed while it creates a log file.
         (directory / ".new").mkdir(parents=True)
         (directory / ".new/commitlog").write_bytes(b"x")
     store = open_store(tmp_path / "store", store_path_commit_log=disks)

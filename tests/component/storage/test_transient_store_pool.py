@@ -63,7 +63,8 @@ def numbers(store: MessageStore) -> list[int]:
 
 
 def shown(store: MessageStore) -> list[int]:
-    """Wait until all messages are visible to consumers. Returns the numbers of the visible messages."""
+    """Wait until consumers can see all messages in the log. Returns the numbers in the bodies of the visible
+    messages."""
     eventually(lambda: store.visible_offset == store.log.end_offset, "all is shown")
     return numbers(store)
 

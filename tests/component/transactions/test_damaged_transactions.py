@@ -146,8 +146,8 @@ def test_a_retried_send_is_recognised_beside_a_damaged_record(opened, clock, tmp
     for number in (4, 3, 1, 0):
         [result] = store.append([batches[number]])
         assert (result.duplicate, result.queue_offset) == (True, number)
-    # If the field of the body size or of the topic size is damaged, the record's producer is unreadable. So the store
-    # does not recognise a repeat of this batch.
+    # If the body size or the topic size is damaged, the producer of the damaged record cannot be read. So the store
+    # does not recognise the repeated batch, and refuses it.
     if field in ("body size", "topic size"):
         with pytest.raises(MessageIllegalError, match="too old to check for repeats"):
             store.append([batches[2]])

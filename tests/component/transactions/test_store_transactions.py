@@ -215,7 +215,7 @@ def test_a_round_of_checks_continues_after_a_damaged_half_message(opened, clock,
     with pytest.raises(BodyUnreadableError) as caught:
         damaged.commit()
     assert caught.value.physical_offset == damaged.physical_offset
-    # The damaged half message stays open, and the store keeps its bytes.
+    # The transaction of the damaged half message stays open, so the store keeps the bytes of the half message.
     assert damaged.transaction_id in [row[0] for row in table(store)["open"]]
     last.commit()
     assert bodies(store) == [b"last"]
@@ -238,8 +238,8 @@ def test_a_check_of_a_message_whose_body_cannot_be_read_names_its_real_queue(ope
 
 
 def test_an_end_that_names_the_first_offsets_also_ends_the_copies(opened, clock):
-    """A commit with the offsets of the first half message also ends the copies of this half message: they are not
-    checked again. RocketMQ behaves differently (quirk 2)."""
+    """A transaction check copies the half message. A commit that names the offsets of the first half message also ends
+    the transaction of the copies, so they are not checked again. RocketMQ behaves differently (quirk 2)."""
     store = opened()
     one = begin(store, b"one", clock=clock)
     clock.now_ms += TIME_OUT_MS + 1
@@ -390,7 +390,8 @@ def test_recovery_finds_the_same_table_after_a_kill_at_any_point(opened, clock, 
     for step in range(60):
         _random_step(store, transactions, dice, clock, step)
         if dice.random() < 0.3:
-            store._checkpoints._snapshot_s = -1e9  # Make a snapshot due, so that the next flush writes it.
+            # pretend that the last snapshot is long ago, so that `flush_queues` writes a new snapshot
+            store._checkpoints._snapshot_s = -1e9
             store._checkpoints.flush_queues()
         if dice.random() < 0.3:
             copy = killed_copy(root, tmp_path / f"copy{step}")

@@ -263,7 +263,7 @@ def test_the_doctor_looks_at_the_machine_the_node_the_cluster_and_its_groups(
     assert {one["check"] for one in answer["findings"] if one["state"] == "skip"} == {"alert rules"}
     assert {one["check"] for one in answer["findings"] if one["state"] == "fail"} == set()
     places = {one["where"] for one in answer["findings"] if one["check"] == "versions"}
-    # The versions are checked in two places: in this process, and in a task on the single node.
+    # The doctor checks the installed versions in two places: in this process, and in a task on the cluster's only node.
     assert len(places) == 2
     assert str(box.data) in found["private files"]["seen"]
     assert found["locks"]["seen"] == f"{box.data}: 2 stores are open"

@@ -354,8 +354,8 @@ def test_two_consumers_share_the_queues_and_hand_over_without_a_message_delivere
         def shared() -> bool:
             take(first)
             take(second)
-            # Read the second consumer's assignment first. While a queue moves from one consumer to the other, neither
-            # has it.
+            # Read the second consumer's assignment before the first consumer's. A queue moves from the first consumer
+            # to the second, and during the move neither has it, so no queue can appear in both assignments.
             taken, left = second.assignment(), first.assignment()
             assert not set(taken) & set(left)
             return [len(taken), len(left)] == [2, 2]

@@ -188,8 +188,8 @@ def test_a_queue_change_listener_receives_added_queues(mq: raymq.Client, topic: 
     calls: list[tuple[str, list[MessageQueue]]] = []
     consumer.register_queue_change_listener(topic, lambda name, queues: calls.append((name, queues)))
     mq.admin.update_topic(topic, queues=6)
-    # Wait for the call with all six queues. One broker adds its queues before the other broker, so an earlier call may
-    # have only some of the new queues.
+    # Wait until the queue change listener is called with all six queues. One broker adds its queues before the other
+    # broker, so an earlier call may have only some of the new queues.
     eventually(lambda: calls and len(calls[-1][1]) == 6, "the listener is called with all queues")
     name, queues = calls[-1]
     assert name == topic

@@ -41,8 +41,8 @@ FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
 @pytest.fixture
 def page(mq: raymq.Client) -> Iterator[Page]:
-    """Yield a browser page without a login. Requests of the page may fail while a store does not answer; the page
-    retries them."""
+    """Yield a browser page of the console, before a login. Requests of the page may fail while a store does not answer;
+    the page sends them again."""
     app = create_app(live_cluster(mq, "raymq"), ConsoleSettings(is_admin=lambda token: token == ADMIN_TOKEN))
     with (
         launched() as browser,
@@ -61,7 +61,8 @@ def refuses(message: raymq.MessageExt) -> None:
 @pytest.mark.long
 def test_a_journey(mq: raymq.Client, page: Page, topic: str, group: str) -> None:
     expect.set_options(timeout=PATIENCE_MS)
-    topic = f"{topic}-of-the-page"  # Use another name, because the fixture has already created a topic with this name.
+    # The web page creates its own topic: it needs a new name, because the fixture `topic` has already created a topic.
+    topic = f"{topic}-of-the-page"
     log_in(page)
     create_topic(page, topic)
     send(page, topic, "o-1", "the first order")
@@ -178,7 +179,8 @@ def kill_the_store(page: Page) -> None:
     page.evaluate("window.notReloaded = true")
     store = ActorRef(str(StorageName("broker-a", 0)))
     pid = store.call("describe", timeout_s=30).pid
-    os.kill(pid, signal.SIGSTOP)  # The store stays stopped until the page has shown the alert.
+    # stop the store's process until the console's page shows the alert; the test then kills the process
+    os.kill(pid, signal.SIGSTOP)
     try:
         expect(page.get_by_role("alert").first).to_be_visible()
     finally:
@@ -200,7 +202,7 @@ def test_the_console_is_at_the_same_address_after_its_process_was_killed(mq: ray
         eventually(lambda: described().get("pid") not in (None, first["pid"]), "another process of the console")
         assert described()["url"] == first["url"]
         assert answers(first["url"])
-        # The console already runs, so `launch` starts no second process.
+        # The web console already runs, so `launch` returns the running process and starts no second process.
         assert launch("console", address, load_settings(config))["pid"] == described()["pid"]
     finally:
         launch("stop_console", address)

@@ -130,7 +130,8 @@ def test_routes_name_the_node_of_each_store(mq: raymq.Client, topic: str) -> Non
 
 def test_a_topic_is_read_and_written_as_its_permission_says(mq: raymq.Client, topic: str) -> None:
     mq.admin.update_topic(topic, perm=4)
-    with pytest.raises(RuntimeError, match="no W"):  # A plain actor handle raises only built-in exceptions.
+    # Through a plain Ray actor handle, a remote call raises only built-in exceptions, here RuntimeError.
+    with pytest.raises(RuntimeError, match="no W"):
         ray.get(broker("broker-a").send.remote(topic, b"x"))
     with pytest.raises(NoPermissionError):
         mq.routes.get_or_create(topic)
@@ -153,7 +154,7 @@ def test_a_topic_gets_more_queues_and_never_fewer(mq: raymq.Client, topic: str) 
 def test_many_topics_and_groups_are_created_with_few_calls(mq: raymq.Client) -> None:
     topics = {f"many-{index}": 1 + index % 5 for index in range(600)}
     mq.admin.create_topics(topics)
-    for servers_topics in mq.routes.call_all("topics"):  # Each NameServer has the topics after `create_topics`.
+    for servers_topics in mq.routes.call_all("topics"):  # `create_topics` has sent the topics to every NameServer.
         assert topics.keys() <= set(servers_topics)
     mq.routes.fetch(topics)
     assert {topic: len(mq.routes.get(topic).publish_queues) for topic in topics} == topics
@@ -204,7 +205,7 @@ def test_a_deleted_topic_takes_no_messages_until_it_is_created_again(mq: raymq.C
     assert [message.body for message in decode_records(fetch(mq, topic).records)] == [b"new"]
 
 
-# Tests of groups and offsets
+# Tests of a broker's consumer groups and their committed offsets
 
 
 def test_offsets_count_by_owner_and_reset_and_outlive_the_broker(mq: raymq.Client, topic: str, group: str) -> None:

@@ -34,7 +34,8 @@ COMPRESSIONS = st.builds(Compression, st.sampled_from(CompressionType), threshol
 
 @dataclass(frozen=True)
 class Rows:
-    """Messages to encode, and the other arguments of the column encoder and of the encoder of single messages."""
+    """Messages to encode. `options`: further arguments that the column encoder and the encoder of single
+    messages get."""
 
     messages: list[Message]
     ids: Sequence[str]
@@ -85,7 +86,8 @@ def text_of(message: Message) -> bytes:
 
 
 def columns_of(made: Rows, kind: pa.DataType | None, expected: EncodedBatch) -> EncodedBatch:
-    """Encode the messages as columns: Arrow arrays of type `kind`, or Python lists if `kind` is None."""
+    """Encode the messages of `made` from columns: Arrow arrays of type `kind`, or Python lists if `kind` is
+    None."""
     bodies: Any = [message.body for message in made.messages]
     texts: Any = [text_of(message) for message in made.messages]
     if kind is not None:
@@ -119,8 +121,8 @@ def test_columns_and_messages_are_encoded_alike(made: Rows, kind: pa.DataType | 
     assert batch.wait_store_msg_ok is expected.wait_store_msg_ok
     validate_batch(batch)
     for start, size in zip(record_starts(batch.records).tolist(), batch.sizes.tolist(), strict=True):
-        # The store fills in a record's property CRC only when it appends the record. So the test does not check the CRC
-        # of such a record.
+        # With `append_prop_crc`, only the store fills in a record's property CRC. The encoded record does not have it
+        # yet, so the test does not check it.
         sealed = made.options["append_prop_crc"]
         assert check_record(batch.records, start, check_crc=not sealed) == (size, True)
 

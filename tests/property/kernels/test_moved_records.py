@@ -56,7 +56,8 @@ def random_records(dice: random.Random) -> list[bytes]:
 
 
 def harm(dice: random.Random, record: bytes) -> bytes:
-    """Return the record with one random change. The record parsers may not detect the change."""
+    """Return a copy of the record with one random change. Some of these changes are not detected by the functions that
+    parse records."""
     names = (b"REAL_TOPIC\x01", b"REAL_QID\x01", b"TIMER_DELIVER_MS\x01", b"\x02UNIQ_KEY")
     data, name = bytearray(record), dice.choice(names)
     at = data.find(name)

@@ -179,8 +179,8 @@ class PopModel(RuleBasedStateMachine):
         self.held.append(HeldLease(given, mine))
 
     def of_lease(self, held: HeldLease, chosen: list[int]) -> tuple[list[int], list[int]]:
-        """Return two lists of offsets. The second list has the chosen offsets that the lease still holds. The first
-        list omits the offsets whose messages retention has deleted.
+        """Return two lists of offsets. The second list has the offsets of `chosen` that are still in the lease and not
+        acknowledged. The first list is the second without offsets whose messages retention has deleted.
 
         A message that retention deleted stays in its lease until the next receive from the queue.
         """

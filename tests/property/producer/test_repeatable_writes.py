@@ -108,7 +108,7 @@ def small_blocks(monkeypatch):
 
 
 def expected(writers: Writers, table: pa.Table) -> dict[tuple[str, str, int], list[bytes]]:
-    """Return the message bodies, in order, that each queue has after one attempt without failures."""
+    """Return the message bodies in each queue, in order, after one write of `table` without failures."""
     stores = [DedupStore(name) for name in writers.stores]
     alone = Writers(writers.route, *stores)
     with alone.make("write/0", 0, now_ms=NOW_MS, first_queue=1) as writer:

@@ -237,7 +237,8 @@ def test_an_error_of_any_name_and_arguments_becomes_one_of_raymqs(name, argument
 def test_every_error_of_raymq_arrives_as_it_is(kind):
     error = any_error(kind)
     again = decode_error(encode_error(error))
-    arguments = [list(one) if isinstance(one, tuple) else one for one in error.args]  # the format has lists only
+    # The frame format has lists but no tuples, so a decoded error has lists as arguments.
+    arguments = [list(one) if isinstance(one, tuple) else one for one in error.args]
     assert (type(again), list(again.args), str(again)) == (kind, arguments, str(error))
 
 

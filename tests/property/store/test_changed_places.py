@@ -87,9 +87,9 @@ def records_of(root: Path) -> list[Record]:
 
 
 def records_with_near_neighbours(records: list[Record]) -> list[Record]:
-    """Return the records whose true place recovery can find without consume-queue entries: the previous and the next
-    record of the queue are within SURVEY_BYTES. The last record of a queue has no next record, so nothing shows its
-    true place."""
+    """Return the records whose true place (queue and queue offset) recovery can find without consume-queue entries. The
+    previous and the next record of the same queue must be within SURVEY_BYTES in the log. So the last record of a queue
+    is not included."""
     reach = storage.recovery.changed_places.SURVEY_BYTES - 2 * storage.recovery.log_files.BLOCK_BYTES
     chains: dict[tuple[str, int], list[Record]] = {}
     for record in records:
@@ -172,8 +172,8 @@ def check_one(seed: int, root: Path) -> bool:
                 was_sure = False
         assert not (was_sure and holes), text
         if was_sure and all(hole.reason.startswith(PLACE_REASON) for hole in store.mender.holes):
-            # The damage may make the snapshot of the producers useless. Recovery then finds only the producers whose
-            # records are in the newest log files.
+            # Recovery may know fewer producers than before. If the damage makes the snapshot of the producers useless,
+            # recovery finds only the producers whose records are in the newest log files.
             assert producers_of(store) <= producers, text
         assert all(hole.reason.startswith(PLACE_REASON) for hole in holes), text
         assert {(topic, queue) for topic, queues in store.topics.queue_ids().items() for queue in queues} == set(

@@ -48,8 +48,8 @@ SETTINGS = {
     "mapper_file_size_batch_consume_queue_bytes": 460,
     "message_index_enable": False,
 }
-# Some topic names differ from each other in a single bit, and so do some queue ids. Recovery might take such a record
-# for a record with a changed bit.
+# Some of these topic names differ in a single bit, and so do some of these queue ids. So recovery might take an intact
+# record of one queue for a record of another queue with a changed bit.
 QUEUES = [("orders", 0), ("orders", 1), ("orderr", 0), ("orders", 2), ("pays", 1)]
 LIGHT_QUEUES = ["%LMQ%a", "%LMQ%b", "%LMQ%c", "%LMQ%a,%LMQ%b"]
 Bodies = dict[tuple[str, int], dict[int, bytes]]
@@ -163,7 +163,7 @@ def lose_some(dice: random.Random, root: Path, *, crashed: bool) -> bool:
         if dice.random() < 0.5:
             (root / name).unlink(missing_ok=True)
     queues = sorted((root / "consumequeue").glob("*/*")) + sorted((root / "batchconsumequeue").glob("*/*"))
-    # After a clean stop, keep all queue files: the store would treat a topic without queue files as a topic that
+    # After a clean stop, do not delete queue files: the store would treat a topic without queue files as a topic that
     # RocketMQ deleted.
     kind = dice.randrange(5) if crashed else None
     if kind == 0:
@@ -231,8 +231,8 @@ def seeds(count: int) -> list[int]:
 def test_every_record_of_an_intact_log_keeps_its_place(
     part: int, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every record of an intact log keeps its queue offset. This also holds if recovery compares the records of only a
-    small block of the log at a time, as for half of the stores."""
+    """Recovery changes no queue offset of an intact log. In half of the cases, recovery compares the records of only a
+    small block of the log at a time."""
     if part % 2:
         monkeypatch.setattr(storage.recovery.changed_places, "SURVEY_BYTES", 5000)
         monkeypatch.setattr(storage.recovery.walk, "SURVEY_BYTES", 5000)

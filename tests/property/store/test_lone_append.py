@@ -36,8 +36,8 @@ BODY_MAX = 9000
 
 
 def random_message(dice: random.Random) -> EncodedBatch:
-    """Return a batch of one random message: usually a plain message, otherwise a message that the store refuses or
-    appends through the general path."""
+    """Return a batch of one random message. Usually it is a plain message, which the store can append on its fast path.
+    Otherwise the store refuses it, or appends it on the slower general path."""
     plain = dice.random() < 0.6
     size = dice.choice((1, 100, 3000)) if plain else dice.choice((1, BODY_MAX, BODY_MAX + 1, LOG_FILE_BYTES))
     topic = "orders" if plain else dice.choice(("orders", SCHEDULE_TOPIC))
@@ -78,7 +78,8 @@ def damaged(dice: random.Random, batch: EncodedBatch) -> EncodedBatch:
 
 
 def outcome(store: MessageStore, batch: EncodedBatch) -> object:
-    """Append `batch`. Returns the append results, or the error that was raised, as comparable values."""
+    """Append `batch`. Returns the append results, or the class and text of the raised error. Two returned values can be
+    compared with ==."""
     try:
         return store.append([batch])
     except RaymqError as error:
@@ -117,8 +118,8 @@ def check_one_history(seed: int, directory: Path) -> int:
                 assert short._appender.last_record_offset == general._appender.last_record_offset, hint
         ends = [{queue.key: queue.next_offset for queue in store._parts.queues} for store in (short, general)]
         assert ends[0] == ends[1], f"seed {seed}; RAYMQ_LONE_SEED repeats it"
-        # With a transient store pool, a separate thread makes messages visible, so the two stores' visible offsets may
-        # differ for a moment.
+        # With a transient store pool, a separate thread makes messages visible. So the visible offsets of the two
+        # compared stores may differ for a moment.
         if "transient_store_pool_enable" not in settings:
             seen = [{queue.key: queue.visible_offset for queue in store._parts.queues} for store in (short, general)]
             assert seen == ends, f"seed {seed}; RAYMQ_LONE_SEED repeats it"

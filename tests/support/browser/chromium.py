@@ -17,7 +17,8 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
 WAIT_MS = 20_000
-"""Timeout, in ms, of each wait for a text or a role on a page. A working page takes far less time."""
+"""Timeout, in ms, of each wait for a text or an element on a web page in a browser test. Elements are found by their
+ARIA role. A working page takes far less time."""
 DESKTOP, PHONE = (1280, 900), (390, 844)
 """Window sizes of a desktop and of a phone: width and height, in CSS pixels."""
 

@@ -17,8 +17,8 @@ SETTINGS = ("billing", (Subscription.parse("orders"),))
 
 
 def make_process_queues(*queues: MessageQueue, start: int = 0, reset_version: int = 0, **settings) -> ProcessQueues:
-    """Return a ProcessQueues with a listener that holds `queues`. The queues were granted in GENERATION and start at
-    offset `start`."""
+    """Return the ProcessQueues of a consumer instance with a running listener. The instance holds `queues`, which were
+    granted in GENERATION and start at offset `start`."""
     core = ProcessQueues(PushSettings(*SETTINGS, **settings))
     core.listener_back()
     grant(core, *queues)

@@ -12,8 +12,8 @@ RECORD_BYTES = header_size(0) + 12
 
 
 def records_of(offsets: Sequence[int], *, reconsume_times: int = 0) -> MemoryRecords:
-    """Return one record per offset. All records have the same size and a header, but their content cannot be
-    decoded."""
+    """Return one record for each queue offset in `offsets`. All records have the same size and a valid header, but
+    their content cannot be decoded."""
     return MemoryRecords.read(b"".join(_record(offset, reconsume_times) for offset in offsets))
 
 
@@ -28,8 +28,8 @@ def fetched_of(offsets: Sequence[int], next_offset: int | None = None) -> Fetche
 
 
 def offsets_of(part: PolledRecords) -> list[int]:
-    """Return the queue offsets of a slice of polled records. Call this function before the consumer removes the slice,
-    because the slice is found from the first remaining record."""
+    """Return the queue offsets of a slice of polled records. Call this function before the consumer removes the slice
+    from its buffer, because the slice is located as the first remaining records of the buffer."""
     first = part.fetched.first
     offsets: list[int] = part.fetched.records.offsets[first : first + part.count].tolist()
     return offsets

@@ -1,4 +1,4 @@
-"""A fake scan source: a cluster in memory, with the calls that the planner of a scan makes."""
+"""A fake of the cluster from which a scan reads: topics in memory, with the calls that a scan's planner makes."""
 
 from __future__ import annotations
 

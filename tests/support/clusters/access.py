@@ -85,9 +85,10 @@ def as_user(credentials: raymq.Credentials | None, work: Callable[[raymq.Client]
 
 
 def consume_with_predicates(topic: str, group: str, stop: Path) -> Callable[[raymq.Client], int]:
-    """Return a function for `as_user` that consumes with predicates until the file `stop` exists.
+    """Return a function to run with `as_user`. It consumes messages of the topic with two predicates until the file
+    `stop` exists.
 
-    The function runs a push consumer, its Pull actor and the actors of two predicates. It returns the number of records
+    The function runs a push consumer, its Pull actor and the actors of the predicates. It returns the number of records
     that passed a predicate.
     """
 

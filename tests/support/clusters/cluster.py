@@ -227,7 +227,7 @@ def files_written_outside(processes: Sequence[psutil.Process], root: Path) -> li
         try:
             opened = process.open_files()
         except psutil.NoSuchProcess:
-            continue  # the process ended after the list of processes was taken
+            continue  # the process ended after the caller had listed the processes
         for file in opened:
             if file.mode != "r" and not Path(file.path).is_relative_to(root) and not file.path.startswith("/dev/"):
                 found.add(f"{file.path} by {describe(process)}")

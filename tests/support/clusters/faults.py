@@ -53,8 +53,8 @@ class _Killer:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the killer's thread. If the progress has reached the last threshold, first waits until all kills are
-        done. A kill may still wait for a process that is restarting."""
+        """End the thread that kills processes. If the test's progress has reached the threshold of the last kill, first
+        wait until all kills are done. A kill may still wait for a process that is restarting."""
         self._thread.join(60 if self._progress() >= self._marks[-1] else 0)
         self._stop.set()
         self._thread.join(60)
@@ -72,7 +72,7 @@ class _Killer:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
-                continue  # the process that the killer chose was already ending
+                continue  # the chosen process has ended by itself; look for its successor
             self.killed.append(f"{name} (pid {pid}) after {self._progress()} messages")
             return
 

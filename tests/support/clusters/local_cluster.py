@@ -80,7 +80,7 @@ class LocalRay:
         self._names = itertools.count()
 
     def install(self) -> None:
-        """Replace Ray's functions until the process ends."""
+        """Replace functions of the module `ray` by functions of this simulated cluster, until the process ends."""
         ray.get_actor = lambda name, namespace=None: self.find(str(namespace), name)
         ray.get = _get
         ray.kill = lambda handle, no_restart=True: self.kill(handle)

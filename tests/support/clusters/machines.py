@@ -91,7 +91,7 @@ class World:
 
     @property
     def pid(self) -> int:
-        """Process id of the first process of the simulated machines' world."""
+        """Process id of the first process in the namespace that contains all simulated machines."""
         return _first_process(self.process)
 
     def run(self, *command: str, timeout_s: float, machine: int | None = None) -> str:

@@ -43,8 +43,9 @@ class Network:
         machines.run("sh", "-c", FORWARD, timeout_s=START_S)
         for number, name in enumerate(self._names, start=1):
             self._pids[name] = pid = machines.start_alone(name)
-            # Give the machine's end of the link the name eth0, and the other end the machine's number. Run `ip` in the
-            # world's network, and move the machine's end to the machine's network.
+            # Connect the simulated machine to the shared network by a link. Its end in the machine is eth0; its other
+            # end is named by the machine's number. `ip` runs in the shared network and moves eth0 to the machine's
+            # network.
             subprocess.run(
                 [
                     *("nsenter", "--target", str(machines.pid), "--net", "--"),
@@ -127,7 +128,7 @@ class Network:
                 self._cuts.add((one, other))
 
     def heal(self) -> None:
-        """Remove all cuts from the network."""
+        """Remove all cuts from the network, so that all machines can reach each other again."""
         for one, other in self._cuts:
             self._rule("del", one, other)
         self._cuts.clear()

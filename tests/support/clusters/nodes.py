@@ -35,8 +35,8 @@ SYSTEM_CONFIG = {
 
 
 class Nodes:
-    """The nodes of a test's Ray cluster. A node's name is the name of its data directory below the sandbox's data
-    directory."""
+    """The nodes of a test's Ray cluster. A node has the same name as its data directory, a subdirectory of the
+    sandbox's data directory."""
 
     def __init__(self, cluster: Cluster, box: Sandbox) -> None:
         self._cluster, self._box = cluster, box

@@ -16,13 +16,14 @@ from tests.support.clusters.cluster import Sandbox, assert_gone, descendants
 def session_without_leftovers(box: Sandbox) -> Iterator[Any]:
     """Yield a Spark session with one executor. Checks at the end that all four Java processes of the session have
     ended."""
-    # Ray kills JVMs, and a killed JVM leaves its unpacked libraries in java.io.tmpdir.
+    # Let the JVMs use a temporary directory of the sandbox. Ray kills the session's JVMs, and a killed JVM leaves its
+    # unpacked libraries in java.io.tmpdir.
     temporary = f"-Djava.io.tmpdir={box.java}"
     roles = ("spark.driver", "spark.executor", "spark.ray.raydp_app_master")
     configs = {f"{role}.extraJavaOptions": temporary for role in roles}
     size = SessionSize(executor_memory="512m")
     with spark_job("tests", None, size, quiet=True, configs=configs) as (session, _):
-        session.range(1).count()  # make Spark start the executor
+        session.range(1).count()  # run a small Spark job, so that Spark starts its executor
         started = java_processes()
         yield session
     assert len(started) == 4

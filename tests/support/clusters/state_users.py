@@ -93,11 +93,11 @@ class StateUsers:
                 except RaymqError as error:
                     if not error.retryable:
                         raise
-                    continue  # the outcome of the call is unknown, so the thread repeats the call
+                    continue  # It is unknown if the broker has executed the call, so the thread repeats the call.
                 with self._lock:
                     now_s, self.progress = time.monotonic(), self.progress + 1
                     self.longest_gap_s, self.last_s = max(self.longest_gap_s, now_s - self.last_s), now_s
-        except BaseException as error:  # the error of this thread is raised when the context ends
+        except BaseException as error:  # leaving the context of StateUsers raises the error of this thread
             self._failures.append(error)
 
     def _maker(self, index: int) -> Callable[[], None]:

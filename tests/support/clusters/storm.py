@@ -48,13 +48,14 @@ class Storm:
         self.ended_s = 0.0
         """End time of the storm's last fault, in seconds on the clock of `time.monotonic`."""
         self.faults: list[str] = []
-        """Descriptions of the storm's faults so far, for the test's report."""
+        """Descriptions of the faults that this storm (a sequence of random faults) has caused so far, for the test's
+        report."""
 
     def start(self) -> None:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait until the storm has ended."""
+        """Wait until the thread that causes faults has ended, and check that it has ended in time."""
         self._thread.join(self._seconds + 120)
         assert not self._thread.is_alive()
 
@@ -111,7 +112,7 @@ class Storm:
         self.faults.append(f"{time.monotonic() - self.started_s:6.1f} s: {what} {actor} ({process.pid})")
 
     def _pass(self, seconds: float) -> None:
-        """Wait for `seconds`, and resume each paused process at its time."""
+        """Wait for `seconds`. In this time, resume each paused process when its pause ends."""
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s and not self._ending.wait(WHOLE_S):
             self._continue(time.monotonic())
@@ -122,7 +123,7 @@ class Storm:
             try:
                 process.resume()
             except psutil.NoSuchProcess:
-                continue  # the paused process was killed together with its node, or by Ray
+                continue  # the paused process no longer exists: it was killed together with its node, or by Ray
             self._note("continued", title(process).removeprefix("ray::").split(".")[0], process)
 
 

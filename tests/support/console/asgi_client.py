@@ -88,7 +88,9 @@ class AsgiClient:
         try:
             await self.app(scope, receive, send)
         except Exception:
-            if not sent:  # after the response has begun, a server logs the error, and the client gets the bytes so far
+            # An error after the start of the response is not raised. Like a client of a real server, the test gets the
+            # bytes that were sent before.
+            if not sent:
                 raise
         start = sent[0]
         found = {name.decode().lower(): value.decode() for name, value in start["headers"]}

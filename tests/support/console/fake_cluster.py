@@ -519,7 +519,7 @@ class FakeCluster:
         self._begin("producer_connections")
         return list(self.producers)
 
-    # Fake calls about the audit log
+    # Methods for the console's audit log, which keep the entries in memory
 
     def record_audit(self, entry: AuditEntry) -> None:
         self._begin("record_audit")

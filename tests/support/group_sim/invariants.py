@@ -23,11 +23,11 @@ from raymq.common.message import MessageQueue
 
 
 class LawBrokenError(AssertionError):
-    """Raised if an event breaks one of the laws of a consumer group."""
+    """Raised if an event breaks an invariant of consumer groups."""
 
 
 class Owner(Protocol):
-    """The attributes and methods of a group member that the ledger uses."""
+    """The attributes and methods of a group member that the ledger (the checks of the group's laws) uses."""
 
     name: str
 
@@ -70,10 +70,10 @@ class _Account:
 
 
 class Ledger:
-    """Records the events of all queues of a group, and checks the group's laws.
+    """Records the events of all queues of a simulated consumer group, and checks the invariants of consumer groups.
 
-    `deliveries` counts batches. `handovers` counts queues that moved from one member's process to another member's
-    process.
+    `deliveries`: number of batches that were delivered. `handovers`: number of times that a queue moved from one
+    member's process to another member's process.
     """
 
     def __init__(self, queues: Iterable[MessageQueue]) -> None:
@@ -95,7 +95,7 @@ class Ledger:
         return tenure
 
     def forget_member(self, owner: Owner) -> None:
-        """Forget the tenures of a dead member, so that the member's batches in flight no longer count."""
+        """Delete the tenures of a dead member. The batches that the member had in flight no longer count."""
         for tenures in self._tenures.values():
             tenures[:] = [tenure for tenure in tenures if tenure.owner is not owner]
 

@@ -226,8 +226,9 @@ class Member(Process):
     """A push-consumer instance: its heartbeats, process queues and listener, which run in the same order as in the Pull
     actor.
 
-    One turn: heartbeat → lease, revocations → start offsets of new queues → commits → releases → next turn. Between
-    turns, every POLL_S and whenever the listener has finished a batch: fetch, deliver.
+    In one turn it does these steps: heartbeat → lease, revocations → start offsets of new queues → commits → releases →
+    next turn. Between turns it fetches messages and passes them to the listener: every POLL_S, and whenever the
+    listener has finished a batch.
     """
 
     def __init__(self, world: World, name: str, topics: frozenset[str], allocation: Allocation) -> None:
@@ -246,8 +247,8 @@ class Member(Process):
         self.poll()
 
     def stop(self) -> None:
-        """Let this member stop: from the next commit of its turn on, it accepts no queues. It leaves the group after it
-        has finished and committed its batches in flight."""
+        """Let the simulated member begin to stop. From its next commit on it accepts no new queues. It leaves the group
+        after it has finished and committed its batches in flight."""
         self.stopping = True
 
     def kill(self) -> None:

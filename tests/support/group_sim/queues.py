@@ -29,7 +29,8 @@ SETTINGS = PushSettings(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delivery:
-    """One call of the listener, with the messages of a queue from offset `first` to `end` - 1."""
+    """One call of a member's listener, with the messages of `queue` from offset `first` up to `end`
+    (exclusive)."""
 
     queue: MessageQueue
     first: int
@@ -112,11 +113,11 @@ class MemberQueues:
         self._queues.reported(delivery.task, report, now_s)
 
     def commits(self, broker_name: str, *, ask: bool) -> dict[MessageQueue, OffsetCommit]:
-        """Return the commits of finished messages. With `ask`, include the queues without such messages, so that the
-        broker's answer reports the resets of all queues."""
+        """Return the offset commits for queues with finished messages that are not committed. With `ask`, the result
+        also has queries for the other queues, so that the broker's answer reports all offset resets."""
         queries = self._queues.reset_queries(broker_name) if ask else {}
         return queries | self._queues.uncommitted(broker_name)
 
     def committed(self, commits: Mapping[MessageQueue, OffsetCommit], answer: CommitAnswer) -> None:
-        """Apply the broker's answer to commits."""
+        """Apply the broker's answer to a member's offset commits."""
         self._queues.commit_answered(commits, answer)

@@ -52,7 +52,7 @@ PROFILES = (
     # that one rarely takes over from another
     ((4, 2, 2, 3, 3, 0.3, 0.3, 0.3, 2, 1.5, 1), 0.03),
     ((4, 4, 0.2, 0.2, 0.2, 0.2, 0.1, 0.1, 0.5, 4, 0), 0.3),  # a profile with many joins and leaves, and slow listeners
-    # a profile in which Rebalance actors often cannot reach the register
+    # a profile in which Rebalance actors often cannot reach the register that stores the leases
     ((4, 2, 1, 1, 3, 0.5, 1, 3, 0.5, 0.5, 0), 0.03),
 )
 """Fault profiles of simulations. Each profile has the frequency of each kind of fault, in the order of `_make_trouble`,

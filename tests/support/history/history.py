@@ -51,7 +51,7 @@ class Operation:
 
 
 class History:
-    """A list of operations in the order in which the sends ended. Thread-safe."""
+    """A list of send operations, in the order in which the sends ended. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -53,7 +53,7 @@ class Watcher:
                 consumer.subscribe(self._topic)
                 while not self._stopping.is_set():
                     self._read(consumer)
-        except BaseException as error:  # `check` raises the error of this thread
+        except BaseException as error:  # keep the error of this reading thread; `check` raises it in the test's thread
             self._failures.append(error)
 
     def _read(self, consumer: raymq.PullConsumer) -> None:

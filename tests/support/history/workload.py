@@ -39,12 +39,12 @@ class Senders:
         return any(thread.is_alive() for thread in self._threads)
 
     def stop(self) -> None:
-        """Make the threads send no further messages. `join` waits for the sends in flight."""
+        """Make the sending threads end: they send no further messages. `join` waits for the sends in flight."""
         self._stopping.set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for all threads, each for at most `timeout_s` seconds. If a thread failed for another reason than a
-        failed send, raises the thread's error."""
+        """Wait for all sending threads, each for at most `timeout_s` seconds. A failed send is part of the test; for
+        any other error of a thread, raises this error."""
         for thread in self._threads:
             thread.join(timeout_s)
             assert not thread.is_alive(), "a producer hangs"
@@ -65,7 +65,7 @@ class Senders:
                         break
                 while waiting:
                     self._history.add(outcome_of(*waiting.popleft()))
-        except BaseException as error:  # `join` raises the error of this thread
+        except BaseException as error:  # keep the error of this sending thread; `join` raises it in the test's thread
             self._failures.append(error)
 
 

@@ -139,8 +139,8 @@ class LocalReplicas:
         """Run the Controller in `rounds` rounds. In each round it pings all replicas and carries out its
         decisions."""
         orders: dict[int, Any] = {}
-        # Run one round more than requested. A new master may be due in the last requested round. If the replicas'
-        # status is too old in that round, the Controller decides one round later.
+        # Run one round more than the test requests. If the replicas' status is too old in the last requested round, the
+        # Controller elects a new master only one round later.
         for _ in range(rounds + 1):
             for name, replica in list(self.replicas.items()):
                 record = self.control_state.record
@@ -244,8 +244,9 @@ class LocalReplicas:
 
 @contextmanager
 def filled_groups(root: Path, bodies: list[bytes], **defaults: Any) -> Iterator[Callable[..., LocalReplicas]]:
-    """Yield a function that makes broker groups. All replicas of a new group hold `bodies` as acknowledged messages. At
-    the end of the block the groups are closed.
+    """Yield a function that creates a broker group. Before the function returns the new group, it stores a message for
+    each of `bodies`, and all replicas confirm these messages. At the end of the `with` block all created groups are
+    closed.
 
     The function takes the arguments of LocalReplicas except `root`. `defaults`: default values of these arguments.
     """

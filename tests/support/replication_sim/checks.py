@@ -32,8 +32,8 @@ class Checks:
     faults: list[str] = field(default_factory=list)
 
     def acknowledge(self, epoch: int, replica: int, message: int) -> None:
-        """Record that a replica acknowledges a message. Reports a broken rule if another replica acknowledged in the
-        same epoch."""
+        """Record that a replica acknowledges a message to the producer. Records a fault if another replica has
+        acknowledged in the same epoch, because an epoch has only one master."""
         if self.masters.setdefault(epoch, replica) != replica:
             self.faults.append(f"replicas {self.masters[epoch]} and {replica} both acknowledge in epoch {epoch}")
         self.acknowledged[message] = epoch
@@ -104,7 +104,7 @@ class Checks:
 
 
 def _no_member_is_whole(world: World) -> bool:
-    """Return whether the directory of a sync-state member is lost and all other members have damaged logs. Then no
+    """Return True if one sync-state member has lost its directory and all other members have damaged logs. Then no
     replica may lead."""
     record = world.controller.control.record
     stores = record.sync_state_set.stores if record is not None else {}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.support.replication_sim.world import World
 
 CLIENT = -2
-"""The address of both clients in the simulated network."""
+"""The address that the simulated producer and consumer share in the simulated network."""
 
 
 class Client:

@@ -61,7 +61,8 @@ class Disk:
 
     @property
     def last_intact(self) -> int:
-        """Return the offset of the last record that is intact and flushed; -1 if no such record exists."""
+        """Return the index in the log of the last record that is flushed and not damaged; -1 if no such record
+        exists."""
         return next((offset for offset in reversed(range(self.flushed)) if offset not in self.damaged), -1)
 
     def intact(self) -> set[tuple[int, int, int]]:
@@ -70,5 +71,6 @@ class Disk:
         return {(offset, *record) for offset, record in records if offset not in self.damaged}
 
     def offset_of(self, message: int) -> int | None:
-        """Return the first offset of a message in the log; None if the log does not have the message."""
+        """Return the offset in the simulated log at which a message is stored first; None if the log does not have the
+        message."""
         return self._offsets.get(message)

@@ -57,7 +57,8 @@ class Holes:
         self.mended = False
 
     def intact(self, offset: int) -> Record | None:
-        """Return the record at an offset if the record is intact and flushed, else None."""
+        """Return the record at a physical offset of the log. Returns None if the record is damaged or not
+        flushed."""
         disk = self._node.disk
         return disk.log[offset] if offset < disk.flushed and offset not in disk.damaged else None
 
@@ -84,8 +85,8 @@ class Holes:
                 self.shared.add(offset)
 
     def may_give(self, offset: int) -> bool:
-        """Return whether the master may copy the hole (damaged record) at an offset to a slave. If so, a check that
-        reads all disks verifies the decision."""
+        """Return True if the master may copy the hole (damaged record) at `offset` to a slave. If it may, also check
+        the decision with the disks of all simulated replicas: no replica may have the intact bytes."""
         node, world = self._node, self._node.world
         assert node.sync is not None
         may_have = node.sync.sync_state_set.members | node.members()

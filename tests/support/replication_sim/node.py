@@ -34,7 +34,7 @@ class Node:
         self._held: list[Callable[[], None]] = []
         self.start()
 
-    # Faults of the replica
+    # Methods that simulate faults of the replica
 
     def start(self) -> None:
         if self.alive:
@@ -117,7 +117,7 @@ class Node:
             try:
                 action()
             except NotMasterError:
-                pass  # for the sender of the message, an error is the same as a lost message
+                pass  # ignore the error: the node that sent this message gets no answer, as if the message were lost
 
     # Answers to the Controller's queries and orders
 
@@ -416,7 +416,8 @@ class Node:
         self.disk.append(records)
         if is_hole:
             self.holes.take(start)
-            self.disk.flushed = len(self.disk.log)  # the file of holes (damaged ranges) can list only flushed records
+            # a damaged range (hole) flushes the log, because the file of holes may only list records that are on disk
+            self.disk.flushed = len(self.disk.log)
         self.visible = max(self.visible, min(confirm, start, self.disk.flushed))
         self._note_confirmed(min(confirm, self.disk.flushed))
         self.caught_up = self.caught_up or self.disk.flushed >= confirm

@@ -253,7 +253,9 @@ def _shorten(world: World, rng: random.Random, node: Node, *, everybody: bool, b
     for one in world.nodes.values() if everybody else (node,):
         one.kill(power=False)
         world.at(rng.uniform(0.3, 4.0), one.start)
-    # In half of the cases, lose only records after the confirm floor on the disk: the most recently confirmed records.
+    # Choose the offset at which the log will end. With `below_floor`, it is before the confirm floor (the confirm
+    # offset on the replica's disk). Otherwise it is, in half of the cases, at the floor or later, so that only the
+    # newest records are lost.
     floor = min(node.disk.floor.offset, node.disk.flushed)
     if below_floor:
         end = rng.randint(0, max(floor - 1, 0)) if floor else node.disk.flushed

@@ -46,7 +46,7 @@ class StoreServer:
                 connection = self._listener.accept()
             except (EOFError, ConnectionError, AuthenticationError):  # the client process died while it connected
                 continue
-            except OSError:  # the listening socket was closed
+            except OSError:  # `accept` fails because `close` has closed the listening socket
                 return
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 

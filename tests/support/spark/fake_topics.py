@@ -39,7 +39,7 @@ Row = tuple[str, str, int, int]
 
 
 class FakeTopics(StreamCluster):
-    """A cluster for streaming queries whose messages are computed.
+    """Fake cluster for tests of streaming queries. It stores no messages; it computes them from their queue and offset.
 
     `held`: first offset and next offset of each queue. `silent`: names of broker groups that do not answer.
     """
@@ -112,7 +112,8 @@ def read(ranges: Iterable[OffsetRange], expression: str, sql: str) -> Iterator[p
 
 
 def read_but_lost(ranges: Iterable[OffsetRange], expression: str, sql: str) -> Iterator[pa.RecordBatch]:
-    """Stand-in for `read` that yields nothing, as if all messages were deleted before a worker read the ranges."""
+    """Stand-in for the function `read` that yields no rows, as if all messages in the ranges were deleted before a
+    worker read them."""
     for one in ranges:
         raise DataLossError(f"{one.queue}: offsets {one.start_offset} to {one.end_offset - 1} are not on disk")
     yield from ()

@@ -15,7 +15,7 @@ from tests.support.spark.batch_files import BatchFiles
 
 @contextmanager
 def sending(mq: raymq.Client, topic: str) -> Iterator[None]:
-    """Send about 100 messages a second inside the block."""
+    """Send about 100 messages a second to `topic` while the `with` block runs."""
     senders = Senders(mq, topic, producers=1, count=10**6, history=History(), pause_s=0.01)
     senders.start()
     try:

@@ -38,8 +38,8 @@ class Routes(FakeRoutes):
 
 
 class NearStore:
-    """The storage client of an open store, and also the client of the store's cluster. `describe` writes the file that
-    workers read."""
+    """Stand-in for the storage client of an open store, and for the client of the store's cluster. Spark workers learn
+    the queues' offset bounds from the file that `describe` writes."""
 
     def __init__(self, store: MessageStore, path: Path, queues: int) -> None:
         self._store, self.path, self._queues = store, path, queues

@@ -31,8 +31,9 @@ second."""
 
 
 class GrowingTopics(FakeTopics):
-    """Computed topics whose queues grow with time. The files `began` and `ended` in `directory` contain the start and
-    the end of the growth."""
+    """Fake topics whose messages are computed, and whose queues grow with time. The file `began` in `directory`
+    contains the time at which the growth starts. The file `ended`, if it exists, contains the time at which the growth
+    ends."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

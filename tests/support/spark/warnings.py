@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-# PySpark uses distutils, which is deprecated. Py4J leaves its sockets open until the garbage collector closes them.
+# The warnings are not raymq's fault: PySpark uses distutils, which is deprecated, and Py4J leaves its sockets open
+# until the garbage collector closes them.
 IGNORED = ["ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"]
 
 

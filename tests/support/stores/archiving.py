@@ -1,5 +1,5 @@
-"""A program that archives a computed topic without Spark, for tests that kill the program: ``python archiving.py
-DIRECTORY``."""
+"""Program that archives a topic without Spark: ``python archiving.py DIRECTORY``. The program computes the topic's
+messages itself. Tests kill the program during the archiving."""
 
 from __future__ import annotations
 

@@ -29,9 +29,10 @@ REPLACED = ("open_file", "preallocate", "flush", "rename", "unlink", "remove_tre
 
 @dataclass(eq=False, slots=True)
 class _File:
-    """The content of a file, independent of the file's name.
+    """The content of a file. It stays the same if the file is renamed.
 
-    `durable`: bytes of the last flush. `seen`: bytes that the process sees; set only when the file loses its last name.
+    `durable`: the file's bytes at its last flush. `seen`: the bytes that the process reads now; set only when the file
+    loses its last name.
     """
 
     durable: bytes = b""
@@ -151,7 +152,8 @@ class LossyDisk:
     def sync_directory(self, path: Path) -> None:
         with self._call():
             self._notice_directories(path)
-            # A change of names becomes durable only together with all earlier changes of the same names.
+            # A rename, creation or removal of a name becomes durable only together with all earlier changes of the same
+            # name.
             names: set[Path] = set()
             durable = []
             for change in reversed(self._changes):
@@ -180,7 +182,8 @@ class LossyDisk:
         _apply(self._now, change)
 
     def _forget(self, path: Path) -> None:
-        """Remove the name of the file at `path`. The durable state of the directory may still have the name."""
+        """Remove the file at `path` from the current state of the simulated disk. After a power loss the directory may
+        still contain the file."""
         file = self._now.get(path)
         if file is not None and file is not _DIRECTORY:
             file.seen = _content(path)

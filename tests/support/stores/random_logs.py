@@ -75,7 +75,8 @@ class Log:
         if len(self.files[-1]) + len(record) + 8 > FILE_BYTES:
             self.files[-1] += encode_blank(FILE_BYTES - len(self.files[-1]))
             self.files.append(bytearray())
-            # The record did not fit into the log file and was dropped, so the next record reuses its queue offset.
+            # The record did not fit into the log file and is encoded again for the next file, with the same queue
+            # offset and sequence.
             self.queue_offsets, self.sequences = before
             record = self.record(len(self.files) * FILE_BYTES - FILE_BYTES)
         self.starts.append(len(self.files) * FILE_BYTES - FILE_BYTES + len(self.files[-1]))
@@ -130,8 +131,8 @@ class Log:
         return text
 
     def elsewhere(self, properties: bytes) -> bytes:
-        """Return `properties`, sometimes with additional properties that place the record in further queues,
-        too."""
+        """Return `properties`, at random with added properties that also place the record in one or two light queues
+        (LMQ)."""
         if self.dice.random() >= self.dispatches or not properties.endswith(b"\x02"):
             return properties
         names = self.dice.sample(LMQ_TOPICS, self.dice.randrange(1, 3))
@@ -166,7 +167,8 @@ class Log:
             case 1:
                 file[at : at + 512] = bytes(len(file[at : at + 512]))
             case 2:
-                start = dice.choice(self.starts)  # damage a byte in a header, or at a length field after the body
+                # damage one byte of a record: in its header, or at a length field after its body
+                start = dice.choice(self.starts)
                 at = start % FILE_BYTES + dice.randrange(100)
                 target = self.files[start // FILE_BYTES]
                 if at < len(target):

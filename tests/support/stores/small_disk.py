@@ -43,7 +43,7 @@ class SmallDisk:
         return found.f_bavail * found.f_frsize
 
     def make_room(self) -> None:
-        """Delete the file that `fill` wrote."""
+        """Delete the file with which `fill` filled the disk."""
         (self.path / BALLAST).unlink(missing_ok=True)
 
 

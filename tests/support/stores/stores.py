@@ -181,7 +181,8 @@ class PowerCuts:
         self._fdatasync(descriptor)
 
     def copy_after_cut(self, target: Path) -> Path:
-        """Copy the directory in the state that the next boot after a power cut finds."""
+        """Copy the store directory to `target`, in the state in which a boot after a power cut would find it: with the
+        flushed bytes only. Returns `target`."""
         killed_copy(self._root, target)
         for path in target.rglob("*"):
             original = self._root / path.relative_to(target)

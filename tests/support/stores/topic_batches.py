@@ -1,4 +1,4 @@
-"""Computed messages of a topic as Arrow batches, in the form in which a scan returns batches."""
+"""Generated messages of a topic as Arrow batches, with the columns of the batches that a scan returns."""
 
 from __future__ import annotations
 

@@ -458,7 +458,7 @@ def test_a_master_that_may_not_lead_any_more_is_away():
 
 def test_while_a_lease_may_be_held_another_is_elected_only_where_the_old_process_is_known_to_be_gone():
     elected = {view for view in MasterView if MASTER_STEPS[view, False] is MasterStep.ELECT}
-    # The view FAILED also permits an election, because a master whose disk failed releases its lease before it reports
+    # The master is also replaced in the view FAILED: a master whose disk failed releases its lease before it reports
     # the failure.
     assert elected == {MasterView.NOBODY, MasterView.ANNULLED, MasterView.RESTARTED, MasterView.FAILED}
 
@@ -467,8 +467,8 @@ def test_while_a_lease_may_be_held_another_is_elected_only_where_the_old_process
 
 WHOLE = of(5, 4, 0, 1, 2)
 RESTARTED = Record("broker-a", 5, 0, WHOLE)
-"""The group's record when all processes have restarted. Before the restart, replica 0 was the master and all replicas
-were in the sync-state set."""
+"""The Controller's decision (Record) for a broker group, all of whose processes have restarted. Before the restart,
+replica 0 was the master and all replicas were in the sync-state set."""
 
 
 def elected_after(world: World, most_s: float = 60.0) -> float:
@@ -659,8 +659,9 @@ def test_with_fixed_roles_a_master_that_was_started_again_waits_a_moment_for_lon
 
 
 def test_an_old_account_does_not_count_as_an_answer_where_no_member_is_complete():
-    """If no member has a complete log, an old status report does not count as an answer. It may come from a process
-    that has ended, and whose log grew after the report."""
+    """Setup: no member of the sync-state set has a complete log. Then an old status report of a member does not count
+    as the member's answer. The process that sent the report may have ended, and its log may have grown after the
+    report."""
     world = World(RESTARTED)
     for replica in range(3):
         world._change(replica, end_offset=50, confirm_floor=100)

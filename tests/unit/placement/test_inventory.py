@@ -20,7 +20,8 @@ def test_stores_are_found_wherever_their_logs_are_and_nothing_else(tmp_path: Pat
         store.close()
     (data / "controller").mkdir()
     (data / "controller" / "journal").touch()
-    (data / "broker-a-2" / "commitlog").mkdir(parents=True)  # a copied store directory without its lock file
+    # create a directory that looks like the copy of a store without its lock file
+    (data / "broker-a-2" / "commitlog").mkdir(parents=True)
     found = _list_stores(str(data))
     assert sorted(found) == ["broker-a-0", "broker-a-1", "broker-a-2"]
     assert found["broker-a-0"] > 0

@@ -93,7 +93,7 @@ def test_a_drained_node_gives_up_a_slave_when_all_are_in_sync():
 
 
 def test_a_replica_outside_the_set_moves_without_waiting():
-    # While the replica is still in the sync-state set, it does not start on another node.
+    # While replica 2 of the drained node is still in the sync-state set, it does not start on another node.
     assert repair().decide([*drained(2), SPARE], without(A2), WHOLE, 0.0).start == {}
     assert repair().decide([*drained(2), SPARE], without(A2), LED, 0.0).start == {A2: SPARE}
 

@@ -17,8 +17,8 @@ STORE = {"root": "/data/broker-a-0", "beside": ["broker-a-0", "broker-b-0", "los
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Replace the calls of the servers, and return the table of their answers. It maps a server's name to the answer,
-    or to an error that the call raises."""
+    """Replace the functions that call servers by fakes. Returns the table of their results: it maps a server's name to
+    an answer, or to an error that the fake raises."""
     known: dict[str, Any] = {"broker-a": {"ready": True}, "rebalance-0": {"groups": []}, "storage-broker-a-0": STORE}
 
     def call(name: str) -> Any:

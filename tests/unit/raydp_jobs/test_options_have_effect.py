@@ -119,11 +119,12 @@ NEEDED: dict[str, dict[str, Any]] = {
     "starting_offsets_by_timestamp_strategy": {"starting_timestamp": T0_MS + 50_000},
     "fail_on_data_loss": {"starting_offsets": {"broker-a": {"0": 1, "1": 5}}},
 }
-"""Further options that an option needs before it can have an effect."""
+"""For each option: other options that a test must set with it, because the option has no effect alone."""
 
 
 def planned(**options: Any) -> Any:
-    """Return the ranges of a plan, or the class of the error that it raises."""
+    """Plan a scan with these options. Return the planned offset ranges, or the class of the error that the planning
+    raised."""
     topic = None if "topic_pattern" in options else "orders"
     try:
         return plan_ranges(Queues(ONE_QUEUE, topics=["orders", "orders-eu"]), topic, **options)

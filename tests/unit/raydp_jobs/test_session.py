@@ -98,7 +98,8 @@ def test_a_watched_session_continues_while_ray_does_not_answer(
 def test_the_error_of_a_dead_session_names_the_dead_process(
     gateway: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(Py4JNetworkError):  # while all processes of the session live, the original error is raised
+    # While all processes of the Spark session live, the caller gets Py4J's original error.
+    with pytest.raises(Py4JNetworkError):
         lose_the_connection(gateway)
     gateway.proc.kill()
     gateway.proc.wait()

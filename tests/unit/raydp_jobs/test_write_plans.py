@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:distutils Version classes:Deprec
 
 QUEUES = tuple(MessageQueue("orders", name, number) for name in ("broker-a", "broker-b") for number in range(2))
 VERSION_1 = '{"version": 1, "queues": "broker-a:2;broker-b:2", "time_ms": 17, "partitions": 8}'
-"""The text of a plan in the format of an earlier raymq, whose plans did not have the field `first_queue`."""
+"""An encoded WritePlan of an earlier raymq version, whose plans did not have the field `first_queue`."""
 
 
 @pytest.mark.parametrize("first_queue", [0, 3])

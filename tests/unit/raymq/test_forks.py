@@ -95,7 +95,8 @@ def test_a_producer_of_the_parent_stores_nothing_from_its_child() -> None:
     with producers_of_fakes() as make:
         producer = make(store)
         producer.send(Message("orders", b"before"))
-        send = producer.send  # `send` was bound to the producer before the fork
+        # a method that was bound to the producer before the fork must also refuse to send in the child
+        send = producer.send
 
         def use() -> list[str]:
             return [

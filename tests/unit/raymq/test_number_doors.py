@@ -65,7 +65,7 @@ class PublicNumber(NamedTuple):
     annotation: str
 
 
-# The search for numeric arguments of public calls
+# The code that finds every numeric argument of raymq's public calls
 
 OPTIONS = {
     options.__name__: options
@@ -158,7 +158,7 @@ OBJECTS = {kind.__name__: kind for kind in kinds()}
 DOORS = doors()
 
 
-# The table of the numbers' limits
+# Allowed ranges of the number arguments of public methods
 
 IMMUNITY_S = NumberRange(1, int(LONGEST_TIME_S))
 NOT_NEGATIVE, POSITIVE = NumberRange(0, NUMBER_MAX), NumberRange(1, NUMBER_MAX)
@@ -185,7 +185,7 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("ScanOptions", "ending_timestamp"): NumberRange(0, 2**63 - 1),
     ("StartingOptions", "starting_timestamp"): NumberRange(0, 2**63 - 1),
     ("DestinationOptions", "sharding_key"): "every text and every number of 64 bits is a key; tested below",
-    # Limits of numbers for producers
+    # Limits of the numeric arguments of calls that make or use producers
     ("Client.write_queues", "timeout_s"): TIME_S,
     ("Client.push_consumer", "consume_timestamp_ms"): MOMENT_MS,
     ("Client.repeatable_writer", "epoch"): NOT_NEGATIVE,
@@ -203,7 +203,7 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("raymq.Message.__init__", "delay_level"): NumberRange(0, 18),
     ("raymq.Message.__init__", "deliver_at_ms"): "the greatest depends on the time of the call; tested below",
     ("raymq.MessageQueue.__init__", "queue_id"): "each door refuses a queue that its topic does not have; tested below",
-    # Limits of numbers for consumers
+    # Limits of the numeric arguments of consumer calls
     **{
         (f"{kind}.{method}", name): bounds
         for kind in ("PullConsumer", "AsyncPullConsumer")
@@ -211,7 +211,8 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
             ("poll", "max_messages", POSITIVE),
             ("poll_table", "max_messages", POSITIVE),
             ("seek", "offset", SIGNED),  # an offset outside of the queue's bounds raises OffsetOutOfRangeError
-            ("commit", "offsets", SIGNED),  # an offset that no poll has reached raises OffsetOutOfRangeError
+            # A commit of an offset that no poll has reached raises OffsetOutOfRangeError.
+            ("commit", "offsets", SIGNED),
             ("offset_for_timestamp", "timestamp_ms", MOMENT_MS),
             ("offsets_for_times", "times_ms", MOMENT_MS),
             ("send_back", "delay_level", NumberRange(-1, 18)),
@@ -234,10 +235,10 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("raymq.ConsumeLater.__init__", "suspend_ms"): NumberRange(-1, 2**31 - 1),
     ("raymq.ConsumeLater.__init__", "first"): NOT_NEGATIVE,
     ("raymq.predicate", "timeout_s"): NumberRange(0.1, 300.0),
-    # Every negative number is accepted by the check of numbers. The call itself then compares the index with the
+    # The general check of numbers accepts every negative index. `refuse` itself then compares the index with the
     # batch's size, and raises an InvalidArgumentError with another text.
     ("raymq.PutBatch.refuse", "index"): SIGNED,
-    # Limits of numbers for administration
+    # The limits of numbers that programs pass to the administration's calls
     ("raymq.GroupConfig.__init__", "retry_queue_nums"): "Admin.create_group checks it, as it checks GroupChanges",
     ("raymq.GroupConfig.__init__", "retry_max_times"): "Admin.create_group checks it, as it checks GroupChanges",
     ("raymq.connect", "broker_groups"): NumberRange(1, 26),
@@ -247,12 +248,12 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("Admin.browse", "limit"): NumberRange(1, 1000),
     ("Admin.browse", "max_scanned"): NumberRange(1, 1_000_000),
     ("Admin.browse", "max_ms"): NumberRange(1, 60_000),
-    # the limits of the number of queues depend on the number of broker groups; tested below
+    # the limits of the number of queues depend on the number of broker groups; a test below checks them
     ("Admin.create_topic", "queues"): SIGNED,
     ("Admin.create_topic", "reserve_time_s"): RESERVED_S,
     # the limits of the number of queues depend on the number of broker groups
     ("Admin.create_topics", "topics"): SIGNED,
-    # the limits of the number of queues depend on the number of broker groups
+    # no fixed limits: the limits of the number of queues depend on the number of broker groups
     ("Admin.update_topic", "queues"): SIGNED,
     # A number that is no permission raises NoPermissionError, as in RocketMQ.
     ("Admin.update_topic", "perm"): SIGNED,
@@ -272,7 +273,7 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("Admin.replay", "max_messages"): POSITIVE,
     ("Admin.replay", "rate"): RATE,
     ("Admin.reset_offsets", "timestamp_ms"): MOMENT_MS,
-    # An offset outside of the queue's bounds raises OffsetOutOfRangeError.
+    # any 64-bit offset is allowed here: an offset outside of the queue's bounds raises OffsetOutOfRangeError instead
     ("Admin.reset_offsets", "offset"): SIGNED,
     ("Admin.tail", "positions"): NOT_NEGATIVE,
     ("Admin.tail", "max_messages"): NumberRange(1, 1024),
@@ -332,8 +333,8 @@ RESULTS += (raymq.SendResult, raymq.TableResult, raymq.ReceivedMessage, raymq.da
 
 
 def row_of(door: PublicNumber) -> NumberRange | str | None:
-    """Return the limits of a number: the number's own row in the table, or the common limits of the wait times of all
-    client objects."""
+    """Return the limits that the test's table states for a numeric argument of a public call. If the argument has no
+    row of its own, the limits for wait times of all client objects may apply."""
     row = TABLE.get((door.call, door.argument)) or TABLE.get((door.call.removeprefix("raymq."), door.argument))
     if row is not None:
         return row
@@ -431,11 +432,13 @@ def call(door: PublicNumber, value: object) -> None:
 
 
 def absurd_values(bounds: NumberRange, annotation: str) -> list[object]:
-    """Return values that an argument must refuse if its numbers have the limits `bounds`."""
+    """Return values that raymq must refuse for a numeric argument with the range `bounds` and the type annotation
+    `annotation`."""
     whole = "float" not in annotation
     values: list[object] = [*NOT_NUMBERS, *([0.5, np.float32(2.0)] if whole else [])]
     if bounds.high == 2**63 - 1 and not whole:
-        values = [value for value in values if value != 2**63]  # a float cannot distinguish 2**63 from this limit
+        # converted to a float, 2**63 equals this limit, so it is not refused
+        values = [value for value in values if value != 2**63]
     beyond = [bounds.low - 1, bounds.high + 1] if whole else [bounds.low - 0.0001, bounds.high * 2 + 1]
     if "None" not in annotation:
         values.append(None)
@@ -468,7 +471,8 @@ VALUES: Mapping[str, Mapping[str, Any]] = {
     "raymq.serve.RaymqAdapterConfig.__init__": {},
     "raymq.serve.RaymqLagPolicy.__init__": {"queue_name": "images"},
 }
-"""Constructors that check their fields themselves, each with the other arguments that the constructor needs."""
+"""Constructors that check the numbers in their fields themselves, instead of by the decorator `checked`. Each has the
+other arguments that a test must pass."""
 
 
 def function_of(door: PublicNumber) -> Callable[..., Any]:

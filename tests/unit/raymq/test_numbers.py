@@ -216,7 +216,8 @@ def test_a_log_handler_takes_no_absurd_level(level: Any) -> None:
 
 @pytest.mark.parametrize("value", ["3", math.nan, -1, True, math.inf, MANY_DIGITS])
 def test_a_task_has_no_absurd_delay(value: Any) -> None:
-    # The adapter is not initialised, so the call must check the number before it uses the adapter.
+    # The adapter is not initialised. So the call raises the expected error only if it checks the number before it uses
+    # the adapter.
     adapter = RaymqTaskProcessorAdapter.__new__(RaymqTaskProcessorAdapter)
     with pytest.raises(InvalidArgumentError, match="delay_s must be"):
         adapter.enqueue_task_sync("resize", delay_s=value)

@@ -47,7 +47,7 @@ def work(stats: StoreStats, calendar: Calendar, messages: int, *, days_later: in
 def test_totals_are_kept_at_midnight_for_two_days() -> None:
     calendar = Calendar()
     stats = StoreStats(calendar)
-    # this time is later than the time of the first sample, which was taken with the real monotonic clock
+    # A fake time far in the future: later than the first sample, whose time was read from the real monotonic clock.
     calendar.now_s = 1e9
     work(stats, calendar, 10)
     assert days_of(stats, calendar) == {"Put": (0, 0, 10), "Get": (0, 0, 5)}

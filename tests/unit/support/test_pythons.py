@@ -48,7 +48,8 @@ def test_the_newest_release_in_pyenvs_folder_is_found(on_path: Path, tmp_path: P
 
 
 def test_a_program_that_fails_or_has_another_version_is_passed_over(on_path: Path, tmp_path: Path) -> None:
-    fake_python(on_path / "python3.12", "3.12", exit_code=127)  # like pyenv's python3.12 while no version is chosen
+    # the fake program exits with code 127, like pyenv's python3.12 if pyenv has no version selected
+    fake_python(on_path / "python3.12", "3.12", exit_code=127)
     assert find_interpreter("3.12", tmp_path / "versions") is None
     fake_python(on_path / "python3.12", "3.13")
     assert find_interpreter("3.12", tmp_path / "versions") is None

@@ -147,7 +147,7 @@ class MetadataAdmin(GroupAdmin):
             try:
                 found[topic] = self._topic_metadata(topic)
             except TopicNotExistError:
-                continue  # skip the topic: it was deleted after it was listed
+                continue  # skip the topic: it was deleted after its name was listed
             progress(1)
         known: dict[str, GroupMetadata] = {}
         offsets: Offsets = {}
@@ -289,7 +289,8 @@ class MetadataAdmin(GroupAdmin):
             self.create_group(group.config)
             before = set() if known is None else set(known.forbidden)
             for topic in sorted(before ^ set(group.forbidden)):
-                # Forbid or allow the topic at every broker, because any broker may get queues of the topic later.
+                # Every broker must store whether the group may read the topic, because any broker may get queues of the
+                # topic later.
                 for broker_name in self._broker_names():
                     self._call_broker(broker_name, "forbid_topic", name, topic, topic in group.forbidden)
         return "created" if known is None else "changed"

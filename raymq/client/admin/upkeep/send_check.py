@@ -1,5 +1,5 @@
-"""Send check of every broker group: sends messages to a queue of each group, reads them back, and measures the
-times."""
+"""The send check, which tests every broker group: it sends messages to a queue of each group, reads them back, and
+measures the times."""
 
 from __future__ import annotations
 

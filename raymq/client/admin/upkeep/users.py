@@ -147,7 +147,8 @@ class UserAdmin(AdminBase):
         self._call_broker(USERS_BROKER, "change_access", change)
 
 
-def shown_user(user: UserDescription) -> dict[str, Any]:  # Any: the fields of a JSON object have different types
+# the type is Any, because the fields of a JSON object have different types
+def shown_user(user: UserDescription) -> dict[str, Any]:
     """Return a user as a JSON object, for the output of commands."""
     return {
         "name": user.name,

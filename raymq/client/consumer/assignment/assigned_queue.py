@@ -50,8 +50,8 @@ class AssignmentEvent(Enum):
     """Event: the group's answer no longer names the queue, the queue's topic was unsubscribed, or the consumer
     stops."""
     RELEASE = "release"
-    """Event: the program has finished with the queue, and the queue's offset is committed if a commit is
-    required."""
+    """Event: the consumer can release the queue. The program has finished with the queue's messages, and their offset
+    is committed if a commit is required."""
     LOSE = "lose"
     """Event: another member has the queue or may get it soon, or the queue is deleted. The consumer delivers and
     commits nothing more of the queue."""
@@ -115,15 +115,15 @@ class AssignedQueue(ABC):
     """Time in s at which the queue was revoked; None while the queue is granted."""
 
     def change(self, event: AssignmentEvent) -> None:
-        """Change the assignment's state as ASSIGNMENT_TRANSITIONS defines for the event. Raises AssertionError if the
-        event cannot happen in the current state."""
+        """Change the state of this queue's assignment, as ASSIGNMENT_TRANSITIONS defines for `event`. Raises
+        AssertionError if the event cannot happen in the current state."""
         following = ASSIGNMENT_TRANSITIONS[self.state].get(event)
         assert following is not None, f"{self.queue}: {event} cannot happen while the queue is {self.state}"
         self.state = following
 
     def start(self, start: QueueOffset) -> None:
-        """Begin to fetch the queue at `start`. The broker has stored this offset as the group's committed
-        offset."""
+        """Change the assignment to STARTED: fetch the queue from offset `start` on. The broker has stored this offset
+        as the group's committed offset."""
         self.change(AssignmentEvent.START)
         self.forbidden = None
         self.fetch_offset = self.committed = start.queue_offset
@@ -171,7 +171,7 @@ class AssignedQueue(ABC):
 
     @property
     def dropped(self) -> bool:
-        """True if the queue's assignment to this consumer is over. Later answers about the queue are ignored."""
+        """True if this consumer's assignment of the queue has ended. Later answers about the queue are ignored."""
         return self.state is AssignmentState.RELEASED
 
     # Methods that commit the queue's offset

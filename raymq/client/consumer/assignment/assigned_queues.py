@@ -63,7 +63,7 @@ class AssignedQueues(ABC, Generic[Q]):
     @property
     @abstractmethod
     def topics(self) -> frozenset[str]:
-        """The topics whose queues this member requests from the group."""
+        """The topics that this member wants to consume. In its heartbeats it requests a share of their queues."""
 
     @property
     def holding(self) -> frozenset[MessageQueue]:
@@ -188,8 +188,8 @@ class AssignedQueues(ABC, Generic[Q]):
         return [assigned.queue for assigned in released]
 
     def lose(self, queues: Iterable[MessageQueue]) -> None:
-        """Give up these queues at once, because other members have them or the queues are deleted. The consumer
-        delivers and commits nothing more of them."""
+        """Remove these queues from the consumer at once, because other members have them or because they are deleted.
+        The consumer no longer delivers or commits their messages."""
         for queue in queues:
             assigned = self._queues.get(queue)
             if assigned is not None:
@@ -225,8 +225,8 @@ class AssignedQueues(ABC, Generic[Q]):
         """True if a caller in this process or another member of the group waits for a commit."""
 
     def waits_for_broker(self) -> bool:
-        """True if a queue waits for its start offset, or if a commit is urgent. A forbidden queue does not count,
-        because the broker is asked about such a queue only at fixed intervals."""
+        """True if the broker must be called soon: a queue waits for its start offset, or a commit is urgent. A
+        forbidden queue does not count, because the broker is asked about such a queue only at fixed intervals."""
         return not self._starting.keys() <= self._forbidden.keys() or self.commit_is_urgent()
 
     def uncommitted(self, broker_name: str | None = None) -> dict[MessageQueue, OffsetCommit]:
@@ -279,8 +279,8 @@ class AssignedQueues(ABC, Generic[Q]):
         return committed
 
     def _judge_permission(self, assigned: Q, stopped: str | None) -> None:
-        """Forbid a queue if `stopped`, the broker's reason for forbidding the queue, is set. Otherwise allow a
-        forbidden queue again."""
+        """Apply the broker's decision if the group may read a queue. `stopped`: the broker's reason for forbidding the
+        queue; None allows a forbidden queue again."""
         if stopped is not None:
             self.forbid(assigned, NoPermissionError(stopped))
         elif assigned.forbidden is not None:
@@ -298,7 +298,7 @@ class AssignedQueues(ABC, Generic[Q]):
 
     @abstractmethod
     def _may_go(self, assigned: Q, now_s: float) -> bool:
-        """True if a revoked queue may be released."""
+        """Return True if the member can release a revoked queue to the group now."""
 
     @abstractmethod
     def _reset(self, assigned: Q, start: QueueOffset) -> None:
@@ -320,7 +320,8 @@ class AssignedQueues(ABC, Generic[Q]):
         return assigned
 
     def _state_changed(self, assigned: Q) -> None:
-        """Update the tables of queues after the state of `assigned` has changed."""
+        """Update the tables of starting, revoked and forbidden queues after the state of the queue `assigned` has
+        changed."""
         queue, state = assigned.queue, assigned.state
         for table, has in ((self._starting, state is AssignmentState.STARTING), (self._revoked, assigned.revoked)):
             if has:

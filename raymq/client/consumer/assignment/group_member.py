@@ -53,7 +53,7 @@ class GroupMember:
         self._membership: Membership | None = None
         """The consumer's membership; None before the consumer joins its group."""
         self._failure: RaymqError | None = None
-        """The error of the last heartbeat if that heartbeat failed."""
+        """The error of the member's last heartbeat; None if that heartbeat succeeded."""
         self.refusal: SubscriptionConflictError | None = None
         """The error with which the group refuses this member; None if the group accepts the member."""
 

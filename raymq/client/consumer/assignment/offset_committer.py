@@ -37,9 +37,11 @@ RESET_QUERY_INTERVAL_S: Final = 2.0
 """Interval in s at which a consumer without a group asks its brokers about offset resets. The group reports resets to
 its members."""
 FORBIDDEN_INTERVAL_S: Final = 2.0
-"""Interval in s at which a consumer asks a broker whether the group may read its forbidden queues again."""
+"""Interval in s at which a consumer asks a broker if the group may now read the queues that it was not allowed
+to read."""
 COMMIT_TIMEOUT_S: Final = 5.0
-"""Timeout in s of one call that an offset thread makes to a broker. The thread retries a failed call."""
+"""Timeout in s of one call that a background thread makes to a broker to fetch start offsets or to commit. The thread
+retries a failed call."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,15 +50,16 @@ class OffsetStore(Protocol):
     """Interface of a store of the group's offsets: at a broker, or in a file (RocketMQ's OffsetStore)."""
 
     may_be_reset: bool
-    """True if other processes may reset the offsets in this store."""
+    """True if processes other than the consumer may reset the offsets that this OffsetStore stores."""
 
     def prepare(self, broker_name: str, timeout_s: float) -> None:
-        """Register the group at a broker group, or read the offset file. Called before the first use, and again if the
-        broker group no longer has the group."""
+        """Prepare the offset store for use. An offset store at a broker registers the consumer group at the broker
+        group `broker_name`. An offset store in a file reads the file. Called before the first use, and again if the
+        broker group no longer has the consumer group."""
 
     def start_offsets(self, generations: Mapping[MessageQueue, int]) -> dict[MessageQueue, QueueOffset]:
-        """Return the start offset of each queue. `generations`: the generation that granted each queue. The result may
-        omit queues; the caller then calls `start_offset` for each of them."""
+        """Return the start offset of each queue in `generations`, which has the group generation in which each queue
+        was granted. The result may omit queues. The caller then calls `start_offset` for each omitted queue."""
 
     def start_offset(self, queue: MessageQueue, generation: int) -> QueueOffset:
         """Return the offset at which the consumer starts to read a queue. Raises TopicNotExistError if the queue's
@@ -139,7 +142,7 @@ class OffsetCommitter:
         """True if the broker threads are scheduled to look for finished messages at the next interval."""
         self.store, self._threads = store, threads
         self._works_lock = threading.Lock()
-        """Guards the attributes `_works` and `_closed`."""
+        """Lock that guards the attributes `_works` and `_closed`."""
         self._works: dict[str, _BrokerWork] = {}
         self._closed = False
 
@@ -221,7 +224,8 @@ class OffsetCommitter:
             return [work for _, work in sorted(self._works.items())]
 
     def _work(self, broker_name: str) -> _BrokerWork | None:
-        """Return this consumer's offset work at a broker group; None after the committer was closed."""
+        """Return the object that fetches and commits this consumer's offsets at one broker group. The first call
+        creates it. Returns None after the committer was closed."""
         with self._works_lock:
             work = self._works.get(broker_name)
             if work is None and not self._closed:
@@ -240,8 +244,8 @@ class _BrokerThread:
         self._works: dict[_BrokerWork, float] = {}
         """The pending work of each consumer, with the time at which it is due, on `time.monotonic`'s clock."""
         self._not_before_s = 0.0
-        """Time until which this thread makes no call, after a call to its broker has failed. Work of other consumers
-        would fail at the same broker."""
+        """Time until which this thread makes no call for any consumer, because a call to its broker has failed. A call
+        for another consumer would fail, too."""
         self._closed = closed
         # At the interpreter's exit no thread starts; `OffsetCommitter.commit` calls the broker in its caller's thread.
         start_thread(threading.Thread(target=self._run, name=f"offsets-{broker_name}", daemon=True))
@@ -305,10 +309,11 @@ class _BrokerWork:
     def __init__(self, committer: OffsetCommitter, thread: _BrokerThread) -> None:
         self.committer, self.thread = committer, thread
         self.ask = threading.Event()
-        """Set if offsets were reset: the next commit must then ask the broker about every queue."""
+        """Set after an offset of the group was reset. The next commit then asks the broker about every queue, to learn
+        which offsets were reset."""
         self.commit_lock = threading.Lock()
-        """Held during a commit. Otherwise an older commit could overtake a newer commit that moves an offset
-        backwards."""
+        """Lock that is held during a commit. Otherwise an older commit could overtake a newer commit that moves an
+        offset backwards."""
         self.closed = False
         self.commit_at_s = time.monotonic() + committer.interval_s
         """Time at which finished messages are next committed."""
@@ -326,8 +331,8 @@ class _BrokerWork:
             self._prepared = True
 
     def schedule(self, *, now: bool = False) -> float:
-        """Schedule this work immediately if `now` is true, otherwise at the time of the next commit or reset query.
-        Returns the scheduled time."""
+        """Schedule the consumer's offset work at this broker group: immediately if `now` is true, otherwise at the time
+        of its next commit or reset query. Returns the scheduled time; infinite if nothing is due."""
         committer = self.committer
         at_s = -math.inf if now else math.inf
         with committer.lock:
@@ -344,8 +349,8 @@ class _BrokerWork:
 
     @property
     def _asks_alone(self) -> bool:
-        """True if the consumer must ask the brokers about offset resets itself, because no group reports them. The
-        caller holds the consumer's lock."""
+        """True if the consumer must ask the brokers about offset resets itself, because the answers to its heartbeats
+        report no resets. The caller holds the consumer's lock."""
         core = self.committer.core
         return self.committer.store.may_be_reset and core.joined and core.offsets_version is None
 
@@ -378,7 +383,7 @@ class _BrokerWork:
             self.failed()
 
     def failed(self) -> None:
-        """Retry this consumer's offset work after a back-off."""
+        """Repeat this consumer's calls for start offsets and commits at this broker after a back-off."""
         self._not_before_s = time.monotonic() + self._backoff.next()
         self.schedule(now=True)
 
@@ -413,9 +418,9 @@ class _BrokerWork:
             committer.answered(commits, answer)
 
     def _start_queues(self, *, forbidden: bool) -> None:
-        """Get the missing start offsets of queues, and make these queues fetchable. `forbidden`: True to include queues
-        that the group could not read before. If the group may not read a topic, only the queues of that topic stay
-        stopped."""
+        """Request the missing start offsets of this consumer's queues from the broker, so that these queues can be
+        fetched. `forbidden`: True to include the queues of topics that the group could not read before. If the group
+        still may not read a topic, only this topic's queues stay stopped."""
         committer = self.committer
         with committer.lock:
             starting: list[AssignedQueue] = committer.core.starting(self.thread.broker_name, forbidden=forbidden)

@@ -18,17 +18,19 @@ from raymq.common.protocol.group import QueueOffset
 
 @dataclass(slots=True)
 class QueueFlags:
-    """The state of one queue with which SubscriptionState last updated its tables and totals."""
+    """The part of a queue's state that is counted in the tables and totals of SubscriptionState, as of their last
+    update for this queue."""
 
     tables: tuple[bool, ...] = ()
-    """For each table of SubscriptionState, True if the table contains the queue."""
+    """For each table in `SubscriptionState._tables`: True if the table contains the queue."""
     hungry_at: int = -1
     """The queue's next offset to fetch; -1 if the queue must not be fetched."""
     news_at: int = -1
     """Offset from which the consumer waits for new records, if it reads the queue in place (from mapped files). -1 if
     it does not read the queue in place."""
     count: int = 0
-    """The number and bytes of the queue's buffered messages that are included in the consumer's totals."""
+    """The number and the bytes of this queue's buffered messages, as far as they are already counted in the consumer's
+    totals."""
     size_bytes: int = 0
 
 
@@ -40,13 +42,14 @@ class AssignedMessageQueue(AssignedQueue):
     position: int = 0
     """Offset of the queue's next message that a poll returns."""
     done: int = 0
-    """The program has finished with all messages of the queue before this offset."""
+    """A queue offset: the program has finished with all messages of the queue before this offset."""
     buffered: deque[FetchedRecords] = field(default_factory=deque)
     """Fetched records of the queue that wait for a poll; empty while the queue is paused or revoked."""
     buffered_count: int = 0
     buffered_bytes: int = 0
     noted: QueueFlags = field(default_factory=QueueFlags)
-    """The state of this queue with which the consumer's tables and totals were last updated."""
+    """The part of this queue's state that is counted in the consumer's tables and totals, as of their last update for
+    this queue."""
     mapped: bool = False
     """True if the queue is read in place, from mapped files of a storage actor on this node; False if it is read by
     fetches."""
@@ -63,8 +66,8 @@ class AssignedMessageQueue(AssignedQueue):
     each message."""
 
     def start(self, start: QueueOffset) -> None:
-        """Begin to fetch the queue at its start offset. Without a group, no broker has stored this offset, so it must
-        still be committed."""
+        """Begin to fetch the queue at its start offset. If the queue is assigned without a group (generation 0), no
+        broker has stored this offset, so it must still be committed."""
         AssignedQueue.start(self, start)
         self.position = self.done = start.queue_offset
         if not self.generation:
@@ -86,7 +89,8 @@ class AssignedMessageQueue(AssignedQueue):
 
     @property
     def silent(self) -> bool:
-        """True if the consumer neither fetches from the queue nor returns its messages."""
+        """True if the queue is paused or forbidden, or its assignment is not in the state STARTED. The consumer then
+        neither fetches the queue's messages nor returns them to the program."""
         return self.paused or self.forbidden is not None or self.state is not AssignmentState.STARTED
 
     @property
@@ -110,18 +114,21 @@ class AssignedMessageQueue(AssignedQueue):
         self.forget_returned()
 
     def forget_returned(self) -> None:
-        """Stop expecting acknowledgements of the messages that polls have returned so far."""
+        """Forget the messages that polls have returned so far, so that acknowledgements of them are no longer
+        expected."""
         if self.unfinished is not None:
             self.unfinished = UnfinishedOffsets()
 
     def reset(self, start: QueueOffset) -> None:
-        """Move the queue to the offset to which the group's offset was reset."""
+        """Continue reading this queue at `start`, because an administrator reset the group's offset in the queue to
+        `start`."""
         self.seek(start.queue_offset)
         self.committed, self.reset_version = start.queue_offset, start.reset_version
         self.backwards, self.asked = False, None
 
     def expect(self, offsets: Sequence[int]) -> None:
-        """Expect acknowledgements of messages that a poll is about to return."""
+        """Note that a poll is about to return the messages at `offsets`, which the program must acknowledge. Does
+        nothing if the program does not acknowledge each message."""
         if self.unfinished is not None and offsets:
             self.unfinished.add(offsets)
 

@@ -1,11 +1,11 @@
 """AsyncPullConsumer is the pull consumer for asyncio: PullConsumer's methods, without blocking the event loop.
 
-A poll that waits uses no thread: the engine wakes the poll through the loop. Calls to brokers and stores run in a few
-threads of this consumer. Decoding runs in these threads too, unless it takes less time than a change of thread. A
+A poll that waits uses no thread: the engine wakes the poll through the event loop. Calls to brokers and stores run in a
+few threads of this consumer. Decoding runs in these threads too, unless it takes less time than a change of thread. A
 cancelled poll has taken no messages: the next poll returns them.
 
-A poll is a sequence of steps, separated by awaits. Each step runs aside (in a helper thread). So a signal handler that
-raises in the loop's thread can end the poll only between steps.
+A poll is a sequence of steps, separated by awaits. Each step runs in a helper thread. So a signal handler that raises
+in the event loop's thread can end the poll only between steps.
 """
 
 from __future__ import annotations
@@ -84,10 +84,11 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
         """The future on which a poll waits. An asyncio.Event is unsuitable: if a signal interrupts its `set`, the event
         never wakes the waiting task."""
         self._watched: list[int] = []
-        """The file descriptors that the event loop may be watching for a waiting poll."""
+        """File descriptors that the event loop may currently watch, because a poll waits until one of them is
+        readable."""
         self._watch_lock = threading.Lock()
-        """Lock that is held while `_watched` changes. The helper thread of an interrupted wait may still be changing
-        the list."""
+        """Lock that is held while the list `_watched` changes. It is needed because the helper thread of an interrupted
+        wait may change the list at the same time."""
         self._decoder = ThreadPoolExecutor(1, f"decode-{self.group}")
         # Make the engine wake this consumer's polls on the event loop. The engine would otherwise wake the blocking
         # consumer, which never polls here.
@@ -198,8 +199,9 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
         return self._look(turn, decode, max_messages, deadline_s)
 
     def _look(self, turn: PollTurn, decode: Decode[Found], max_messages: int, deadline_s: float) -> _Step[Found]:
-        """Check for records. Decodes a small fetch at once, returns a large fetch for decoding in a thread, or returns
-        how long to wait."""
+        """Look for buffered records and return the poll's next step. The step has messages if a small fetch could be
+        decoded at once. It has undecoded records if a large fetch must be decoded in a thread. Otherwise it says how
+        long the poll waits."""
         engine, polls = self._engine, self._engine.polls
         with self._ended_by_error(turn):
             slices = [] if engine.closed else polls.peek(max_messages)
@@ -210,7 +212,8 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
                 if found(taken):
                     polls.end(turn)
                     return _Step(taken)
-                # check again: the subscription excluded all records of this step, but more may be available
+                # Return a step without messages, so that the poll checks again at once. The subscription's filter
+                # excluded all records of this step, but the store may have more.
                 return _Step()
             left_s = deadline_s - time.monotonic()
             if left_s > 0 and not engine.closed:
@@ -228,7 +231,7 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
         max_messages: int,
         deadline_s: float,
     ) -> _Step[Found]:
-        """Take the records that a thread has decoded. If the subscription excludes all of them, check for more
+        """Pass the decoded records to the poll. If the subscription selects none of their messages, check for more
         records."""
         with self._ended_by_error(turn):
             taken = self._engine.polls.take(turn, decoded)
@@ -260,8 +263,8 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
         # poll.
         timers = [self._loop.call_later(after_s, self._wake) for after_s in (timeout_s, timeout_s + LOOK_AGAIN_S)]
         try:
-            # Call `_watch` in a helper thread. If a signal interrupted the loop's selector, its list of file
-            # descriptors would differ from the kernel's list.
+            # Call `_watch`, which changes the file descriptors that the event loop watches, in a helper thread. If a
+            # signal interrupted it, the selector's list of descriptors would differ from the kernel's list.
             aside(self._watch, self._engine.polls.descriptors())
             await waiter
         finally:
@@ -314,7 +317,8 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
             if not self._engine.closed:
                 await self._call(partial(self._engine.close, finished=finished))
         finally:
-            if self._engine.closed:  # the engine is still open if this close was cancelled before it began
+            # The engine is still open here if the close was cancelled before the engine's own close began.
+            if self._engine.closed:
                 self._end_pools()
                 if asyncio.get_running_loop() is self._loop:
                     aside(self._unwatch)

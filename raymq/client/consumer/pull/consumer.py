@@ -71,7 +71,8 @@ class PullConsumerBase(OfProcess):
 
     @direct
     def position(self, queue: MessageQueue) -> int:
-        """Return the offset of the next message that a poll returns from a queue that this consumer holds."""
+        """Return this consumer's position in a queue that it holds: the offset of the next message that a poll
+        returns."""
         return self._engine.position(queue)
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
@@ -80,7 +81,7 @@ class PullConsumerBase(OfProcess):
         self._engine.pause(list(queues))
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """Continue to fetch and return messages of these queues that `pause` had stopped."""
+        """Resume queues that `pause` has paused: fetch and return their messages again."""
         self._engine.resume(list(queues))
 
     @direct
@@ -273,7 +274,7 @@ class PullConsumer(PullConsumerBase):
     # Methods that read and change positions in queues
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue reading a queue at `offset`, and commit this offset as if polls had reached it. Raises
+        """Make the next poll of a queue continue at `offset`, and commit this offset as if polls had reached it. Raises
         OffsetOutOfRangeError if the queue does not hold `offset`."""
         self._engine.seek(queue, offset)
 
@@ -282,7 +283,8 @@ class PullConsumer(PullConsumerBase):
         self._engine.seek_to_begin(queue)
 
     def seek_to_end(self, queue: MessageQueue) -> None:
-        """Continue reading a queue after its last message."""
+        """Continue reading a queue at its end, so that `poll` returns only messages that are stored after this
+        call."""
         self._engine.seek_to_end(queue)
 
     def lag(self) -> dict[MessageQueue, int]:

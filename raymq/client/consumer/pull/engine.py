@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     pass
 
 GROUP_CALL_TIMEOUT_S: Final = 20.0
-"""Timeout in s of a call about offsets that runs in the program's thread."""
+"""Timeout in s of a call to a server about offsets, if the program's own thread makes the call."""
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class PullEngine:
         self._lookup = QueueLookup(routes, storages, names)
         self._watch = QueueWatch(self._lookup.queues, settings.queue_check_interval_s, f"queues-{settings.group}")
         self._lock = threading.Lock()
-        """Guards `_core` and `_lost`; never held during a remote call."""
+        """Lock that guards `_core` and `_lost`. No thread holds it during a remote call."""
         self._core = SubscriptionState(settings, time.monotonic())
         self._change_lock = threading.Lock()
         """Lock that `subscribe` and `assign` hold during their remote calls, so that they run one after
@@ -280,7 +280,9 @@ class PullEngine:
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Continue reading a queue at `offset`. Blocks for a remote call. Raises OffsetOutOfRangeError if the queue
         does not hold `offset`."""
-        self.position(queue)  # raise ClientStateError before any remote call if the queue is not assigned
+        # called only for its check: it raises ClientStateError, before any remote call, if the consumer does not hold
+        # the queue
+        self.position(queue)
         bounds = self._lookup.bounds(queue)
         if not bounds.min_offset <= offset <= bounds.max_offset:
             raise OffsetOutOfRangeError(str(queue), offset, bounds.min_offset, bounds.max_offset)
@@ -391,7 +393,8 @@ class PullEngine:
         """Return the start offsets of queues that are assigned without a group."""
         generations = dict.fromkeys(queues, 0)
         starts = self._offsets.start_offsets(generations, self.settings.start, GROUP_CALL_TIMEOUT_S)
-        # The call for all queues omitted this queue. A call for this queue alone raises the reason.
+        # The call for all queues returned no offset for this queue, and no reason. A call for this queue alone raises
+        # the reason.
         for queue in generations.keys() - starts.keys():
             starts[queue] = self._offsets.start_offset(queue, self.settings.start, 0, GROUP_CALL_TIMEOUT_S)
         return starts
@@ -442,7 +445,7 @@ class PullEngine:
                 self._commit(finished=finished)
         finally:
             self._reader.stop()
-            if not polling:  # if a poll is running, that poll closes the mapped files when it ends
+            if not polling:  # a running poll still uses the mapped files, and closes them when it ends
                 self._reader.close_files()
             self._watch.stop()
             self._member.leave()

@@ -65,7 +65,7 @@ class PolledRecords:
 
     @property
     def data(self) -> memoryview | bytes:
-        """Bytes that contain the records of this slice."""
+        """The buffer that contains the records of this slice; it may contain other records, too."""
         return self.fetched.records.data
 
     @property
@@ -103,12 +103,12 @@ Found = TypeVar("Found", bound=Sized)
 Decode = Callable[[Sequence[PolledRecords]], list[tuple[PolledRecords, Found]]]
 Decoded = list[tuple[PolledRecords, list[MessageExt]]]
 Columns = list[tuple[PolledRecords, "pa.RecordBatch"]]
-"""Slices of polled records. Each slice has a batch of its wanted messages, which may be empty."""
+"""Slices of polled records, each with a batch of the slice's wanted messages. A batch may be empty."""
 
 
 def decode_messages(slices: Sequence[PolledRecords], on_unreadable: OnUnreadable = ignore) -> Decoded:
-    """Decode the wanted messages of each slice. A damaged message counts as wanted if its tags are unknown or
-    match."""
+    """Decode the messages in each slice that match the consumer's tags. A damaged message is decoded too, unless its
+    tags are known and do not match."""
     decoded: Decoded = []
     for part in slices:
         messages = read_messages(
@@ -184,7 +184,7 @@ def shown_records(found: Any, names: Namespace) -> Any:
 
 
 def found(parts: list[tuple[PolledRecords, Found]]) -> bool:
-    """Return True if any of the slices has a wanted message."""
+    """Return True if at least one of the polled slices contains a message that the subscription selects."""
     return any(len(wanted) for _, wanted in parts)
 
 
@@ -246,10 +246,11 @@ def _decode_part(
         part = replace(part, count=batch.num_rows)
         starts = part.starts
     if tags:
-        # A damaged record has no born timestamp, and its tags are unknown, so it counts as wanted.
+        # A damaged record has no born timestamp, and its tags are unknown. Select it, too, as if it had a wanted tag.
         chosen = pc.is_in(batch.column("tags"), value_set=text_array(sorted(tags)))
         wanted = mask_of(pc.or_(chosen, batch.column("born_timestamp").is_null()))
-        # rarely needed: a comparison of the tags' hash codes has already excluded most unwanted messages
+        # Usually all messages are wanted here, because a comparison of the tags' hash codes has already excluded most
+        # other messages. So the second decoding is rare.
         if not wanted.all():
             # Arrow cannot filter view columns, so choose the rows before decoding them.
             batch = decode(starts[wanted], places=places.pick(np.flatnonzero(wanted)))

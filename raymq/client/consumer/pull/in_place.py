@@ -97,7 +97,8 @@ class WatchableStorage(Protocol):
 
 
 class _MappedStore:
-    """One storage actor on this node, with its mapped files and the watch that reports new messages."""
+    """A storage actor on this node whose files this consumer has mapped, with the watch connection that reports new
+    messages."""
 
     def __init__(self, name: str, reader: LogReader, watch: WatchConnection) -> None:
         self.name, self.reader, self.watch = name, reader, watch
@@ -108,7 +109,8 @@ class _MappedStore:
         self.asked_s = 0.0
         self.answered_s = -math.inf
         self.version = -1
-        """The SubscriptionState's version at the time of the last watch request; -1 before the first request."""
+        """The SubscriptionState's version at the time of the last watch request; -1 before the first request. If the
+        version has changed since, the request in flight may name outdated queues or offsets."""
         self.stay_checked_s = 0.0
 
     @property
@@ -118,7 +120,8 @@ class _MappedStore:
 
     @property
     def deadline_s(self) -> float:
-        """Time by which the store must answer the watch request in flight."""
+        """Time by which the store must answer the watch request that is in flight (a request to report new
+        messages)."""
         return self.asked_s + WATCH_WAIT_S + WATCH_GRACE_S
 
 
@@ -155,12 +158,13 @@ class InPlaceReader:
         self._closed = False
         self._store_of: dict[MessageQueue, _MappedStore] = {}
         self._finds: Counter[MessageQueue] = Counter()
-        """Number of calls of `InPlaceReader.found` for each queue."""
+        """For each queue, the number of times that `found` was called. `_follow` compares it before and after a search
+        for the queue's storage actor."""
         self._retried_s: dict[MessageQueue, float] = {}
         """For each queue whose storage actor has no watch (connection that reports new messages): the time of the next
         attempt to read the queue in place."""
         self._functions: dict[str, FunctionHere] = {}
-        """The predicate function of each topic."""
+        """For each topic with a predicate: the user's predicate function."""
         self._made: set[MessageQueue] = set()
         """Queues whose records the store builds for each reader (light queues, and queues with inner batches). Fetches
         read these queues."""
@@ -175,7 +179,8 @@ class InPlaceReader:
             again_s = self._not_before_s.get(name)
         with self._lock:
             self._finds[queue] += 1
-            # Read the queue by fetches if the store is not on this node, or if its watch has ended since it was opened.
+            # Read the queue by fetches if the store is not on this node. Do the same if the store's watch (connection
+            # that reports new messages) has ended since `_open` returned the store.
             if store is None or self._stores.get(name) is not store:
                 self._store_of.pop(queue, None)
                 if again_s is not None or store is not None:
@@ -189,8 +194,8 @@ class InPlaceReader:
             return True
 
     def is_to_be_found_again(self, queue: MessageQueue) -> bool:
-        """Return True if it is time to try again to read a queue in place by `found`, after its storage actor's watch
-        was missing. Returns True only once."""
+        """Return True if `found` should be called again for a queue, to try to read the queue in place. The last
+        attempt failed because its storage actor had no watch. Returns True once per failed attempt."""
         with self._lock:
             due = self._retried_s.get(queue, math.inf) <= time.monotonic()
             if due:
@@ -237,7 +242,8 @@ class InPlaceReader:
     # Methods that only the polling thread calls
 
     def descriptors(self) -> list[int]:
-        """Return the file descriptors that become readable when a store's answer arrives."""
+        """Return the file descriptors of the stores that owe an answer about new messages. A descriptor becomes
+        readable when its store's answer arrives."""
         return [store.watch.fileno() for store in self._all() if store.asked]
 
     def wait_max_s(self) -> float:
@@ -280,7 +286,7 @@ class InPlaceReader:
             try:
                 records, next_offset = self._find(store, queue, request, end, left_bytes, until_s)
             except PredicateFailedError:
-                # a fetch of this queue then reports the predicate's failure, and the fetcher retries after a pause
+                # read the queue by a fetch, which reports the predicate's failure and retries after a pause
                 self._read_by_fetches([queue])
                 continue
             except DataLossError as error:
@@ -385,8 +391,8 @@ class InPlaceReader:
             finds = self._finds[queue]
         if self._replaced(queue, store.name, pull_from):
             with self._lock:
-                # If `found` was called during `_replaced` (the counts differ), it has already recorded the queue's new
-                # storage actor.
+                # A changed count means that `found` was called during `_replaced`. Then `found` has already recorded
+                # the queue's new storage actor.
                 if self._finds[queue] == finds:
                     self._store_of.pop(queue, None)
                     self._core.read_by_fetches(queue)
@@ -399,14 +405,17 @@ class InPlaceReader:
             if store.asked and store.version == version:
                 return
             if store.version == version and self._core.has_unread and now_s - store.answered_s < WATCH_AGAIN_AFTER_S:
-                return  # send no request yet: this poll returns known records, and the next poll sends the request
+                # Send no new watch request yet: this poll returns records that are already known, and the next poll
+                # sends the request.
+                return
             waits = self._core.waits()
             if len(self._stores) > 1:
                 waits = [wait for wait in waits if self._store_of.get(wait[0]) is store]
         if waits:
             store.watch.ask([request for _, request in waits], WATCH_WAIT_S)
             store.asked_s = now_s
-        # If no queue waits for messages, the previous watch request stays in flight, but its answer is ignored.
+        # If no queue waits for messages now, no new request is sent. The previous watch request stays in flight, but
+        # the answer to it is ignored.
         store.asked, store.version = waits, version
 
     def _read_by_fetches(self, queues: Sequence[MessageQueue]) -> None:

@@ -60,8 +60,8 @@ class PollTurn:
             return call(*arguments)
 
     def end_dropped(self, end: Callable[[PollTurn], None]) -> None:
-        """End this abandoned poll by calling `end(turn)`. Does nothing if a step of the poll is still running after
-        ABANDONED_MAX_S."""
+        """Clean up after this poll, which was interrupted, by calling `end` with it. Does nothing if a step of the poll
+        is still running after ABANDONED_MAX_S."""
         if self._step.acquire(timeout=ABANDONED_MAX_S):
             try:
                 if not self.has_ended:
@@ -81,7 +81,7 @@ class Wakeup:
         self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._set = False
         self._waited_for: tuple[int, ...] = ()
-        """The file descriptors for which `wait` last waited."""
+        """The file descriptors that the last call of `wait` waited for."""
         self._poll = self._registered(())
 
     def __del__(self) -> None:
@@ -96,13 +96,15 @@ class Wakeup:
             os.eventfd_write(self._descriptor, 1)
 
     def clear(self) -> None:
-        """Reset the event, so that the next wait lasts until the next `set`. Call `clear` first, and then check the
-        state whose changes `set` announces."""
+        """Reset the event, so that the next wait lasts until the next call of `set`. Call `clear` before checking the
+        state whose changes `set` announces: then a change after the check ends the wait."""
         if self._set:
             try:
                 os.eventfd_read(self._descriptor)
             except BlockingIOError:
-                pass  # another thread is inside `set`, so the next wait ends at once, which is harmless
+                # another thread is inside `set`, so the next wait returns at once; its caller then only checks once
+                # more
+                pass
             self._set = False
 
     def wait(self, descriptors: Iterable[int], timeout_s: float) -> None:

@@ -152,8 +152,8 @@ class Polls:
             )
 
     def settle_abandoned(self) -> None:
-        """Put the messages of the last poll back into their queues if its caller was interrupted before it received the
-        messages."""
+        """Put the messages of the last poll back into their queues, if the program's call of `poll` was interrupted
+        before it returned these messages."""
         turn = self._turn
         if turn is None or not turn.abandoned:
             return
@@ -168,7 +168,7 @@ class Polls:
         self._reader.read_more()
 
     def end(self, turn: PollTurn) -> None:
-        """End the current poll."""
+        """End the poll `turn` of this consumer."""
         with self._lock:
             self._core.poll_ends(time.monotonic())
             closed = self._closing.is_set()
@@ -240,7 +240,8 @@ class Polls:
         """Return the offsets of the found messages that the program must acknowledge."""
         if not self._settings.acknowledge_each:
             return []
-        # With acknowledge_each, the result is always a list of messages, because `table_decoder` refuses tables.
+        # If acknowledge_each is set, the found messages are always a list of MessageExt, because `table_decoder` then
+        # refuses to return tables.
         return [message.queue_offset for message in cast("list[MessageExt]", found)]
 
     def end_abandoned(self) -> bool:

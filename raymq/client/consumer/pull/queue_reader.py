@@ -27,12 +27,14 @@ logger = logging.getLogger(__name__)
 
 
 class QueueReader:
-    """Reads the queues of `core`, which `lock` guards. Thread-safe; only one thread at a time may call `look`.
+    """Reads the queues of `core` (a consumer's subscription state), which `lock` guards. Thread-safe; only one thread
+    at a time may call `look`.
 
-    `wake()` makes a thread that waits for records check again. `lost` is called when a queue's next message cannot be
-    read. `fetched()` is called after a fetch has buffered records (default: `wake`). `read_on(queue)` is called with
-    the lock held when a fetch has read a queue. `count` is called with the records that a read has found and their size
-    in bytes. `predicate(queue)` returns the predicate of a queue. While `rests()` returns True, nothing is fetched.
+    The arguments are callbacks. `wake()` makes a thread that waits for records check for them again. `lost` is called
+    when a queue's next message cannot be read. `fetched()` is called after a fetch has buffered records (default:
+    `wake`). `read_on(queue)` is called with the lock held when a fetch has read a queue. `count` is called with the
+    records that a read has found and their size in bytes. `predicate(queue)` returns the predicate of a queue. While
+    `rests()` returns True, nothing is fetched.
     """
 
     def __init__(
@@ -104,8 +106,8 @@ class QueueReader:
         self._fetcher.stop()
 
     def close_files(self) -> None:
-        """Close the connections to the storage actors on this node, whose mapped files were read. Call it after the
-        last `look`."""
+        """Close the connections to the storage actors on this node whose mapped files this consumer has read. Call it
+        only after the last call of `look`."""
         self._in_place.close()
 
     # Functions that the fetcher's threads call

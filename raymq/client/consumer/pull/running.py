@@ -50,7 +50,8 @@ def count_fetched(group: str, queue: MessageQueue, fetched: FetchedRecords, size
         return
     try:
         stored_ms = store_timestamp_at(records.data, int(records.starts[0]))
-    except RecordError:  # ignore the damaged record: the poll that decodes it reports the error
+    # Count nothing if the first record is damaged: the poll that decodes the record reports the error.
+    except RecordError:
         return
     CLIENT_FIGURES.delivered(queue.topic, group, stored_ms, len(records.starts), size_bytes)
 

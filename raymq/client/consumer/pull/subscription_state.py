@@ -83,8 +83,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     @property
     def version(self) -> int:
-        """Version number of the queues and offsets for which the consumer waits. It changes if they change for any
-        reason other than normal reading."""
+        """Version number of the queues and offsets for which the consumer waits for new messages. Every change of them
+        changes the number, except changes by normal reading."""
         return self._version
 
     @property
@@ -104,7 +104,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     @property
     def assigned_queues(self) -> list[MessageQueue]:
-        """The started queues, sorted. Their messages are fetched and returned. Revoked queues are not included."""
+        """The queues whose start offset is known, sorted. Revoked queues are not included. `poll` returns messages of
+        these queues, unless a queue is paused or forbidden."""
         return sorted(queue for queue, assigned in self._queues.items() if assigned.state is AssignmentState.STARTED)
 
     @property
@@ -119,8 +120,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         return sorted(queue for queue in self.assigned_queues if self._queues[queue].paused)
 
     def get(self, queue: MessageQueue) -> AssignedMessageQueue:
-        """Return an assigned queue, which the caller must not change. Raises ClientStateError if the queue is not
-        assigned."""
+        """Return the consumer's state of an assigned queue (AssignedMessageQueue), which the caller must not change.
+        Raises ClientStateError if the queue is not assigned."""
         assigned = self._queues.get(queue)
         if assigned is None or assigned.state is not AssignmentState.STARTED:
             raise ClientStateError(f"queue {queue} is not assigned to this consumer now; see assignment()")
@@ -212,15 +213,18 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         return slices
 
     def is_current(self, part: PolledRecords) -> bool:
-        """True if a slice of records may still be returned: no seek, reset, pause or revocation has happened since
-        `peek` returned it."""
+        """Return True if a poll may still return a slice of records that `peek` returned: since then its queue had no
+        seek, reset, pause or revocation."""
         assigned = self._queues.get(part.queue)
         return assigned is not None and bool(assigned.buffered) and assigned.buffered[0] is part.fetched
 
     def taken(self, part: PolledRecords, expected: Sequence[int] = ()) -> None:
-        """Remove a current slice of records from its queue's buffer, because the poll returns it. `expected`: offsets
-        of the messages that the program must acknowledge, if it acknowledges each message. Later polls read other
-        queues before this queue."""
+        """Remove a slice of records from its queue's buffer, because a poll returns these records. The slice must be
+        current (`is_current`). Later polls read other queues before this queue.
+
+        `expected`: offsets of the messages that the program must acknowledge; empty unless it acknowledges each
+        message.
+        """
         assigned = self._queues[part.queue]
         assigned.returned(part)
         assigned.expect(expected)
@@ -230,8 +234,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self._note(assigned)
 
     def give_back(self, taken: Iterable[TakenRange]) -> None:
-        """Undo `taken`, because the program did not receive the messages: a later poll returns them again. A queue
-        whose position has changed after `taken` is left unchanged."""
+        """Undo the delivery of the ranges `taken`, because the program did not receive their messages. A later poll
+        returns these messages again. A queue whose position has changed since the delivery is left unchanged."""
         for queue, start, end, expected in reversed(list(taken)):
             assigned = self._queues.get(queue)
             if assigned is None or assigned.state is not AssignmentState.STARTED or assigned.position != end:
@@ -241,7 +245,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             assigned.done = min(assigned.done, start)
             self._note(assigned, moved=True)
 
-    # Methods about fetches
+    # Methods that select the queues to fetch, and that record the results of fetches
 
     def wanted(self) -> dict[MessageQueue, int]:
         """Return the next offset to fetch of each queue that has so few buffered records that it may be fetched
@@ -267,8 +271,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         )
 
     def request(self, queue: MessageQueue, offset: int) -> FetchRequest:
-        """Create the fetch of a queue from `offset`, for as many messages as may still be buffered. If the queue's next
-        offset is no longer `offset`, the fetch is for one message only, and `fetched` ignores its result."""
+        """Create the request to fetch a queue's messages from `offset` on, at most as many as may still be buffered. If
+        the queue is now read from another offset, the request is for one message, and `fetched` ignores its result."""
         assigned = self._fetched_at(queue, offset)
         subscription = self._subscriptions.get(queue.topic)
         if assigned is None or subscription is None or assigned.silent:
@@ -320,15 +324,15 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             self._note(assigned, moved=True)
 
     def read_by_fetches(self, queue: MessageQueue) -> None:
-        """Switch a queue to reads by fetches."""
+        """Read a queue by fetches from now on, no longer in place (from mapped files)."""
         assigned = self._queues.get(queue)
         if assigned is not None and assigned.mapped:
             assigned.mapped = assigned.fetching = False
             self._note(assigned, moved=True)
 
     def waits(self) -> list[tuple[MessageQueue, FetchRequest]]:
-        """Return the queues that are read in place (from mapped files). Each queue has a request for new messages, from
-        the end of its known messages on."""
+        """Return the queues that are read in place (from mapped files). Each queue has a FetchRequest for the messages
+        after the last message that the consumer knows of."""
         return list(self._waits.items())
 
     @property
@@ -337,12 +341,14 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         return bool(self._unread)
 
     def end_known(self, queue: MessageQueue, offset: int, min_offset: int, max_offset: int) -> bool:
-        """Record the offset range [`min_offset`, `max_offset`) that a queue holds, as the store has returned it for a
-        watch request at `offset`. Returns False if the queue's next offset is outside this range; a fetch must then
-        find the reason."""
+        """Record that a queue holds the offsets [`min_offset`, `max_offset`). The store returned these bounds as its
+        answer to a watch request at `offset`. Returns False if the consumer's next offset in the queue lies outside of
+        the bounds; a fetch must then find the reason."""
         assigned = self._queues.get(queue)
         if assigned is None or not assigned.mapped or assigned.silent or offset < assigned.fetch_offset:
-            return True  # ignore an outdated answer, and an answer that does not cover the queue's next offset
+            # Ignore an outdated answer. The queue is paused, forbidden, or no longer assigned or read in place, or its
+            # next offset is past the watch request's offset.
+            return True
         if not min_offset <= assigned.fetch_offset <= max_offset:
             return False
         assigned.known_end = max_offset
@@ -399,7 +405,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
                 self._note(assigned)
 
     def finish_all(self) -> None:
-        """Mark all messages that polls returned as finished, unless the program acknowledges each message."""
+        """Mark all messages that polls have returned as finished by the program. Does nothing if the program
+        acknowledges each message."""
         if self._settings.acknowledge_each:
             return
         for queue in self._unsettled | self._unfinished:
@@ -442,7 +449,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             assigned.reset(start)
             self._note(assigned, moved=True)
 
-    # Methods that update the tables of queues
+    # Methods that keep the attributes with sets of queues up to date after a queue has changed
 
     def _state_changed(self, assigned: AssignedMessageQueue) -> None:
         super()._state_changed(assigned)
@@ -452,8 +459,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             self._note(assigned, moved=True)
 
     def _note(self, assigned: AssignedMessageQueue, *, moved: bool = False) -> None:
-        """Update the tables for one queue that has changed. `moved`: True if the queue has changed for a reason other
-        than normal reading."""
+        """Update the tables of queues (such as queues with buffered or unread records) after one queue's state has
+        changed. `moved`: True if the state has changed for a reason other than normal reading."""
         assigned.follow_acknowledgements()
         queue, noted, silent = assigned.queue, assigned.noted, assigned.silent
         in_tables = (
@@ -483,7 +490,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self._version += moved
 
     def _forget(self, assigned: AssignedMessageQueue) -> None:
-        """Remove from all tables a queue that this consumer no longer holds."""
+        """Remove a queue that this consumer no longer holds from all tables of the subscription state."""
         self._set_tables(assigned, (False,) * len(self._tables))
         if assigned.noted.hungry_at >= 0:
             del self._hungry[assigned.queue]
@@ -494,8 +501,9 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self._version += 1
 
     def _set_tables(self, assigned: AssignedMessageQueue, in_tables: tuple[bool, ...]) -> None:
-        """Put a queue into the tables that `in_tables` selects, and remove it from the other tables. A queue that a
-        table already contains keeps its place; otherwise the queue is added at the end."""
+        """Update in which tables a queue is listed. `in_tables` has a flag for each table of `self._tables`: True puts
+        the queue into the table, False removes it. A queue that is already in a table keeps its place there; a new
+        queue is added at the table's end."""
         before = assigned.noted.tables or (False,) * len(in_tables)
         assigned.noted.tables = in_tables
         for table, is_in, was_in in zip(self._tables, in_tables, before, strict=True):

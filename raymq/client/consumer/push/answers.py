@@ -21,7 +21,7 @@ from raymq.common.protocol.request_reply import Reply, ReplyStatistics
 from raymq.common.shipping import deferred_kind
 
 ANSWER_SHOWN_MAX: Final = 200
-"""Maximum number of characters of an undefined return value that the failure's reason quotes."""
+"""Maximum number of characters of a listener's invalid return value that the failure's reason quotes."""
 
 
 class Replier(Protocol):

@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 
 
 class AsyncCall:
-    """One awaitable that runs on the event loop. Thread-safe."""
+    """Runs one awaitable, such as a call of an async listener, on an event loop in another thread. Thread-safe."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, awaitable: Awaitable[Any]) -> None:
         self._loop = loop
         self._awaitable = awaitable
         self._ended: Future[Any] = Future()
         self._task: asyncio.Task[tuple[Any, BaseException | None]] | None = None
-        """The task that runs the awaitable. Only the loop's thread uses this field."""
+        """The asyncio task that runs the awaitable. Only the event loop's thread uses this attribute."""
         # call_soon_threadsafe also passes the caller's context variables to the loop
         loop.call_soon_threadsafe(self._start)
 
@@ -54,7 +54,7 @@ class AsyncCall:
         self._task.add_done_callback(self._end)
 
     def _cancel(self) -> None:
-        if self._task is not None:  # if `_start` has made no task, there is nothing to cancel
+        if self._task is not None:  # None if the awaitable's task was not started yet; then no task can be cancelled
             self._task.cancel()
 
     async def _run(self) -> tuple[Any, BaseException | None]:
@@ -66,7 +66,7 @@ class AsyncCall:
             return None, error
 
     def _end(self, task: asyncio.Task[tuple[Any, BaseException | None]]) -> None:
-        if task.cancelled():  # the task was cancelled before its first step
+        if task.cancelled():  # the asyncio task was cancelled before its first step, so the awaitable never ran
             if inspect.iscoroutine(self._awaitable):
                 self._awaitable.close()
             self._ended.set_exception(asyncio.CancelledError())
@@ -79,7 +79,8 @@ class AsyncCall:
 
 
 class AsyncCalls:
-    """The event loop of one listener process. The loop is started for the first awaitable. Thread-safe."""
+    """The event loop that runs the coroutines of one listener process. The loop starts when a listener returns an
+    awaitable for the first time. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

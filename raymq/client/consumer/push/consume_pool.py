@@ -42,16 +42,16 @@ from raymq.telemetry.trace.deliveries import DeliveryTrace
 from raymq.telemetry.trace.records import ContextCode
 
 JOIN_AFTER_S: Final = 0.02
-"""Time in s after which further threads join an unfinished request. The number of threads that join grows each
-time."""
+"""Time in s after which more threads begin to work on a request that is not finished. Each later time, a larger number
+of threads is added."""
 HANDLER_LEASE_S: Final = 5.0
 """Time in s after which a request is cancelled if its owner (the Pull actor) has made no call."""
 QUICK_CALL_S: Final = PROCESS_BOUNDS_MS[0] / 1000
 """Upper bound, in s, of the first bucket of the metric of listener calls. Calls up to this duration are counted
 together."""
 SETTLE_AFTER_S: Final = 0.05
-"""Minimum duration in s of a listener call after which its thread checks whether the pool has given the call up. The
-check takes the lock, so quick calls skip it."""
+"""Minimum duration, in s, of a listener call after which the listener's thread checks whether the pool has given up
+waiting for this call. The check takes the pool's lock, so quicker calls skip it."""
 
 logger = logging.getLogger(__name__)
 
@@ -101,25 +101,27 @@ class ConsumePool:
         self._on_done = on_done
         self._async_calls = AsyncCalls()
         self._lock = threading.Lock()
-        """Guards all attributes that are assigned below, and the fields of the requests except `ended` and
+        """Guards the pool's requests, threads and counts, and the fields of each request except `ended` and
         `failures`."""
         self._wanted = threading.Condition(self._lock)
-        """Condition on which idle threads wait for a request."""
+        """Condition on which the pool's idle threads wait for a request."""
         self._queue: deque[ConsumeRequest] = deque()
-        """Requests for which a thread is wanted. A request is listed once for each thread that will join it."""
+        """Requests that need further threads. A request appears once for each thread that it still needs."""
         self._running: dict[ConsumeRequest, None] = {}
         """Requests that are not done, in the order of their submission."""
         self._workers: set[_Worker] = set()
         self._idle = 0
         """Number of threads that wait for a request."""
         self._stuck = 0
-        """Number of threads in listener calls that were given up."""
+        """Number of threads that are stuck: their listener call took longer than its timeout and was given up, but has
+        not returned."""
         self._in_order: dict[str, ConsumeRequest] = {}
-        """The latest orderly request of each queue, by the request's `key`."""
+        """The most recently submitted orderly request of each queue, by the request's `key`. A later request of the
+        queue waits for it."""
 
     def submit(self, request: ConsumeRequest) -> None:
-        """Start a request. An orderly request first cancels earlier requests of its queue, and begins after their
-        running call has ended."""
+        """Start a request, which calls the listener for the messages of a task. An orderly request cancels the earlier
+        requests of its queue, and begins when their running listener call has ended."""
         now_s = time.monotonic()
         request.lease_until_s, request.join_at_s = now_s + HANDLER_LEASE_S, now_s + JOIN_AFTER_S
         if self._trace is not None and request.calls:
@@ -190,7 +192,7 @@ class ConsumePool:
         return request.key is None and not request.invited and left > 0 and request.workers < self._threads
 
     def _invite(self, request: ConsumeRequest) -> None:
-        """Let one more thread join a request as soon as a thread is free."""
+        """Let one more thread of the pool work on a request, as soon as a thread is free."""
         self._queue.append(request)
         request.invited += 1
         if self._idle >= len(self._queue):
@@ -232,7 +234,8 @@ class ConsumePool:
                 self._end_if_through(request)
 
     def _run(self, worker: _Worker, request: ConsumeRequest) -> None:
-        """Make listener calls of a request until no call remains."""
+        """Call the listener for one message or batch after another of a request, until the request has no more
+        calls."""
         calls, ended, handler = request.calls, request.ended, self._handler
         plain = not self._hooks and not request.damaged
         begun_s = now_s = time.monotonic()
@@ -286,7 +289,8 @@ class ConsumePool:
             CLIENT_FIGURES.processed(request.topic, self._group, min(each_ms, QUICK_CALL_S * 1000), quick, ok=True)
 
     def _note_done(self, request: ConsumeRequest) -> None:
-        """Add a finished request to the message trace, if its beginning was traced. The caller holds the lock."""
+        """Add the end of a finished request's listener calls to the message trace, if their beginning was traced. The
+        caller holds the lock."""
         if self._trace is None or request.traced is None:
             return
         failed = {index: _context_code(failure) for index, failure in request.failures.items()}

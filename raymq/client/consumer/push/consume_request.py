@@ -28,14 +28,16 @@ class ConsumeRequest:
         topic: str = "",
         of_lists: bool = False,
     ) -> None:
-        """Create the request. `of_lists`: True if the listener is called with lists of messages."""
+        """Create the request for the listener calls in `calls`. `of_lists`: True if the listener takes a list of
+        messages, not a single message."""
         self.calls = calls
         self.of_lists = of_lists
         self.firsts = firsts
         self.key = key
         self.damaged = damaged
         self.topic = topic
-        # all threads take the indices of their listener calls from this iterator
+        # Iterator over the indices of the listener calls. Each thread takes the index of its next call from it, so no
+        # call is made twice.
         self.indices = iter(range(len(calls)))
         self.ended: list[int] = []
         """Indices of the listener calls that have ended, with or without success. Threads append to the list without a
@@ -48,29 +50,32 @@ class ConsumeRequest:
         """Number of slow and failed calls, which the metrics count one by one. All other calls belong to the metric's
         first bucket, and are counted together when the request is done."""
         self.counted_s = 0.0
-        """Total time in s of the slow and failed calls."""
+        """Total time in s of this request's slow and failed listener calls, the calls in `counted`."""
         self.workers = 0
-        """Number of threads that make calls of this request now."""
+        """Number of threads that make listener calls of this request now."""
         self.invited = 0
-        """Number of threads that will join this request as soon as they are free."""
+        """Number of pool threads that will work on this request as soon as they are free."""
         self.cancelled = False
         """True if no further listener call of this request may begin."""
         self.lease_until_s = float("inf")
-        """Time after which the request is cancelled, unless its lease is renewed."""
+        """Time after which the request is cancelled. Each answer of the request's owner (the Pull actor) extends the
+        time (`ConsumePool.renew_leases`)."""
         self.join_at_s = 0.0
-        """Time at which more threads (as many as `joining`) join this request, unless all its listener calls have
+        """Time at which `joining` more threads begin to help with this request, unless all its listener calls have
         ended."""
         self.joining = 1
         self.done = threading.Event()
         """Event that is set when no thread makes calls of this request, and no further call will begin."""
         self.follower: ConsumeRequest | None = None
-        """The request of the same queue that begins when this request has ended."""
+        """The next request for the same queue, which begins when this request has ended; None if no such
+        request waits."""
         self.follows: ConsumeRequest | None = None
-        """The request of the same queue that must end before this request begins."""
+        """The earlier request of the same queue: this request begins only after it has ended. None if there is no such
+        request."""
         self.traced: TracedCalls | None = None
         """The record of this request's listener calls in the message trace; None without a trace."""
         self._reported = 0
-        """Number of ended calls that were already reported."""
+        """Number of this request's listener calls that have ended and were already reported to the Pull actor."""
         self._left: set[int] | None = None
         """Indices of the calls that were not yet reported as ended. None until the first report that is made before all
         calls have ended."""
@@ -93,8 +98,8 @@ class ConsumeRequest:
         return Failure(messages.start, len(messages), error, **how)
 
     def report(self, stuck: int) -> ConsumeReport:
-        """Report the calls that have ended since the last report. `stuck`: the number of threads in listener calls that
-        were given up."""
+        """Report the listener calls of this request that have ended since the last report. `stuck`: the number of
+        threads in listener calls that exceeded their timeout and were given up."""
         done = self.done.is_set()
         new = self.ended[self._reported :]
         self._reported += len(new)
@@ -102,8 +107,8 @@ class ConsumeRequest:
         return ConsumeReport(self._unfinished(new), failures, done, self.consume_s if done else 0.0, stuck)
 
     def _unfinished(self, new: Sequence[int]) -> tuple[int, ...]:
-        """Record that the calls with the indices `new` have ended. Returns the message indices of all
-        unfinished calls."""
+        """Record that the listener calls with the indices `new` have ended. Returns the message indices of the calls
+        that have not ended."""
         if self._left is None:
             if len(new) == len(self.calls):
                 return ()

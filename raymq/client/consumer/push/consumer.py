@@ -219,7 +219,7 @@ class PushConsumer(OfProcess):
 
 
 def _named(settings: PushSettings, index: int) -> PushSettings:
-    """Return the settings of one instance. If the instances have names, the settings contain the instance's own
-    name."""
+    """Return the settings of the push-consumer instance with the number `index`. If the settings name the instances,
+    the result contains this instance's own name."""
     name = settings.instance_name
     return settings if name is None else replace(settings, instance_name=f"{name}-{index}")

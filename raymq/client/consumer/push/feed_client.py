@@ -31,7 +31,7 @@ TaskReport = tuple[int, ConsumeReport]
 
 @dataclass(frozen=True, slots=True)
 class PullDescription:
-    """A Pull actor's answer to `describe`, with the address of its lane."""
+    """A Pull actor's answer to `describe`: the address of the actor's lane (direct socket connection)."""
 
     lane: LaneAddress
 

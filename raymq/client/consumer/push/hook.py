@@ -30,7 +30,7 @@ class ConsumeHook(Protocol):
     and ignored."""
 
     def before(self, context: ConsumeContext) -> None:
-        """Called just before the listener is called."""
+        """Called with the messages just before the listener is called with them."""
 
     def after(self, context: ConsumeContext) -> None:
         """Called after the listener has returned or raised."""

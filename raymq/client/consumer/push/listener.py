@@ -119,10 +119,11 @@ class Listener:
         self._hosted: Hosted | None = None
         self._settings = settings
         self._lock = threading.Lock()
-        """Guards `_hosted`."""
+        """Lock that guards `_hosted`."""
         self._direct = threading.Semaphore(DIRECT_CALLS_MAX)
         self._state: object = None
-        """The state that the Pull actor has stored in this process by its last `keep` call."""
+        """The pause state of the push-consumer instance, which the Pull actor stores in this process by calls of
+        `keep`."""
         self._failure = ""
         """Traceback if the listener could not be loaded; empty otherwise."""
         self._replier: Replier | None = None

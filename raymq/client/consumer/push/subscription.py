@@ -23,8 +23,8 @@ from raymq.remoting.actor_ref import DEFAULT_TIMEOUT_S, ActorRef, HandleRef
 
 CONSUMER_STOP_TIMEOUT_S: Final = 40.0
 STOP_CALL_S: Final = 2.0
-"""Maximum time in s for which one call waits for an instance to stop. The call is repeated until the instance has
-stopped."""
+"""Maximum time in s for which one call to a Pull actor waits for a push-consumer instance to stop. The call is repeated
+until the instance has stopped."""
 STOP_THREADS: Final = 8
 LOOK_WAIT_S: Final = 2.0
 LISTENER_TIMEOUT_S: Final = 10.0
@@ -97,8 +97,8 @@ class RunningInstance:
         return self._instance.name
 
     def wait_running(self, timeout_s: float) -> None:
-        """Wait until a Pull actor hosts the instance. Raises RequestTimeoutError if no Pull actor hosts it within
-        `timeout_s`."""
+        """Wait until a Pull actor hosts the push consumer's instance. Raises RequestTimeoutError if no Pull actor hosts
+        it within `timeout_s`."""
         self._begun = True
         deadline_s = time.monotonic() + timeout_s
         while self._pull is None:
@@ -107,8 +107,9 @@ class RunningInstance:
             self._look()
 
     def call(self, method: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-        """Call a method of the Pull actor for this instance. The Pull actor may be restarting, or another Pull actor
-        may host the instance now. So the call is retried for `timeout_s`, and must be safe to repeat."""
+        """Call a method of the Pull actor that hosts this push-consumer instance. The Pull actor may be restarting, or
+        another Pull actor may host the instance now. So the call is retried for `timeout_s`, and must be safe to
+        repeat."""
 
         def attempt(left_s: float) -> Any:
             pull = self._pull or self._look()
@@ -128,8 +129,8 @@ class RunningInstance:
         return self._calls.call(method, *args, what=f"the listener of instance {self.name}", timeout_s=timeout_s)
 
     def stop(self, timeout_s: float) -> str:
-        """Stop the instance. Returns why the instance could not finish its messages, or an empty string if it finished
-        them."""
+        """Stop the push-consumer instance at its Pull actor. Returns why the instance could not finish its messages, or
+        an empty string if it finished them."""
         deadline_s = time.monotonic() + timeout_s
         try:
             while self._begun and not self.call(
@@ -176,14 +177,14 @@ class PushSubscription(OfProcess):
                 raise ListenerError(f"the Listener actor cannot load listener {name}:\n{failure}")
 
     def wait_running(self, timeout_s: float) -> None:
-        """Wait until Pull actors serve all instances. Raises RequestTimeoutError or ServiceNotAvailableError if an
-        instance is not served in time."""
+        """Wait until Pull actors serve all instances of this push consumer. Raises RequestTimeoutError or
+        ServiceNotAvailableError if an instance is not served within `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
         for instance in self.instances:
             instance.wait_running(max(0.1, deadline_s - time.monotonic()))
 
     def status(self) -> list[InstanceStatus]:
-        """Return the status of each instance."""
+        """Return the status of each push-consumer instance of this subscription."""
         return [_status_of(instance.call("instance_status"), self._names) for instance in self.instances]
 
     def reply_statistics(self) -> ReplyStatistics:
@@ -257,7 +258,8 @@ class PushSubscription(OfProcess):
         self.stop()
 
     def _call_all(self, method: str, *args: Any) -> None:
-        """Call a method of all instances. After all calls, raises the error of the first call that failed."""
+        """Call a method for each push-consumer instance. A failed call does not prevent the other calls; at the end,
+        the error of the first failed call is raised."""
         failures = []
         for instance in self.instances:
             try:

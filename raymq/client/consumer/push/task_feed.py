@@ -39,8 +39,8 @@ report."""
 FEED_IDLE_S: Final = 0.5
 """Maximum time in s that the reporting thread sleeps."""
 AWAKE_S: Final = 0.2
-"""Time in s after a report for which the reporting thread checks for work every JOIN_AFTER_S. In this time a new task
-need not wake the thread."""
+"""Time in s after each report in which the reporting thread does not sleep long, but checks for new tasks every
+JOIN_AFTER_S. So a new task in this time need not wake the thread."""
 FEED_RETRY_S: Final = 0.3
 """Pause in s after a failed call to the Pull actor."""
 FEED_PAUSE_MAX_S: Final = 5.0
@@ -54,8 +54,9 @@ class Feed(Protocol):
     """Interface of the calls to the Pull actor (raymq.client.consumer.push.feed_client)."""
 
     def next_tasks(self, epoch: int, got: int) -> TaskBatch:
-        """Return the task batch that follows batch number `got` of `epoch`. Each start of the instance at a Pull actor
-        begins a new epoch. Raises RaymqError if the call fails."""
+        """Return the next task batch from the Pull actor: the batch after batch number `got` of epoch `epoch`. A new
+        epoch begins each time the push-consumer instance starts at a Pull actor. Raises RaymqError if the call fails.
+        """
 
     def report(self, epoch: int, reports: Sequence[TaskReport]) -> None:
         """Report to the Pull actor the progress of tasks that it sent in `epoch`. Raises RaymqError if the call
@@ -82,7 +83,8 @@ class TaskFeed:
         """Event that is set if the reporting thread may have something to report."""
         self._closed = threading.Event()
         self._asleep = False
-        """True while the reporting thread sleeps for a longer time, so that a new task must wake it."""
+        """True while the reporting thread is in a long sleep. If a new task arrives, the thread must then be
+        woken."""
         self._pool = ConsumePool(
             handler,
             threads=settings.threads,
@@ -96,7 +98,8 @@ class TaskFeed:
         )
         self._reader = TaskReader()
         self._lock = threading.Lock()
-        """Guards all attributes that are assigned below."""
+        """Guards the attributes about the current epoch: its number, its last batch, its tasks and their
+        reports."""
         self.epoch = 0
         """Latest epoch from which a task was received. Each start of the instance at a Pull actor has a new
         epoch."""
@@ -108,7 +111,7 @@ class TaskFeed:
         """For each task, the time of its last report. Before the first report, it is the time at which the task
         started."""
         self._not_begun: list[TaskReport] = []
-        """Reports about tasks that this process could not begin."""
+        """Reports about tasks that this process received but could not begin. They are not sent yet."""
 
     def start(self, feed: Feed, ready: Callable[[float], object]) -> None:
         """Start to take tasks from `feed`. `ready(wait_s)` is called before each request for tasks. It waits up to
@@ -128,7 +131,7 @@ class TaskFeed:
         self._closed.set()
         self._news.set()
 
-    # Methods that begin tasks
+    # Methods that start the tasks of a received batch
 
     def begin(self, batch: TaskBatch) -> None:
         """Begin the tasks of a task batch. Does nothing if the batch was already received."""
@@ -219,10 +222,11 @@ class TaskFeed:
         return min(next_s, REPORT_S) if self._requests else next_s
 
     def heard(self) -> None:
-        """Renew the leases of the tasks: the Pull actor has answered, so it still owns the tasks."""
+        """Renew the leases of the tasks in this Listener process. The Pull actor has answered, so it still hosts the
+        instance to which the tasks belong."""
         self._pool.renew_leases()
 
-    # The loops of the receiving thread and the reporting thread
+    # The loops of the two threads: the thread that receives tasks, and the thread that reports finished messages
 
     def _receive(self, feed: Feed, ready: Callable[[float], object]) -> None:
         while not self._closed.is_set():

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class TaskReader:
-    """Decodes the messages of tasks. Used by one thread only."""
+    """Decodes the messages of consume tasks, which a Pull actor sends to a listener. Used by one thread only."""
 
     def __init__(self) -> None:
         self._readers: dict[StoreLog, LogReader] = {}
@@ -51,8 +51,8 @@ class TaskReader:
         return messages, damaged
 
     def _find(self, log: StoreLog, places: LogPlaces) -> LocatedRecords:
-        """Return the records at the given places of a log file. Raises DataLossError or OSError if the file does not
-        hold all of them."""
+        """Return the records at the positions `places` of a store's log. Raises DataLossError or OSError if the log's
+        files lack one of these records."""
         positions, sizes = np.frombuffer(places.positions, np.int64), np.frombuffer(places.sizes, np.int64)
         # Queue offsets that are unknown are -1.
         offsets = np.frombuffer(places.offsets, np.int64) if places.offsets else np.full(len(positions), -1)
@@ -76,7 +76,8 @@ class TaskReader:
 
 
 def _located(task: ShippedTask) -> LocatedRecords:
-    """Return the records whose bytes are in a task."""
+    """Return the records of a consume task that contains its records' bytes (the records are not in mapped log
+    files)."""
     if not task.sizes:
         return LocatedRecords.read(task.records)
     sizes = np.frombuffer(task.sizes, np.int64)

@@ -97,7 +97,9 @@ class AsyncSimpleConsumer(AsyncConsumer[SimpleConsumer]):
             if not self._engine.closed:
                 await self._call(self._engine.close)
         finally:
-            if self._engine.closed:  # the engine is still open if this close was cancelled before it began
+            # `_engine` is still open if this call of `close` was cancelled before it began; then the threads are needed
+            # for the next call
+            if self._engine.closed:
                 self._calls.shutdown(wait=False)
 
     async def __aenter__(self) -> AsyncSimpleConsumer:

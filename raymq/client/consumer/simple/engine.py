@@ -211,7 +211,9 @@ class SimpleEngine:
         self._start(name, topics)
         try:
             return self._receive(name, request)
-        except GroupNotExistError:  # the group was deleted: register its start position again
+        # The group was deleted, and with it the start position that it had registered at the broker. Register the start
+        # position again.
+        except GroupNotExistError:
             with self._lock:
                 self._started = {known for known in self._started if known[0] != name}
             self._start(name, topics)
@@ -224,7 +226,8 @@ class SimpleEngine:
         return answer
 
     def _start(self, name: str, topics: Sequence[str]) -> None:
-        """Register the group's start position in these topics at a broker, unless the broker already has it."""
+        """Register at a broker the position at which the group starts to receive messages of these topics. Does nothing
+        for topics whose start position this consumer has already registered there."""
         with self._lock:
             new = [topic for topic in topics if (name, topic) not in self._started]
         if new:
@@ -272,8 +275,8 @@ class SimpleEngine:
         whole = len(messages) if len(messages) == handed_out else 0
         receipt = Receipt(*places, self.settings.ordered, whole)
         result = received(self.names.shown_messages(messages), receipt)
-        # A message of the retry topic may be over the limit although its lease is not, because its record counts
-        # earlier attempts.
+        # A message of the retry topic may have had too many attempts although its lease had few. The message's record
+        # also counts the attempts before it was sent to the retry topic.
         if given.attempts > retry_max_times or given.topic == retry_topic(self.settings.group):
             dead = [index for index, message in enumerate(result) if message.attempt > retry_max_times + 1]
             for index in dead:
@@ -417,16 +420,16 @@ def _part(given: LeasedRange, offset: int) -> LeasePart:
 
 
 def _parts_of(messages: Iterable[ReceivedMessage]) -> list[tuple[Receipt, str]]:
-    """Group messages by their receipts. Returns, for each receipt, the set of its messages' offsets in encoded
-    form."""
+    """Group messages by their receipts (leases). Returns each receipt with the offsets of its messages, encoded as a
+    text."""
     groups: dict[int, list[ReceivedMessage]] = {}
     for message in messages:
         groups.setdefault(id(_require_received(message)._receipt), []).append(message)
     parts = []
     for own in groups.values():
         receipt = own[0]._receipt
-        # All messages of the lease are present if their number equals the lease's number and no message is present
-        # twice.
+        # The program has passed all messages of the lease if their number equals the lease's number and no message
+        # occurs twice.
         is_all = len(own) == receipt.whole == len({id(message) for message in own})
         parts.append((receipt, ALL_OFFSETS if is_all else _bits(receipt, own)))
     return parts

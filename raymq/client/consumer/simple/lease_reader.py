@@ -47,15 +47,15 @@ class LeasedMessages:
 
     messages: list[MessageExt] = field(default_factory=list)
     parts: list[tuple[LocatedRecords, list[int] | range]] = field(default_factory=list)
-    """Records from which the messages were decoded. Each entry also has the row numbers of the messages within its
-    records."""
+    """The records from which `messages` were decoded. Each entry also has the indices of the decoded messages within
+    its records."""
     end: int = 0
     """The queue offset up to which the leased range was read (exclusive)."""
     size_bytes: int = 0
     unreadable: dict[int, UnreadableMessage] = field(default_factory=dict)
 
     def record(self, index: int) -> bytes:
-        """Return the complete record of the message with index `index`."""
+        """Return the complete record of message number `index` of this leased range."""
         for part, rows in self.parts:
             if index < len(rows):
                 start = int(part.starts[rows[index]])
@@ -132,8 +132,8 @@ def _parts(
 def _fetch(storage: StorageClient, request: FetchRequest, max_bytes: int, end: int) -> tuple[LocatedRecords, int]:
     [result] = storage.fetch([request], max_bytes, 0.0, LEASE_FETCH_TIMEOUT_S)
     if result.max_offset < end:
-        # The lease's last offset is not visible at this master yet. Retry later: the offset will soon be visible here,
-        # or another store serves it.
+        # The master's store does not yet show the last offset of the lease to consumers. A retry succeeds when the
+        # store shows this offset, or when another store serves the queue.
         raise ServiceNotAvailableError(
             f"storage actor {storage.name} does not serve offset {end - 1} of topic {request.topic!r} yet; retry later"
         )
@@ -149,7 +149,8 @@ def _fetch(storage: StorageClient, request: FetchRequest, max_bytes: int, end: i
 def _add(
     found: LeasedMessages, part: LocatedRecords, queue: MessageQueue, wanted: Subscription, given: LeasedRange
 ) -> None:
-    """Decode the records of `part`, and add the wanted messages that the lease includes to `found`."""
+    """Decode the records of `part`. Add those messages to `found` that the subscription `wanted` selects and that the
+    leased range `given` includes."""
     if not len(part.starts):
         return
     without = int(given.without, 16)

@@ -25,7 +25,8 @@ _LIST_KINDS: Final = (pa.types.is_list_view, pa.types.is_large_list_view, pa.typ
 
 
 _WITHOUT_VIEWS: Final = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-"""The types to which view types are cast before rows are taken from a dictionary: Arrow takes no rows of a view."""
+"""For each Arrow view type, the plain type with the same values. A dictionary of a view type is cast to the plain type,
+because Arrow cannot take rows of a view."""
 
 
 def sendable_columns(table: pa.Table) -> pa.Table:
@@ -51,7 +52,8 @@ def plain_table(table: pa.Table, *, except_column: str = "") -> pa.Table:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of a column's values without dictionaries, runs, list views and fixed sizes."""
+    """Return the plain Arrow type with the same values: without dictionaries, run-end encoding, list views and fixed
+    sizes."""
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         values = plain_type(kind.value_type)
         return _WITHOUT_VIEWS.get(values, values)
@@ -65,7 +67,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column with the same values in its `plain_type`."""
+    """Convert a column to the type `plain_type(column.type)`, and return it. Its values stay the same."""
     return pa.chunked_array(map(_plain, column.chunks), plain_type(column.type))
 
 

@@ -54,7 +54,7 @@ class RowRange(NamedTuple):
 
     @property
     def end_sequence(self) -> int:
-        """The sequence after the last row of this range."""
+        """The sequence number that follows the sequence number of the range's last row."""
         return self.first_sequence + len(self.messages)
 
     def rows_from(self, sequence: int) -> RowRange | None:
@@ -84,7 +84,7 @@ class RowPlacement:
         self.rows = 0
         """Number of rows to which a queue was assigned so far."""
         self.next_sequences: dict[MessageQueue, int] = {}
-        """Next unused sequence of each queue that stores rows."""
+        """For each queue that stores rows: the next sequence that no row uses."""
 
     def timer_queues(self) -> list[MessageQueue]:
         """Return the timer queues of all brokers, in which rows with a deliver time wait."""
@@ -141,11 +141,11 @@ class RowPlacement:
 
 
 def _grouped(messages: MessageColumns, numbers: Ints) -> Iterator[tuple[int, MessageColumns]]:
-    """Group messages by their entry in `numbers`. The messages of a group keep their order. Consecutive messages with
-    equal numbers are not copied."""
+    """Group messages by number, where `numbers[i]` is the number of message i. The messages of a group keep their
+    order. Consecutive messages with equal numbers are not copied."""
     changes = np.flatnonzero(np.diff(numbers)) + 1
-    # Sharding keys scatter the rows, so few consecutive rows have the same number. Sort the rows, so that each group is
-    # one range.
+    # The messages follow the order of the rows, and sharding keys scatter adjacent rows. So few adjacent messages have
+    # the same number. Sort the messages by number, so that each group is one range.
     if len(changes) > len(numbers) // 64:
         order = np.argsort(numbers, kind="stable")
         messages, numbers = messages.take(order), numbers[order]

@@ -33,8 +33,8 @@ class StoredSequences:
         self._routes, self._storages = routes, storages
 
     def ask(self, queues: Iterable[MessageQueue], timeout_s: float) -> dict[MessageQueue, int]:
-        """Return, for each queue, the sequence after the last stored row; 0 if no row is stored. Makes one call per
-        broker group.
+        """Return for each queue the sequence number that follows this producer's last stored row; 0 if the queue stores
+        no row. Makes one call per broker group.
 
         If a broker group has no master, waits for a master. Raises ServiceNotAvailableError or RequestTimeoutError
         after `timeout_s`. Raises ClientStateError if an instance of the producer with a newer epoch has written.

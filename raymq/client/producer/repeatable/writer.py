@@ -207,8 +207,8 @@ class RepeatableWriter(Closing):
             raise
 
     def _continue_after_failure(self) -> None:
-        """If another attempt has stored some of the failed rows after their failure, continue with the remaining failed
-        rows. Otherwise raise the failure."""
+        """Continue the write after a failure, if another attempt of the same write has stored some of the failed rows
+        since. Only the other failed rows are sent again. Otherwise raise the failure."""
         failure = self._in_flight.settle()
         assert failure is not None
         if not isinstance(failure, (MessageIllegalError, SendUnknownError)):
@@ -266,7 +266,7 @@ def check_rows(
 
 
 class _PartsInFlight:
-    """Counts the parts of a write that have no outcome yet, and collects the outcomes of the other parts.
+    """Counts the parts of a repeatable write that have no outcome yet, and collects the outcomes of the other parts.
     Thread-safe."""
 
     def __init__(self) -> None:
@@ -277,25 +277,26 @@ class _PartsInFlight:
         self.failed: list[RowRange] = []
 
     def add(self, part: RowRange) -> Callable[[int, int, Outcome], None]:
-        """Count a part of the write, which is now being sent. Returns the function to call with the part's
-        outcome."""
+        """Count a row range of the write that is about to be sent. Returns a function; the producer calls it with the
+        outcome of the rows."""
         with self._changed:
             self._count += 1
         return lambda first, end, outcome: self._ended(part, outcome)
 
     def not_taken(self, part: RowRange, error: BaseException) -> None:
-        """Record that a part has failed because the producer did not accept it."""
+        """Record that a part of the rows has failed because the producer did not accept the part for sending."""
         self._ended(part, error)
 
     def settle(self) -> BaseException | None:
-        """Wait until each part has an outcome, which it has at its deadline at the latest. Returns the first failure;
-        None if all parts were stored."""
+        """Wait until each part of the rows has been stored or has failed; a part fails at its deadline at the latest.
+        Returns the first failure; None if all parts were stored."""
         with self._changed:
             self._changed.wait_for(lambda: not self._count)
             return self.failure
 
     def forget_failure(self) -> None:
-        """Forget the failed parts and their failure, before the writer sends the parts again."""
+        """Forget the ranges of rows that failed, and the first failure, before the writer sends these rows
+        again."""
         with self._changed:
             self.failure = None
             self.failed = []
@@ -307,8 +308,8 @@ class _PartsInFlight:
             else:
                 self.failed.append(part)
                 error = outcome if isinstance(outcome, BaseException) else _not_safe(part, outcome.status)
-                # Keep the first failure. After a failure, all later rows of the same queue fail with the queue's first
-                # failure.
+                # Keep only the first failure: after a failure in a queue, all later rows of the queue fail as a
+                # consequence, with the same failure.
                 self.failure = self.failure or error
             self._count -= 1
             if not self._count:

@@ -48,7 +48,8 @@ from raymq.records.kernels.encode import encode_columns
 from raymq.records.kernels.message_columns import MessageColumns
 
 FEW_MESSAGES: Final = 40
-"""Largest number of messages for which encoding record by record is cheaper than encoding by columns."""
+"""Largest number of messages in a batch for which encoding one record at a time is cheaper than encoding all records by
+columns."""
 _WAIT: Final = f"{PROPERTY_WAIT}\x01false\x02".encode()
 _UNIQUE: Final = f"{PROPERTY_UNIQ_KEY}\x01".encode()
 _NO_HOST: Final = bytes(8)
@@ -101,8 +102,8 @@ class BatchEncoder:
         self._compresses_from = compression.threshold_bytes if compression.type is not CompressionType.NONE else 1 << 62
 
     def encode(self, sends: QueueSends, batches: Sequence[SendBatch]) -> EncodedBatch:
-        """Encode the messages of `batches` as one batch for the queue to which `sends` belongs. If a message is not
-        legal, raises MessageIllegalError and uses no sequence number."""
+        """Encode the messages of `batches` as one batch for one queue; `sends` is the queue's send state. If a message
+        is not legal, raises MessageIllegalError and uses no sequence number."""
         messages = _all_messages(batches)
         if batches[0].numbered:
             sends.next_sequence = batches[0].first_sequence
@@ -257,7 +258,7 @@ class BatchEncoder:
 
     def encode_one(self, sends: QueueSends, message: Message) -> LoneRecord:
         """Encode one message that is not delayed, without making a batch. The result equals the result of `encode`, in
-        fewer steps. If the message is not legal, raises MessageIllegalError and uses no sequence."""
+        fewer steps. If the message is not legal, raises MessageIllegalError and uses up no sequence number."""
         shared: _QueueLayout = sends.layout or self._layout(sends)
         (stem, number), sequence, queue = self._ids.next_parts(), sends.next_sequence, sends.queue
         waits, born_ms = message.wait_store_msg_ok, time.time_ns() // 1_000_000

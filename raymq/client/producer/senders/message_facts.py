@@ -19,7 +19,8 @@ queue's offset."""
 
 
 def cost_bytes(message: Message) -> int:
-    """Return a message's cost in the buffer pool, in bytes."""
+    """Return the number of bytes that a message takes up in the producer's buffer pool. Includes an estimate for the
+    record header, ids and objects."""
     cost = len(message.body) + OVERHEAD_BYTES
     if message.light_queues:
         cost += sum(map(len, message.light_queues)) + LIGHT_QUEUE_OVERHEAD * len(message.light_queues)

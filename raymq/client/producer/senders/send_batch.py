@@ -45,7 +45,7 @@ SEALED: Final = -1
 
 
 class Stage(Enum):
-    """The stage of a batch's messages, from enqueueing until they have an outcome
+    """The stage of a batch's messages, from being enqueued until each message has an outcome
     (raymq.client.producer.senders.send_state)."""
 
     QUEUED = "QUEUED"
@@ -198,7 +198,8 @@ class SingleSend(Struct, eq=False):
     generation: int
     movable: bool
     begun: bool = False
-    """True while the message's queue is marked as busy for this message."""
+    """True while this message's queue is marked as busy, so that later messages of the queue wait until this message is
+    sent."""
     allocated: bool = False
     """True while the message holds space in the buffer pool."""
     record: LoneRecord | None = None
@@ -232,7 +233,8 @@ class Flight(Struct, eq=False):
 
     @classmethod
     def of(cls, sends: QueueSends, batches: list[SendBatch], encoded: EncodedBatch) -> Flight:
-        """Make a Flight of batches that were just encoded together."""
+        """Create a Flight from batches that were encoded together. A Flight expires with the earliest deadline of its
+        batches."""
         return cls(sends, batches, encoded, min([batch.deadline_s for batch in batches]))
 
     @property
@@ -241,8 +243,8 @@ class Flight(Struct, eq=False):
         return self.batches[0].topic
 
     def places(self) -> Iterator[tuple[SendBatch, int, int]]:
-        """Yield each batch of this Flight (batches that are encoded together) with two message indices, counted in the
-        Flight: the batch's first message, and the end after its last message."""
+        """Yield each batch of this Flight (batches that are encoded together) with its range of messages: the index of
+        its first message and the index after its last message. Indices count all messages of the Flight."""
         first = 0
         for batch in self.batches:
             end = first + len(batch.messages)
@@ -296,7 +298,8 @@ class Flight(Struct, eq=False):
 
 
 def _due_times(queue: MessageQueue, batch: SendBatch) -> DueTimes | None:
-    """Return the delivery times of a batch's messages if `queue` is a timer queue, else None."""
+    """Return the delivery times of a batch's messages if `queue` is a timer queue (a queue of delayed messages); else
+    None."""
     if queue.topic != TIMER_TOPIC or isinstance(batch.messages, MessageColumns):
         return None
     return DueTimes(batch.topic, [message.deliver_at_ms or 0 for message in batch.messages])

@@ -50,7 +50,7 @@ class SendQueues:
         """Queues that have waiting batches and are not busy. The next request begins with the first of these
         queues."""
         self._attempts: deque[SendAttempt] = deque()
-        """Attempts that the sender makes before it takes waiting messages."""
+        """Attempts (requests to the store) that the sender makes before it takes further waiting messages."""
         self._in_flight = 0
         """Number of queues that are busy: their messages are in flight or will be sent again."""
 
@@ -73,7 +73,8 @@ class SendQueues:
 
     @property
     def has_work(self) -> bool:
-        """True if a batch waits in a queue that is not busy, or an attempt waits."""
+        """True if this sender has a request to make: a batch waits in a queue that is not busy, or an attempt (request
+        to the store) waits."""
         return bool(self._waiting or self._attempts)
 
     def may_overtake(self, sends: QueueSends) -> bool:
@@ -114,21 +115,26 @@ class SendQueues:
             return False
         single.sends.busy = True
         self._in_flight = 1
-        single.begun = True  # set `begun` together with `busy`: no signal handler runs between these statements
+        # No signal handler can run between this statement and the statement that sets `busy`, so the two attributes
+        # always agree.
+        single.begun = True
         return True
 
     def release_single(self, single: SingleSend) -> None:
-        """Undo `begin_single`. A second call for the message changes nothing."""
+        """Mark the queue of a single message as no longer busy: undo `begin_single`. A second call for the same message
+        changes nothing."""
         sends = single.sends
         if single.begun:
             sends.busy = False
             self._in_flight -= 1
-            single.begun = False  # clear `begun` together with `busy`: no signal handler runs between these statements
+            # No signal handler can run between this statement and the statement that clears `busy`, so the two
+            # attributes always agree.
+            single.begun = False
         if sends.waiting and not sends.busy:
             self._waiting.setdefault(sends)
 
     def release(self, sends: QueueSends) -> None:
-        """Mark a queue as no longer busy."""
+        """Mark a queue as free for the next send, after its send in flight has ended."""
         if sends.busy:
             sends.busy = False
             self._in_flight -= 1

@@ -55,7 +55,7 @@ class Event(Enum):
 
 TRANSITIONS: Final[Mapping[tuple[Stage, Event], Stage]] = {
     (Stage.QUEUED, Event.TAKEN): Stage.IN_FLIGHT,
-    # a refused message waits for this broker again, or moves to another broker
+    # a message that the store refused waits to be sent to the same broker again, or moves to another broker
     (Stage.QUEUED, Event.REFUSED): Stage.QUEUED,
     (Stage.QUEUED, Event.REFUSED_FOR_GOOD): Stage.ENDED,
     # a queued message whose deadline has passed fails, and is certainly not stored
@@ -71,9 +71,10 @@ TRANSITIONS: Final[Mapping[tuple[Stage, Event], Stage]] = {
     # The outcome stays unknown although the store refused this attempt, because an earlier attempt may have stored the
     # messages.
     (Stage.UNKNOWN, Event.REFUSED): Stage.UNKNOWN,
-    # SendUnknownError: an earlier attempt may have stored the messages
+    # The send ends with SendUnknownError, because an earlier attempt may have stored the messages.
     (Stage.UNKNOWN, Event.REFUSED_FOR_GOOD): Stage.ENDED,
-    # SendUnknownError: no answer showed before the deadline if the messages are stored
+    # The send ends with SendUnknownError: until the deadline, no answer of the store has shown whether the messages are
+    # stored.
     (Stage.UNKNOWN, Event.TIME_UP): Stage.ENDED,
     (Stage.STORED, Event.ANSWERED): Stage.ENDED,
     (Stage.STORED, Event.NOT_SAFE): Stage.STORED,
@@ -165,8 +166,8 @@ class SendState(SendQueues):
         return self._isolate_illegal(sends, batches, error)
 
     def take_back(self, batches: Sequence[SendBatch], error: RaymqError) -> SendDecision:
-        """Put batches back into their queues, because no other broker can accept them. If `error` is not retryable, the
-        batches fail instead."""
+        """Put batches back into the queues of messages to send, because no other broker can accept them. If `error` is
+        not retryable, the batches fail instead."""
         decision = SendDecision()
         self._wait_again(batches, error, decision)
         return decision
@@ -209,8 +210,8 @@ class SendState(SendQueues):
         return decision
 
     def settle_expired(self, attempt: SendAttempt, now_s: float) -> SendDecision:
-        """Complete the messages of an attempt that have reached their deadlines, before the other messages are sent
-        again."""
+        """Complete the messages of a failed attempt whose deadlines have passed. The sender calls this before it sends
+        the attempt's other messages again."""
         decision = SendDecision()
         if attempt.flights[0].stage is Stage.STORED:
             for flight in list(attempt.flights):
@@ -282,8 +283,8 @@ class SendState(SendQueues):
     def _repeat(
         self, attempt: SendAttempt, error: RaymqError, event: Event, now_s: float, decision: SendDecision
     ) -> None:
-        """Schedule an attempt to be sent again with the same bytes. Waiting messages that need no order move to other
-        brokers."""
+        """Schedule a failed attempt to be sent again with the same bytes. Messages that still wait to be sent, and that
+        need no order, move to other brokers."""
         for flight in attempt.flights:
             self._follow(flight, event)
         attempt.error = error
@@ -380,7 +381,7 @@ class SendState(SendQueues):
             decision.ended += [(batch, failure) for batch in late]
         return [batch for batch in batches if batch not in late] if late else list(batches)
 
-    # Methods that change a Flight's stage
+    # Methods that change the stage of a Flight (batches that are encoded and sent together)
 
     def _follow(self, flight: Flight, event: Event) -> None:
         flight.stage = TRANSITIONS[flight.stage, event]

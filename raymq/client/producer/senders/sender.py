@@ -83,8 +83,8 @@ class Sender:
         """Wake the sender's thread if it is idle."""
         if self._idle:
             self._wake.notify()
-            # A signal handler may raise an exception inside `notify`. The thread is therefore marked as awake only
-            # after `notify`, so that the next call notifies it again.
+            # Mark the sender's thread as awake only after `notify`. If a signal handler raises an exception inside
+            # `notify`, the next call notifies the thread again.
             self._idle = False
 
     def close(self, *, give_up: bool) -> None:
@@ -161,7 +161,8 @@ class Sender:
             self._abandon([batch], error)
 
     def _end_at_once(self, sends: QueueSends, cost_bytes: int, count: int, generation: int) -> None:
-        """Free the queue and the buffer space of messages that their caller has sent and the store has stored."""
+        """Record that the store has stored messages that the calling thread sent itself: release their queue for the
+        next send, and free their buffer space."""
         with self._context.lock:
             self.state.release(sends)
             futures = self._context.buffer.deallocate_locked(cost_bytes, count, generation)
@@ -221,8 +222,9 @@ class Sender:
         return sent
 
     def interrupted(self, single: SingleSend, error: BaseException) -> None:
-        """Free the queue and the buffer space of a single message, after a signal handler or a bug raised `error` in
-        its caller. If the message may be stored, the sender's thread completes the send."""
+        """Release the queue and the buffer space that a single message holds. A signal handler or a bug raised `error`
+        in the caller and interrupted the send. If the message may be stored already, the sender's thread completes the
+        send."""
         if single.begun and single.record is not None:
             self._single_failed(single, ServiceNotAvailableError(f"the send was interrupted ({error!r})"))
         with self._context.lock:
@@ -232,8 +234,8 @@ class Sender:
         self._context.buffer.settle()
 
     def _single_failed(self, single: SingleSend, error: RaymqError) -> Completion:
-        """Convert a single message to a batch after its caller's attempt failed. The sender's thread continues to send
-        the batch."""
+        """Convert a single message to a batch, because sending it in its caller's thread has failed. The sender's
+        thread then sends the batch."""
         batch = self._as_batch(single)
         if single.record is None:
             self._not_encoded(batch.sends, [batch], error)
@@ -258,8 +260,8 @@ class Sender:
         return single.batch()
 
     def _settle(self, flight: Flight, result: AppendResult) -> None:
-        """Give messages that are stored less durably than requested to the sender's thread, which sends them
-        again."""
+        """Process the store's answer for messages that are stored, but less durably than requested. The sender's thread
+        sends them again."""
         attempt = SendAttempt([flight])
         with self._context.lock:
             decision = self.state.answered(attempt, [result], self._now_s())
@@ -317,7 +319,7 @@ class Sender:
             self._repeat(attempt)
 
     def _send_waiting(self) -> None:
-        """Take waiting messages, and send them as one request."""
+        """Take waiting messages of this sender's broker, and send them as one request."""
         with self._context.lock:
             oldest = self.state.oldest()
         if oldest is None:
@@ -343,7 +345,7 @@ class Sender:
             self._attempt(SendAttempt(flights), storage, description)
 
     def _repeat(self, attempt: SendAttempt) -> None:
-        """Send an attempt again, without the messages whose deadlines have passed."""
+        """Send an attempt (a request to the store) again, without the messages whose deadlines have passed."""
         if attempt.again:
             with self._context.lock:
                 decision = self.state.settle_expired(attempt, self._now_s())
@@ -430,10 +432,11 @@ class Sender:
     # Methods that carry out a decision of SendState
 
     def _carry_out(self, decision: SendDecision, error: RaymqError | None = None, topic: str = "") -> None:
-        """Carry out a decision of SendState. `error`: the failure that caused the decision; None if no failure caused
-        it."""
+        """Carry out a decision of SendState about this sender's batches. `error`: the failure that led to the decision;
+        None if no failure led to it."""
         if error is not None:
-            # a stored error must not keep the messages in memory through its traceback's frames
+            # Drop the traceback, because the sender stores this error. The traceback's frames would keep the messages
+            # in memory.
             error.__traceback__ = None
         if decision.broker_failed and error is not None:
             with self._context.lock:
@@ -460,7 +463,7 @@ class Sender:
             self._pause(error)
 
     def _observe(self, batch: SendBatch, outcome: Outcome) -> None:
-        """Notify the observers of a batch's outcome."""
+        """Notify the sender's observers of the outcome of a batch."""
         took_ms = (self._context.clock() - batch.handed_over_s) * 1000
         topic = self._context.encoder.stored_topic(batch.topic)
         for observer in self._context.observers:
@@ -482,8 +485,8 @@ class Sender:
             self._context.buffer.share_locked(generation)
 
     def _pause(self, error: RaymqError | None) -> None:
-        """Delay the thread's next attempt. If the store is busy, the delay is at least as long as the store
-        requests."""
+        """Delay the sending thread's next attempt after `error`. If the store is busy or the quota is used up, the
+        delay is at least as long as the error requests."""
         pause_s = self._pauses.next()
         if isinstance(error, SystemBusyError | QuotaExceededError):
             pause_s = max(pause_s, error.retry_after_s or 0.0)
@@ -492,6 +495,6 @@ class Sender:
 
 
 def _shipped(batch: EncodedBatch) -> EncodedBatch:
-    """Return a batch without its list of message ids, because the store reads the ids from the records. If the ids are
-    a range, the batch keeps them."""
+    """Return the batch as it is sent to the store. A list of message ids is omitted, because the store reads the ids
+    from the records. A range of ids (IdRange) is kept."""
     return batch if isinstance(batch.message_ids, IdRange) else batch.without_ids()

@@ -61,7 +61,7 @@ _in_sender = _InSender()
 
 
 def mark_sender_thread() -> None:
-    """Mark the current thread as a sender's thread."""
+    """Mark the current thread as a sender's thread, so that `in_sender` returns True in it."""
     _in_sender.active = True
 
 

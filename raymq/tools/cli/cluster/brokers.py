@@ -113,7 +113,7 @@ def check_send(
     """
     from raymq.client.admin.upkeep.send_check import check_queue
 
-    def pull(queue: Any, offset: int) -> Any:  # `queue` is a MessageQueue; the function returns a PullResult
+    def pull(queue: Any, offset: int) -> Any:  # The argument `queue` is a MessageQueue, and the result is a PullResult.
         return client.admin.pull(queue, offset, max_messages=1)
 
     results = []

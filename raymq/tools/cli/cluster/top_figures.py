@@ -94,8 +94,8 @@ def figures_between(before: Reading, now: Reading) -> TopFigures:
 
 
 def _since(before: int, now: int) -> int:
-    """Return the growth of a counter between two readings. If the counter shrank, its server has restarted and counted
-    from 0, so the growth is `now`."""
+    """Return the growth of a counter from the reading `before` to the reading `now`. If the counter shrank, its server
+    has restarted and counted from 0, so the growth is `now`."""
     return now - before if now >= before else now
 
 
@@ -124,7 +124,8 @@ def _joined(parts: Sequence[GroupRates]) -> GroupRates:
 
 
 def sorted_topics(rows: Sequence[TopicRates], key: SortKey) -> list[TopicRates]:
-    """Return the topics sorted by column `key`, largest value first; by name if topics have no such column."""
+    """Return the topics' rates, sorted by the column `key`, largest value first. If topics do not have this column,
+    they are sorted by name."""
 
     def value(row: TopicRates) -> float:
         return {"in": row.in_per_s, "out": row.out_per_s, "lag": row.lag}.get(key, 0)

@@ -20,7 +20,7 @@ class NumberType(click.FloatRange):
     name = "number"
 
     def __init__(self, bounds: NumberRange) -> None:
-        # The help text leaves out an upper bound that limits nothing in practice.
+        # The option's help shows no upper bound if the bound is so high that it limits nothing in practice.
         is_open = bounds.high in (NUMBER_MAX, LONGEST_TIME_S)
         super().__init__(min=bounds.low, max=None if is_open else bounds.high)
         self.bounds = bounds

@@ -109,7 +109,8 @@ class Command(click.Command):
 
 
 _META_PREFIX: Final = "raymq."
-"""Prefix of this module's keys in the `meta` of a click context, which a command shares with the groups above it."""
+"""Prefix of this module's keys in the `meta` of a click context. A command shares this `meta` with its command groups,
+and with other code."""
 
 
 def _kept(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
@@ -156,7 +157,8 @@ class Group(click.Group):
 
 
 SENTENCE_MAX: Final = 1000
-"""Maximum number of characters that a group's help shows of a command's first sentence; no sentence is so long."""
+"""Maximum length, in characters, of a command's first sentence in the help of its command group. It is so large that no
+sentence is cut."""
 
 
 _QUIET: Final = f"{_META_PREFIX}quiet"
@@ -178,7 +180,8 @@ def is_quiet() -> bool:
 def _option_of_namespace(**how: Any) -> Callable[[Any], Any]:
     return click.option(
         "--namespace",
-        "within_namespace",  # parameter name that no command uses for an argument of its own
+        # Internal name of the option's parameter. It must differ from the parameter names of all commands.
+        "within_namespace",
         metavar="NAME",
         expose_value=False,
         callback=_kept,
@@ -198,7 +201,8 @@ def _option_of_address(**how: Any) -> Callable[[Any], Any]:
 
 
 def options_of(decorators: Sequence[Callable[[Any], Any]]) -> list[click.Parameter]:
-    """Return the options that these click decorators add, in the order in which the help lists them."""
+    """Return the command options that the click decorators in `decorators` add, in the order in which the help lists
+    them."""
 
     def nothing() -> None: ...
 

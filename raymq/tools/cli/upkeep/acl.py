@@ -132,7 +132,8 @@ def acl_import(files: tuple[Path, ...], target: Path) -> CommandResult:
     accounts = read_acl1((str(file), _read(file)) for file in files)
     _write_new(target, accounts.users_file())
     try:
-        # Check the new file now. If `raymq up` would refuse it, the command reports the error and deletes the file.
+        # Check the users file that was just written. If `raymq up` would refuse the file, the command reports the error
+        # and deletes the file.
         state = read_users_file(target, NO_USERS)
     except BaseException:
         target.unlink()

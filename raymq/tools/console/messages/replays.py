@@ -61,7 +61,7 @@ class LetterReplay:
 
     @property
     def outcome(self) -> str:
-        """A text for people with the progress of the replay, or its result after the end."""
+        """Text that tells users how many dead letters the replay has handled so far, or at its end."""
         text = f"{self.done} brought back, {self.failed} failed"
         return f"{text}; {self.error}" if self.error else text
 

@@ -46,8 +46,9 @@ class TailEvent:
 Positions = Mapping[MessageQueue, int]
 Wants = Callable[[MessageExt], bool]
 Read = Callable[[str, Positions | None, int], Awaitable[Arrived]]
-"""Async function that reads a topic: at most the given number of messages from the given positions. If the positions
-are None, it only finds the ends of the queues. Raises RaymqError."""
+"""Async function that reads messages from a topic. Its arguments are the topic, the positions at which to begin, and
+the maximum number of messages. If the positions are None, it returns no messages, only the positions at the ends of the
+queues. Raises RaymqError."""
 
 
 class TooManyViewersError(RaymqError):
@@ -65,8 +66,8 @@ class Viewer:
         self._changed = asyncio.Event()
 
     def offer(self, batch: Arrived) -> None:
-        """Buffer the messages of this batch that the viewer wants to see. If too many messages are buffered, drop the
-        oldest."""
+        """Buffer the messages of one read of the topic that the viewer of this live tail wants to see. If too many
+        messages are buffered, the oldest are dropped."""
         self._waiting += [message for message in batch.messages if self._wants(message)]
         self._skipped += batch.skipped
         while len(self._waiting) > TAIL_WAITING_MAX:
@@ -83,7 +84,7 @@ class Viewer:
             self._changed.set()
 
     def close(self) -> None:
-        """End the viewer's iteration over `events`."""
+        """End this viewer's live tail: the iteration over `events` stops."""
         self._closed = True
         self._changed.set()
 

@@ -162,8 +162,8 @@ def letters_after(
 ) -> tuple[list[DeadLetter], str | None]:
     """Return at most `limit` dead letters of a group, oldest first, and the cursor of the next page.
 
-    `after`: the place of the last letter of the previous page, None for the first page. The returned cursor is None if
-    there are no more letters. Raises GroupNotExistError.
+    `after`: identifies the last dead letter of the previous page; None for the first page. The returned cursor is None
+    if there are no more dead letters. Raises GroupNotExistError.
     """
     found = list(islice(admin.dead_letters(group).behind(after, replayed=replayed), limit + 1))
     letters = found[:limit]

@@ -148,8 +148,8 @@ class AuthMiddleware:
 
 
 def from_own_page(headers: Headers, scheme: str) -> bool:
-    """Return True if the request for a change is sent by a page of the console itself, or by a script without a
-    session."""
+    """Return True if a request to change something comes from a page of the console itself. Also True for a client that
+    is not a browser and sends no cookie, and so has no session."""
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site == "same-origin"

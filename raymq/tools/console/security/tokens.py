@@ -104,8 +104,8 @@ def role_of_token(
     viewer_token: str | None,
     guarded: Callable[[str], str] = no_secret,
 ) -> Role | None:
-    """Return the role that a token gives, None for a wrong token. `guarded` is called last; if it raises
-    SystemBusyError, this function raises it, too."""
+    """Return the role that the token `given` has; None for a wrong token. `guarded` returns the name of the token's
+    role; it is called only if the other checks fail. If it raises SystemBusyError, this function raises it, too."""
     if is_admin(given):
         return Role.ADMIN
     if viewer_token is not None and same_token(given, viewer_token):

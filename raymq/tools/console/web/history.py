@@ -93,7 +93,7 @@ class NamedHistory:
     def __init__(self) -> None:
         self._times: deque[int] = deque(maxlen=SAMPLES_MAX)
         self._values: dict[str, array[int]] = {}
-        """Maps each topic or group name to its values, one for each time of a sample."""
+        """For each topic or group name, its values at the times in `_times`, in the same order."""
 
     def add(self, at_ms: int, values: Mapping[str, int]) -> None:
         """Add a sample: the values of all topics or groups at time `at_ms`."""

@@ -101,7 +101,7 @@ def list_groups(admin: Admin) -> Listing[GroupRow]:
 def cluster_figures(admin: Admin, now_ms: int) -> ClusterFigures:
     """Sample the counters of the whole cluster at time `now_ms` (ms since 1970).
 
-    Raises ServiceNotAvailableError if a broker does not answer. Sums without this broker would be smaller, as if a
+    Raises ServiceNotAvailableError if a broker does not answer. A sum without that broker would be too small, as if a
     server had restarted.
     """
     answers, missing = broker_readings(admin, with_pairs=False)

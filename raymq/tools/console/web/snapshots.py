@@ -62,7 +62,8 @@ class Snapshots:
         return CachedAnswer(value, self._clock() - at_s, error)
 
     async def _ask(self, name: str, ask: Callable[[], Awaitable[Any]]) -> str:
-        """Call `ask` and cache its result under `name`. Returns the error text, or "" on success."""
+        """Call the function `ask`, and cache its result under `name`. Returns "" on success, or the text of the error
+        that `ask` raised."""
         try:
             value = await ask()
         except RaymqError as error:
@@ -113,7 +114,9 @@ class CallPool:
             return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
         except TimeoutError:
             if isinstance(_error_of(future), RaymqError):
-                raise  # The call's own RaymqError (a timeout) has more details than the error below.
+                # The call itself failed with a RaymqError (a timeout). Raise it, because it has more details than the
+                # RequestTimeoutError that `call` raises otherwise.
+                raise
             raise RequestTimeoutError(about, timeout_s) from None
 
     def close(self) -> None:
@@ -122,5 +125,5 @@ class CallPool:
 
 
 def _error_of(future: Future[T]) -> BaseException | None:
-    """Return the error of a call that has finished with an error; None otherwise."""
+    """Return the error if `future` has finished with an error; None otherwise."""
     return future.exception() if future.done() and not future.cancelled() else None

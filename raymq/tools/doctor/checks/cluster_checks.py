@@ -107,7 +107,8 @@ def retention(snapshot: DoctorSnapshot) -> list[Finding]:
 
 
 def _of_status(name: str, judge: Judge) -> Check:
-    """Return a check named `name` that applies the function `judge` to the report of `raymq status`."""
+    """Return a check of the doctor named `name`. It applies the function `judge` to the report of `raymq
+    status`."""
     return Check(name, "cluster", lambda snapshot: judge(_cluster(snapshot).status))
 
 

@@ -31,7 +31,8 @@ DirectoryJudge = Callable[[DirectoryFacts], Finding]
 
 
 def _everywhere(judge: MachineJudge) -> Callable[[DoctorSnapshot], list[Finding]]:
-    """Return a check that applies the function `judge` to this machine and to each node that answered."""
+    """Return a check function of the doctor. It applies the function `judge` to the facts about this machine, and to
+    the facts about each node that answered."""
 
     def judge_all(snapshot: DoctorSnapshot) -> list[Finding]:
         machines = [(snapshot.machine, HERE), *((node.machine, node.ip) for node in snapshot.nodes if node.machine)]

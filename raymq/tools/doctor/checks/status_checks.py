@@ -86,7 +86,8 @@ def _disk_advice(status: ClusterStatus, store: StoreReport) -> str:
 
 
 def stores_on_disk(status: ClusterStatus) -> list[Finding]:
-    """Check that every store that exists on disk is running. Only the nodes of running stores are searched."""
+    """Check that every store directory on the nodes' disks has a running storage actor. Only nodes with at least one
+    running store are searched."""
     do = "`raymq down` and `raymq up` without broker_groups start it; if it is not needed, move its directory away"
     stopped = [
         warn(f"{one.directory} holds a store that does not run", do, one.broker) for one in status.stopped_stores
@@ -95,8 +96,8 @@ def stores_on_disk(status: ClusterStatus) -> list[Finding]:
 
 
 def _replicas_ok(status: ClusterStatus, seen: str) -> list[Finding]:
-    """Return the finding of a check of replicas that has passed. Its text is `seen`, or "nothing is replicated" if the
-    cluster has no replicas."""
+    """Return the doctor's finding for a check of replicas that found no fault. The finding's text is `seen`, or
+    "nothing is replicated" if the cluster has no replicas."""
     return [ok(seen if status.replica_groups else "nothing is replicated")]
 
 

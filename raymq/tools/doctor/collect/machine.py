@@ -95,7 +95,7 @@ def readable_by_others(root: Path) -> Iterator[Path]:
             if path.lstat().st_mode & 0o077 and not path.is_symlink():
                 yield path
         except FileNotFoundError:
-            continue  # The file is gone: a running store may delete old files while the directory is listed.
+            continue  # The file was deleted after its directory was listed, for example by a running store.
 
 
 def _walk(root: Path) -> Iterator[Path]:

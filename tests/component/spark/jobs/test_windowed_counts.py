@@ -69,7 +69,8 @@ class Stream:
         self._files += 1
         path = self._directory / f"rows/{self._files}.json"
         path.write_text("\n".join(lines))
-        os.utime(path, (self._files, self._files))  # Spark reads the file with the oldest modification time first.
+        # Spark reads files in the order of their modification times, so each file gets a later time.
+        os.utime(path, (self._files, self._files))
 
     def run(self, windows: Windows = MINUTE) -> Counted:
         """Run one query that counts the rows of all present files, with one micro-batch per file."""

@@ -269,7 +269,7 @@ def test_options_have_the_names_of_sparks_kafka_source_where_the_meaning_is_the_
         # options of Spark's Kafka source that configure Kafka's client
         *("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),
         *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),  # options of streaming reads only
-        *("groupIdPrefix", "kafka.group.id"),  # A read by `read_topic` does not join a consumer group.
+        *("groupIdPrefix", "kafka.group.id"),  # `read_topic` joins no consumer group, so it has no options for a group.
         "includeHeaders",  # `read_topic` always returns properties, unless `columns` omits them.
     }
 
@@ -279,7 +279,7 @@ def test_columns_have_the_names_of_sparks_kafka_source_where_they_are_the_same()
     assert set(SPARK_SCHEMA.names) & KAFKA_COLUMNS == {"topic"}
 
 
-# The next test must be the last of this module, because it deletes the oldest messages.
+# The test below must be the last test of this module, because it deletes the oldest messages of the store.
 
 
 def test_messages_deleted_between_the_plan_and_the_job_fail_it_or_are_left_out_and_named(

@@ -292,8 +292,8 @@ def test_a_deleted_topic_leaves_nothing_to_a_topic_of_its_name(root):
     it.store.close()
     left.rename(root / "compaction2")
     (root / "compaction").rmdir()
-    # Restore the deleted directory. A crash in the middle of the topic's deletion may leave the directories in this
-    # state.
+    # Put the deleted directory of the compacted topic back. A crash in the middle of the topic's deletion may leave the
+    # directory in place.
     (root / "compaction2").rename(root / "compaction")
     it.open()
     assert read(it.store) == {0: b"new"}
@@ -337,7 +337,7 @@ def test_a_replica_compacts_nothing_that_may_be_cut_when_another_one_leads(root)
     it.store.close()
 
 
-# Tests of damaged records
+# Tests of compaction with damaged records
 
 
 def places(store: MessageStore) -> list[int]:

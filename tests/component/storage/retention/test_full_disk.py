@@ -106,7 +106,9 @@ def test_a_slave_whose_disk_is_fuller_than_its_masters_takes_chunks_from_half_of
     fill(CRITICAL)
     slave.cleaner.look_at_disk()
     master.append([state(b"a commit")])
-    copy()  # The slave still copies this chunk of the log, because the chunk holds only records of the broker's state.
+    # The slave copies this chunk of the log although its disk is almost full, because the chunk holds only records of
+    # the broker's state.
+    copy()
     master.append([make_batch([b"2"]), state(b"another")])
     with pytest.raises(StoreNotWritableError, match="97% full"):
         copy()

@@ -243,7 +243,8 @@ def test_a_disk_over_85_percent_deletes_young_files_too_where_that_is_switched_o
     bounds = store.queues.bounds("orders", 0)
     [lost] = store.cleaner.deleted_young()
     assert (lost.topic, lost.queue_id, lost.end_offset) == ("orders", 0, bounds.min_offset)
-    # Messages of the first log file do not count as young, because that file had reached its age limit.
+    # The lost range begins after the messages of the first deleted log file. This file had reached its age limit, so
+    # its messages do not count as deleted too early.
     assert 100 < lost.begin_offset < lost.end_offset
     assert store.status().retention.young_files_deleted == count - 1
     assert store.statistics().runtime["commitLogYoungFilesDeleted"] == str(count - 1)

@@ -177,8 +177,9 @@ def test_a_file_that_rocketmq_cannot_have_written_sets_no_topics_time(text):
 
 @pytest.mark.parametrize("kind", [*FIELDS, "old time", "new time"])
 def test_one_damaged_record_makes_no_young_message_old(root, clock, kind):
-    """One record is damaged, at each offset in turn, so that the search for the first young message reads some of the
-    damaged records. The search treats no young message as old."""
+    """One record of a queue is damaged, at each offset in turn. Retention searches for the first message that is
+    younger than the topic's reserved time, and reads some of the damaged records. It treats no younger message as old.
+    """
     store = filled(root, clock, 90)
     [queue] = [one for one in store._parts.queues.plain if one.topic == "orders"]
     expected = 90 - 31
@@ -199,11 +200,13 @@ def test_one_damaged_record_makes_no_young_message_old(root, clock, kind):
         # all messages from this record on count as young.
         if kind == "new time":
             assert found in (min(offset, expected), expected)
-        # If the header of the last old message is damaged, its store time is unknown. The store then keeps this
-        # message.
+        # If the header of the last message that is old enough to be deleted is damaged, its store time is unknown. The
+        # store may then keep this message.
         elif offset == expected - 1:
             assert found in (offset, expected)
-        elif offset == expected:  # The damaged record is the first young message, which may be lost.
+        # The damaged record is the first young message. Its store time is unknown, so retention may delete it with the
+        # old messages.
+        elif offset == expected:
             assert found in (expected, expected + 1)
         else:
             assert found == expected

@@ -123,7 +123,9 @@ def test_a_forbidden_topic_blocks_no_other_topic(mq: raymq.Client, topic: str, g
     with mq.pull_consumer(group, consume_from=FIRST) as consumer:
         consumer.subscribe(topic)
         consumer.subscribe(other)
-        mq.admin.forbid(group, other)  # The forbidden topic's name sorts first, so the consumer polls its queues first.
+        # The forbidden topic's name sorts before the allowed topic's name, so the consumer polls the forbidden topic's
+        # queues first.
+        mq.admin.forbid(group, other)
         send(mq, topic, b"1")
         [message] = poll_until(consumer, 1)
         assert message.body == b"1"

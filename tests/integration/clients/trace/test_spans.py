@@ -80,7 +80,8 @@ def test_a_send_and_its_listener_call_after_a_retry_share_a_trace(mq: raymq.Clie
     found = json.loads(run_program(PROGRAM))
     root = found["root"]
     assert found["listener"] == [root]
-    assert found["next"] == [[root]]  # A message that the listener sends belongs to the same trace.
+    # A message that a listener sends belongs to the same trace as the message that the listener received.
+    assert found["next"] == [[root]]
     spans = {name: (trace_id, links) for name, trace_id, links in found["spans"]}
     assert spans["send spans-of-a-program"] == (root, 0)
     assert spans["receive spans-seen-by-listeners"][1] == 1

@@ -309,7 +309,7 @@ class StorageDouble:
         """Create the fake storage actor. `name` is ignored."""
 
     def fetch(self, requests: list[FetchRequest], max_bytes: int, wait_s: float) -> list[FetchResult]:
-        """Return the same message once for each fetch request."""
+        """Return results in which every fetch request has got the same message."""
         return [FetchResult(PullStatus.FOUND, 1, 0, 1, b"x" * 100, 1) for _ in requests]
 
     def describe(self) -> StorageDescription:

@@ -83,8 +83,8 @@ ANSWERS: dict[str, Any] = {
     "Broker.topic_offsets": {},
     "Pull.status": {"instances": []},
 }
-"""Results of fake methods that return lists of names. The server then removes the names that the user may not see. All
-other fake methods return empty lists."""
+"""Return values of fake actor methods whose results are lists of names. The server under test removes the names that
+the user may not see. All other fake methods return empty lists."""
 
 BY_NAME = {server.__name__: server for server in SERVERS}
 
@@ -142,8 +142,8 @@ class Request:
         server._authentication.guard(LaneFrame(who.user), self.method, self.arguments)
 
     def state(self, needs: Sequence[Need], which: int = 0) -> AuthState:
-        """Return an access state in which CARL has exactly the rights in `needs`. If a right can be one of several
-        actions, `which` selects the action."""
+        """Return an access state in which the user CARL has exactly the rights in `needs`. If a need accepts any one of
+        several actions, CARL gets the action with the index `which`."""
         state = users().with_user(User(CARL.user, CARL.key), is_new=True)
         allowed: dict[str, list[str]] = {}
         for need in needs:
@@ -202,8 +202,8 @@ def test_a_wrong_signature_gets_nobody_in(request_: Request) -> None:
         assert server._authentication.authorizer.key_of(who.user) != who.key
     with pytest.raises(AccessDeniedError):
         request_.by_lane(server, Identity("stranger", b"s" * 32))
-    # Two wrong pairs of ADMIN's signature and payload: a signature for other arguments of this method, and a signature
-    # for another method with these arguments.
+    # Combine ADMIN's signatures with wrong calls. The first signature was made for other arguments of the called
+    # method. The second signature was made for another method with the same arguments.
     signature, _ = signed(ADMIN, request_.method, "other")
     other, payload = signed(ADMIN, "other", *request_.arguments)
     for pair in ((signature, payload), (other, payload)):
@@ -215,7 +215,7 @@ def test_a_wrong_signature_gets_nobody_in(request_: Request) -> None:
 @with_every_request
 def test_without_permission_a_request_is_refused(request_: Request) -> None:
     if not (request_.needs or request_.for_servers):
-        # Every user may send this request, because its reply is filtered or contains no names.
+        # This request needs no permission, because its reply is filtered for the user or contains no names.
         request_.by_call(request_.server(), BOB)
         return
     server = request_.server()
@@ -223,7 +223,8 @@ def test_without_permission_a_request_is_refused(request_: Request) -> None:
         with pytest.raises(AccessDeniedError) as caught:
             way(server, BOB)
         assert caught.value.user == BOB.user
-    for missing in range(len(request_.needs)):  # in each round, exactly one necessary right is missing
+    # in each round, the user lacks exactly one of the permissions that the request needs
+    for missing in range(len(request_.needs)):
         others = [need for number, need in enumerate(request_.needs) if number != missing]
         server = request_.server(request_.state(others))
         for way in (request_.by_call, request_.by_lane):

@@ -55,7 +55,7 @@ def ray_metrics(monkeypatch):
 
 
 class Log:
-    """Fake state log of a broker. The broker state is unknown until `World` sets the state."""
+    """Fake state log of a broker. It has no broker state until the test's `World` object provides one."""
 
     def __init__(self, world: World) -> None:
         self._world = world

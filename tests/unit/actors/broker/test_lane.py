@@ -50,7 +50,8 @@ FIRST = StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
 
 
 class LocalBroker(PopMethods, TransactionMethods, QuestionMethods):
-    """A broker without Ray, on a store that keeps state records. The broker's queues hold the offsets 3 to 9."""
+    """Fake of a broker's actor without Ray, on a fake store that keeps state records. The queues of the fake store hold
+    the offsets 3 to 9."""
 
     def __init__(self) -> None:
         self.store = Store("storage-broker-a-0")
@@ -71,7 +72,7 @@ class LocalBroker(PopMethods, TransactionMethods, QuestionMethods):
 
     @property
     def later(self) -> dict[str, Any]:
-        """Return the broker's methods that send their replies later, after the handler has returned."""
+        """Return the broker's methods that answer a request after the handler has returned, by method name."""
         return {**self._answered_later, "take_questions": self._take_questions_soon}
 
     def open_lane(self) -> BrokerLane:
@@ -226,7 +227,8 @@ def test_the_starts_of_many_queues_are_committed_together(client, broker):
         "orders": {0: QueueOffset(3)},
         "bills": {0: QueueOffset(10)},
     }
-    # A query for start offsets with generation 0 stores no committed offset.
+    # The generation 0 in the query for start offsets means that the client is no group member. The broker stores no
+    # start offset as committed for such a client.
     assert client("committed_offsets", "g", "orders") == {0: 3, 1: 3}
     assert len(broker.send.writes) == written + 2
     assert client("commit_offsets", "g", {"orders": {0: OffsetCommit(5, 1, 0)}}).fenced == {queue(0)}
@@ -291,7 +293,7 @@ def test_commits_of_many_threads_share_writes_and_hold_up_no_other_call(broker, 
         others = [threads.submit(commit, lane_client, index % 4, 2 + index) for index in range(8)]
         eventually(lambda: len(broker.log._waiting) == 8, "the others to wait", WAIT_S)
         assert lane_client.call("committed_offsets", "g", "orders", timeout_s=WAIT_S) == {}
-        assert not first.done()  # the first commit is not durable yet
+        assert not first.done()  # the first commit has no answer yet, because its write is still blocked
         broker.send.before = lambda: None
         gate.open()
         assert {one.result(WAIT_S) == CommitAnswer() for one in [first, *others]} == {True}

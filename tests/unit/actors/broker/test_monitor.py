@@ -116,7 +116,8 @@ def test_groups_that_lost_unread_messages_to_a_full_disk_are_reported(tmp_path, 
     assert store.cleaner.run_once(datetime.now()) > 0
     first = store.queues.bounds("orders", 0).min_offset
     assert 10 < first < 290
-    # Commit the first existing offset, as a consumer does after it finds that messages were deleted.
+    # Commit the first existing offset for group `slow`, as its consumer does after it finds that retention deleted
+    # messages.
     state.offsets.set("slow", "orders", {0: first}, {})
     for _ in range(2):
         watch.note_deletions()

@@ -61,7 +61,7 @@ def test_topics_and_groups_are_read_in_few_calls():
         "idle": TopicReading(0, 0, 4, 6, 40, 2.0, 200.0),
     }
     assert len(found.groups) == 50
-    # the delay is None because the message is deleted
+    # The delay is None because the oldest unread message is deleted, so its store time is unknown.
     assert found.groups["g3", "orders"] == GroupReading(17, 0 + 6 + 10 + 10, None)
     assert found.left_out == 0
     assert store.calls == ["statistics", "bounds", "times 50"]

@@ -65,8 +65,8 @@ class Scene:
         return BrokerRegistration("raymq", "broker-a", {0: "s"}, self.topics, self.version, {0: self.node}, 1)
 
     def change(self, *topics: TopicConfig) -> tuple[list[str], list[str]]:
-        """Set the broker's topics to `topics`. Returns the calls that report the change, for each of the two
-        NameServers."""
+        """Set the broker's topics to `topics`, and register the broker. Returns the resulting calls to the first and to
+        the second NameServer."""
         self.topics = topics
         self.version = self.version.next(0)
         self.first.calls, self.second.calls = [], []

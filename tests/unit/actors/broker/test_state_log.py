@@ -190,7 +190,8 @@ class Scene:
         return self.log.change(lambda state: state.decide_group(group))
 
     def fail_over(self) -> None:
-        """Make the second store the master, with all records that were visible at the first store."""
+        """Simulate a failover: the second store becomes the master. Its log has all records that were visible at the
+        first store."""
         self.second.log = self.first.log[: self.first.shown]
         self.send.store = self.second
         self.log.move(self.second, [self.first])  # type: ignore[arg-type,list-item]
@@ -286,14 +287,15 @@ def test_a_change_that_waits_for_a_store_that_stands_still_ends_when_another_is_
 
 
 def test_a_change_during_a_move_is_decided_on_the_new_masters_state(scene: Scene, threads: ThreadPoolExecutor) -> None:
-    """A change waits until the new master's records have been read. Otherwise the state computed from these records
-    would overwrite the change."""
+    """A change of a broker's state that is submitted while the master moves waits until the new master's records have
+    been read. Otherwise the state computed from these records would overwrite the change."""
     scene.make_group("before")
     sending, reading = CallGate(), CallGate()
     scene.send.before = sending
     under_way = threads.submit(scene.make_group, "underway")
     sending.wait()
-    # The second change was computed from the old state. It is stored only after the write of the first change ends.
+    # Submit a second change while the first is being written. The second change was computed from the old state, and is
+    # stored only after the write of the first change has ended.
     waiting = threads.submit(scene.log.change, lambda state: {"kind": "group", "group": "waiting"})
     scene.second.on_fetch = reading
     ready = scene.log._ready
@@ -428,7 +430,9 @@ def test_retention_on_a_copy_keeps_records_that_its_snapshots_lack(scene: Scene)
     scene.second.broken = set()
     scene.make_group("b")
     scene.log.snapshot()
-    assert HOLDS_FILE not in scene.second.files  # a snapshot file has no .bak yet, so retention keeps all state records
+    # The second store has a snapshot file without its .bak copy. Retention in this store therefore keeps all state
+    # records.
+    assert HOLDS_FILE not in scene.second.files
     position = json.loads(scene.second.files[POSITION_FILE])["queueOffset"]
     scene.make_group("c")
     scene.log.snapshot()
@@ -515,8 +519,8 @@ def submitted(scene: Scene, *decides: Callable[[BrokerState], Any]) -> list[Futu
 
 
 def connected(scene: Scene) -> Direct:
-    """Return the direct path to the first store, over which the state log sends its changes. Makes one change first,
-    because the log uses the path only after a change."""
+    """Return the state log's direct path to the first store, after a first change. The state log sends its changes over
+    this path only after a change was made."""
     direct = scene.direct
     assert direct is not None
     scene.make_group("before")
@@ -546,8 +550,8 @@ def test_a_change_is_stored_directly_and_not_by_the_writer(scene: Scene, monkeyp
 def test_changes_during_a_write_are_stored_directly_after_the_write(scene: Scene) -> None:
     direct = connected(scene)
     sent = direct.sent
-    # While these two changes are submitted, the writer thread still writes the first change, which opens a topic at the
-    # store.
+    # `submitted` submits these two changes while the writer thread still stores an earlier change, which opens a topic
+    # at the store.
     submitted(scene, group_only("h"), group_only("i"))
     assert direct.sent == sent + 1
     assert {"h", "i"} <= scene.reloaded(scene.first)
@@ -619,7 +623,7 @@ def test_a_change_that_is_being_stored_is_neither_visible_nor_answered(scene: Sc
     scene.send.before = gate
     made = scene.log.submit(group("g"))
     gate.wait()
-    # a repeated request for the group completes only after the first change is stored
+    # A second request for the same group completes only after the change of the first request is stored.
     again = scene.log.submit(group("g"))
     assert "g" not in scene.log.ready().groups
     assert scene.log.read(lambda state: "g" in state.groups) is False

@@ -59,7 +59,8 @@ class Process:
         self.dead = False
         self.scene, self.life = scene, life
         self.feed: ListenerFeed | None = None
-        """Feed that the listener polls; None until the listener's first call."""
+        """The ListenerFeed from which this simulated listener process requests tasks; None until its first
+        call."""
         self.lose_next = 0
         """Number of task batches to lose in transit, starting with the next batch."""
         self.tasks = TaskFeed(handle, scene.instance.settings, takes_batch=False)
@@ -261,7 +262,7 @@ def test_after_a_listener_death_only_unfinished_messages_are_redelivered(scenes,
         heard.append(number)
         if number == 5 and heard.count(5) == 1:
             gate.set()
-            # this incarnation of the listener's process never returns from the listener call
+            # in the first incarnation of the listener's process, the listener call for message 5 never returns
             threading.Event().wait(WAIT_S)
 
     scene = scenes(handle, orderly=orderly, threads=1)
@@ -359,7 +360,7 @@ def test_a_feed_without_work_has_no_turns_one_after_the_other(scenes):
     assert scene.feed.next_turn_s > time.monotonic()
 
 
-# Tests of the connection between a feed and its listener
+# Tests of the connection between a ListenerFeed, which sends tasks, and its Listener
 
 
 def number_of(message) -> int:
@@ -409,7 +410,7 @@ def test_records_in_the_stores_files_reach_the_listener(scenes, tmp_path):
 @pytest.mark.parametrize("bytes_for_s", [pull_feed.BYTES_FOR_S, 0.0])
 def test_records_that_the_listener_cannot_map_are_sent_as_bytes(scenes, tmp_path, monkeypatch, bytes_for_s):
     """If a listener reports that it cannot read records in the store's files, the feed sends it these records as bytes.
-    This also holds if the listener reports the same records a second time, within or after `bytes_for_s`."""
+    The feed does this also if the listener repeats the report, within or after BYTES_FOR_S."""
     monkeypatch.setattr(pull_feed, "BYTES_FOR_S", bytes_for_s)
     store_records(tmp_path, 20)
     records = located(tmp_path, 0, 20)
@@ -540,7 +541,9 @@ def test_a_listener_gets_the_tasks_of_a_portion_but_one_at_least(scenes, portion
 def test_the_fetching_thread_delivers_messages_to_a_waiting_listener(scenes):
     scene, woken = scenes(lambda message: None), []
     eventually(lambda: scene.feed._question is not None, "the process asks", WAIT_S)
-    scene.handle.process.tasks.close()  # the listener's process sends no further poll
+    # Close the tasks connection, so that the listener's process sends no further request for tasks. The test then sends
+    # such a request itself.
+    scene.handle.process.tasks.close()
     answers: list[tuple[int, threading.Thread]] = []
 
     def answer(payload: bytes) -> None:

@@ -29,7 +29,8 @@ class Slave:
 
 
 def replicator_of(monkeypatch: pytest.MonkeyPatch, slave: Slave, *, late: int) -> Replicator:
-    """Return a slave's Replicator whose loop does not run. The chunk arrives after `late` waits have timed out.
+    """Return a slave's Replicator whose loop does not run. Its wait for a chunk times out `late` times before the chunk
+    arrives.
 
     Only these waits advance the test's clock.
     """

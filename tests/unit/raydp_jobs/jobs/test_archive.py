@@ -109,7 +109,8 @@ def test_offsets_without_a_message_belong_to_the_file_before_them(tmp_path: Path
 
 
 def with_damage(batch: pa.RecordBatch, damaged: set[int]) -> pa.RecordBatch:
-    """Return the batch with some messages marked as damaged. A damaged message keeps only its queue and offset."""
+    """Return the batch as if some of its messages were damaged: all columns of these messages are null, except the
+    columns of queue and queue offset."""
     places = {"topic", "broker_name", "queue_id", "queue_offset"}
     keep = pa.array([offset not in damaged for offset in batch.column("queue_offset").to_pylist()])
     columns = [
@@ -224,7 +225,9 @@ class KillAt:
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def stepped(*args: Any, **options: Any) -> Any:
             self.made += 1
-            is_last = self.made == self.step  # compared before the call: a nested mkdir increases the count
+            # the numbers are compared before the call, because a mkdir that calls itself for the parent increases
+            # `made`
+            is_last = self.made == self.step
             if is_last and self.before:
                 raise Killed
             result = function(*args, **options)
@@ -239,8 +242,8 @@ class KillAt:
 def test_a_killed_run_leaves_whole_files_and_the_next_run_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
 ) -> None:
-    """A run that is killed at any step leaves only complete archive files, and the next run continues. The killed run
-    does not clean up, so its staging files remain."""
+    """Kill a run of the archive job at each of its steps. It leaves only complete archive files, and the next run
+    continues after them. The killed run does not clean up, so its staging files remain."""
     queues = {MessageQueue("orders", "broker-a", 3): (20, 30), MessageQueue("orders", "broker-b", 0): (0, 3)}
     expected = [*(("broker-a", 3, n) for n in range(20, 30)), *(("broker-b", 0, n) for n in range(3))]
     kills, step = 0, 0

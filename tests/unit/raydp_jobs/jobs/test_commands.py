@@ -251,8 +251,8 @@ class Query:
 
     @property
     def recentProgress(self) -> list[dict[str, Any]]:
-        """Return the progress of the query's batches, with one more batch at each call. Batch n reports n rows dropped
-        by the watermark."""
+        """Return the progress reports of the fake query's batches. Each call adds the report of one more batch. Batch n
+        reports that the watermark dropped n rows."""
         return [
             {"batchId": batch, "stateOperators": [{"numRowsDroppedByWatermark": batch}]} for batch in range(self.looks)
         ]

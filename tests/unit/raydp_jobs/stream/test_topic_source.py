@@ -125,7 +125,8 @@ def test_a_topic_that_is_deleted_is_an_error_or_is_left_out() -> None:
     query.batch(), strict.batch()
     del topics.held[PAID]
     topics.append(A0, 1)
-    assert query.batch() == {A0: range(5, 6)}  # the cluster has not yet reported that topic `paid` is deleted
+    # topic `paid` is missing, but the cluster has not reported yet that it is deleted
+    assert query.batch() == {A0: range(5, 6)}
     topics.gone = {PAID}
     topics.append(A0, 1)
     assert query.batch() == {A0: range(6, 7)}

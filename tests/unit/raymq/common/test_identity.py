@@ -38,7 +38,7 @@ def test_no_other_user_may_act_at_the_same_time(other):
             "acts as 'bob'" if other is BOB else "with another secret: close all clients of this process before it uses"
         )
         assert wanted in str(refused.value)
-        identity.give_back(other)  # releasing another identity changes nothing
+        identity.give_back(other)  # releasing an identity that is not the process's identity changes nothing
         assert identity.present() == ALICE
     with acting_as(other):
         assert identity.present() == other

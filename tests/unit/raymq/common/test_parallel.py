@@ -58,8 +58,8 @@ def test_the_first_failure_is_raised_when_all_calls_have_ended() -> None:
 
 
 def aside_in_main(code: str) -> str:
-    """Run a program whose main thread makes `aside` calls, which run in a helper thread. Returns the program's
-    output."""
+    """Run `code` as a program in a new process. Its main thread makes calls through `aside`, which runs a call in a
+    helper thread. Returns the program's output."""
     program = f"import threading\nfrom raymq import parallel\nfrom raymq.common.parallel import aside\n{dedent(code)}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S, check=True)
     return done.stdout.strip()

@@ -123,8 +123,8 @@ def test_a_damaged_message_is_a_row_with_a_null_value_and_an_error() -> None:
     batch = decode_columns(bytes(records), starts, broker_name="broker-b", body_type="binary", places=places,
                            columns=needed_of(columns))  # fmt: skip
     rows = to_block(batch, columns).to_pylist()
-    # The intact records contain another queue offset than `places` states, because no store has set their offsets. So
-    # their rows have an error, too.
+    # `places` expects other queue offsets than the intact records contain, because no store has set the records'
+    # offsets. So the rows of the intact records have an error, too.
     assert all(row["error"] for row in rows)
     batch = decode_columns(bytes(records), starts, broker_name="broker-b", body_type="binary",
                            columns=needed_of(columns))  # fmt: skip

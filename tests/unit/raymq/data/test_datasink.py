@@ -113,7 +113,8 @@ def test_a_retried_task_has_the_same_values(cluster: FakeCluster) -> None:
     shipped = cloudpickle.dumps(sink)
     for _ in range(2):
         pickle.loads(shipped).write(iter(BLOCKS), context())
-    cluster.queues = QUEUES[:2]  # the topic's queues change later, which has no effect on the sink
+    # the topic's list of queues becomes shorter after `on_write_start`; a retried write task must not change its queues
+    cluster.queues = QUEUES[:2]
     pickle.loads(shipped).write(iter(BLOCKS), context())
     first, second, third = cluster.writers
     assert first == second == third

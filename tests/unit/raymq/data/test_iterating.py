@@ -31,8 +31,8 @@ class FakeOffsets:
         self.fenced: frozenset[MessageQueue] = frozenset()
         self.versions: dict[MessageQueue, int] = {}
         self.ends: dict[MessageQueue, tuple[int, int]] = {}
-        """Minimum offset and end offset of each queue. A group without committed offsets starts at the end offset if
-        its setting is CONSUME_FROM_END."""
+        """The minimum offset and the end offset of each queue in this fake. A group without committed offsets starts at
+        the end offset if its setting is CONSUME_FROM_END."""
 
     def ensure_group(self, broker_name: str) -> None:
         self.groups.append(broker_name)
@@ -96,7 +96,8 @@ def test_each_dataset_begins_where_the_last_one_was_committed(offsets: FakeOffse
     assert (spans(first), clock.slept) == ({0: (0, 50), 1: (0, 10)}, [])
     progress.commit(first)
     assert spans(next(looks)) == {0: (50, 100), 1: (10, 20)}
-    # The previous offset range was not committed, so the next dataset contains it again.
+    # The group has not committed the offsets of the previous dataset. So the next dataset contains the same offset
+    # ranges again.
     assert spans(next(looks)) == {0: (50, 100), 1: (10, 20)}
     assert offsets.groups == ["broker-a"]
     assert clock.slept == [2.0, 2.0]
@@ -163,7 +164,7 @@ def test_a_reset_moves_the_next_dataset(offsets: FakeOffsets) -> None:
     looks = planned(source, progress, clock)
     first = next(looks)
     offsets.committed[A0], offsets.versions[A0] = 20, 1
-    progress.commit(first)  # commit an offset range from before the reset
+    progress.commit(first)  # commit the first batch's offset ranges, which were planned before the offsets were reset
     assert spans(next(looks)) == {0: (20, 50)}
 
 

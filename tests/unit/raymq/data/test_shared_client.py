@@ -139,7 +139,7 @@ def test_a_child_connects_again_while_the_parent_uses_the_client() -> None:
     shared = SharedClient(connections, idle_s=60.0)
 
     def use() -> list[bool]:
-        with shared.use(BOB) as own:  # the child's task has another user than the parent's task
+        with shared.use(BOB) as own:  # in the forked child, BOB uses the shared client; in the parent, ALICE uses it
             return [own is connections.made[1], connections.made[0].closed.is_set(), own.closed.is_set()]
 
     with shared.use(ALICE) as client, shared._lock:

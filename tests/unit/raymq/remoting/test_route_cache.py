@@ -119,7 +119,8 @@ def test_a_nameserver_that_was_restarted_takes_no_broker_away(monkeypatch):
     servers.answers = [some, some]
     routes.invalidate("orders")
     assert routes.get("orders") is routes.get("orders") is both
-    # an incomplete route is requested again after the same pause as after a failure
+    # The second `get` used the cache: an incomplete route is requested again only after a pause, which is as long as
+    # after a failure.
     assert len(servers.asked) == 3
     servers.answers = [some, new := topic_route(a=2, b=1)]
     routes.invalidate("orders")
@@ -154,7 +155,8 @@ def test_while_no_nameserver_answers_the_known_route_serves_on(monkeypatch, fail
     eventually(lambda: len(servers.asked) == asked + 1, "the question", WAIT_S)
     eventually(lambda: not routes._refreshing, "the answer", WAIT_S)
     assert routes.get("orders") is OLD
-    assert len(servers.asked) == asked + 1  # a missing route is not requested again for each message
+    # a route that no NameServer could return is not requested again at each send
+    assert len(servers.asked) == asked + 1
     servers.answers = [NEW]
     servers.now_s += ASK_AGAIN_AFTER_S
     eventually(lambda: routes.get("orders") is NEW, "the new route", WAIT_S)
@@ -267,8 +269,8 @@ def test_every_nameserver_is_called_also_when_one_fails(monkeypatch):
 
 
 def test_brokers_that_a_restarted_nameserver_does_know_are_updated_at_once(monkeypatch):
-    """If a restarted NameServer lacks some brokers, the client updates the other brokers at once. One of them may have
-    a new master, and a missing broker may be unreachable for a long time."""
+    """If a restarted NameServer does not list some brokers, the client updates the routes of the listed brokers at
+    once. A listed broker may have a new master, and a missing broker may be unreachable for a long time."""
     both, some = topic_route(a=1, b=1), replace(topic_route(a=2), complete=False)
     servers = Servers(monkeypatch, both)
     routes = servers.routes()

@@ -72,8 +72,8 @@ def test_a_call_signed_before_the_servers_start_is_signed_again(
 ) -> None:
     def resolve(reference: int, what: str, timeout_s: float) -> str:
         if reference <= times:
-            # The real `resolve` also stores the process id and the clock of the actor from this error. The next attempt
-            # is signed with them.
+            # The real `resolve` takes the process id and the clock of the actor's process from this error and stores
+            # them. The caller signs its next attempt with them.
             actor_ref._learn(SignedTooEarlyError(what, "broker-a", b"l" * 16, 5_000))
             raise SignedTooEarlyError(what)
         return "answer"

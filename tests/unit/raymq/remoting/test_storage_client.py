@@ -98,7 +98,8 @@ def test_on_the_stores_node_calls_go_over_a_lane_that_is_kept(client, servers):
 
 @pytest.fixture
 def patience(monkeypatch):
-    """Return a function that sets for how many seconds a call tries to open a lane (direct socket connection)."""
+    """Return a function that sets the time limit, in seconds, within which a call retries to open a lane (direct socket
+    connection)."""
 
     def patience(seconds: float) -> None:
         monkeypatch.setattr(lane_pool, "OPEN_PATIENCE_S", seconds)
@@ -157,7 +158,9 @@ def test_a_call_waits_until_the_server_takes_connections_again(client, servers, 
     found = []
     thread = threading.Thread(target=lambda: found.append(storage.queue_bounds("orders", 0, WAIT_S)))
     thread.start()
-    for _ in range(3):  # three requests for the address mean that at least two connections were refused
+    # Wait until the client has requested the store's address three times. Then the store has refused at least two of
+    # its connections.
+    for _ in range(3):
         assert asked.acquire(timeout=WAIT_S)
     monkeypatch.setattr(lane_server, "CONNECTIONS_MAX", 1)
     thread.join(WAIT_S)
@@ -245,7 +248,8 @@ def test_a_lane_call_without_an_answer_is_a_timeout_and_the_next_call_takes_anot
     kept = []
     server = servers({"append": kept.append, "queue_bounds": lambda topic, queue_id: BOUNDS})
     storage, _ = client(describe=lambda: description(server.address))
-    # Open the connection now, because opening it would otherwise take part of the next call's timeout.
+    # Open the lane (direct socket connection) now, because opening it would otherwise take part of the next call's
+    # timeout.
     storage.queue_bounds("orders", 0, WAIT_S)
     with pytest.raises(RequestTimeoutError):
         storage.append([], 0.2)

@@ -74,7 +74,7 @@ def ended(adapter: RaymqTaskProcessorAdapter, task: TaskResult) -> TaskResult:
     return eventually(end, "the task's end", WAIT_S)
 
 
-# Tests of the adapter class itself
+# Tests of the methods, configuration and connection of RaymqTaskProcessorAdapter
 
 
 def test_the_adapter_has_every_method_of_rays_interface():

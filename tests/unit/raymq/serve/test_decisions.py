@@ -33,14 +33,14 @@ def known(*states: TaskState) -> TaskHistory:
 
 
 def told(end: TaskEnd) -> tuple[str, Any]:
-    """Return the task state and the result that a decision will report."""
+    """Return the task state and the result that the worker will report after the decision `end`."""
     assert end.state is not None
     assert decode_state(end.body) == end.state
     assert (end.state.task_id, end.state.created_at_s, end.state.at_s, end.state.worker) == ("t1", 5.0, 9.0, "w")
     return end.state.state.value, end.state.result
 
 
-# Tests of decisions when a task is delivered
+# Tests of the decisions when the broker delivers a task to a worker
 
 
 def test_a_task_with_a_handler_is_run_and_reported_as_started():
@@ -93,7 +93,7 @@ def test_an_attempt_that_replicas_die_of_has_failed():
     assert (told(end)[0], end.delay_level) == ("FAILURE", DEAD)
 
 
-# Tests of decisions when a task has ended
+# Tests of decisions after a task's handler has returned a result or failed
 
 
 def test_a_result_is_reported():

@@ -27,7 +27,7 @@ class Cluster:
         self.lag, self.retry_lag = 0, 0
         self.failure: Exception | None = None
         self.gate = threading.Event()
-        """Event that each query of the lag waits for."""
+        """Each query of the lag waits until a test sets this event."""
         self.gate.set()
         self.asked: list[str] = []
         self.addresses: list[str | None] = []
@@ -59,7 +59,8 @@ def context(replicas: int, requests: float = 0.0) -> SimpleNamespace:
 
 
 def wants(policy: RaymqLagPolicy, replicas: int, *, lag: int, requests: float = 0.0) -> float:
-    """Return the number of replicas that the policy requests after it has received the lag `lag`."""
+    """Return the number of Serve replicas that the autoscaling policy requests after it has received the lag
+    `lag`."""
 
     def heard() -> bool:
         return policy(context(replicas))[1] == {"lag": lag}

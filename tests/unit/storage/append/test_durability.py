@@ -23,7 +23,7 @@ OK, SLOW_DISK, SLOW_SLAVE = SendStatus.SEND_OK, SendStatus.FLUSH_DISK_TIMEOUT, S
 
 
 class Disk:
-    """Fake disk: the test sets how far the log is flushed."""
+    """Fake state of the disk: the test sets the log offset up to which the log is flushed."""
 
     def __init__(self) -> None:
         self.flushed, self.failed = 0, False

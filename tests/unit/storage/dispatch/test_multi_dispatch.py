@@ -36,8 +36,8 @@ def view_of(names: str, offsets: str, *, topic: str = "orders", queue_id: int = 
     ],
 )
 def test_light_queue_units(names, offsets, expected):
-    """A record's properties name its light queues and offsets. A log of 9,100 bytes has space for at most 100 messages,
-    so larger queue offsets are implausible and skipped."""
+    """Read the names of light queues, and the offsets in them, from a record's properties. A log of 9,100 bytes has
+    space for at most 100 messages, so offsets above 100 are implausible and skipped."""
     assert light_queue_units(view_of(names, offsets), 9100) == expected
 
 

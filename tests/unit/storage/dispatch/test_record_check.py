@@ -31,16 +31,16 @@ def file_with(properties: bytes, *, ends_at: int, behind: bytes = b"") -> tuple[
     [
         (b"TAGS\x01t", 1024 + 100, False),
         (b"", 1024 + 100, False),
-        # Not torn: the value of the record's last property ends with a NUL byte, in the middle or at the end of a
+        # These records are not torn: the last property's value ends with a NUL byte, in the middle or at the end of a
         # sector.
         (b"TAGS\x01t\x02bin\x01C-string\0", 1024 + 100, False),
         (b"bin\x01C-string\0", 1024, False),
         (b"bin\x01\0", 1024 + 100, False),
-        # Torn: all bytes of the record in the record's last sector are zero.
+        # These records are torn: in the disk sector in which the record ends, all bytes of the record are zero.
         (b"TAGS\x01t\x02bin\x01C-string\0", 1024 + 1, True),
         (b"TAGS\x01t\x02bin\x01C-string" + bytes(100), 1024 + 100, True),
         (b"TAGS\x01t\x02bin\x01C-string" + bytes(100), 1024 + 101, False),
-        # Torn: the bytes before the zeros do not end with a complete property.
+        # Torn: the bytes before the record's final zeros are not a sequence of complete properties.
         (b"TAGS\x01t\x02\0\0", 1024 + 100, True),
         (b"TAGS\x01t\x02bi\0\0", 1024 + 100, True),
         (b"TAGS\x01t\x02\x01v\0", 1024 + 100, True),

@@ -46,7 +46,7 @@ def test_repeats_of_the_last_two_files_are_recognised_and_older_ones_may_be_stor
     append(store, "in the last file")
     store.close()
     store = open_store(root, mapped_file_size_commit_log_bytes=FILE_BYTES)
-    # the store recognises the repeat, because the snapshot contains the producer's sequence number
+    # the store recognises the repeat of the oldest batch, because the snapshot contains the producer's sequence number
     assert append(store, "old").duplicate
     store.close()
     lose_snapshot(root)

@@ -21,8 +21,8 @@ BACK_DOORS = {
 }  # fmt: skip
 PATH_METHODS = {"unlink", "rename", "replace", "write_text", "write_bytes", "mkdir", "rmdir", "touch", "open"}
 REPLACES = {"replace"}
-"""Names of path methods that str or dataclasses also have. Calls of these names count as calls that do not change the
-disk."""
+"""Names of Path methods that str or dataclasses also have. A call of such a name may be any of these, so it counts as a
+call that does not change the disk."""
 
 
 def calls(module: Path) -> list[tuple[int, str]]:
@@ -87,7 +87,7 @@ def test_flushing_a_path_that_is_gone_is_nothing(tmp_path):
 
 def test_bytes_are_written_again_within_their_bounds_only(tmp_path, monkeypatch):
     path = tmp_path / "log"
-    data = bytes(range(256)) * 16 * 1024  # 4 MiB of data, so that `write_again` needs several writes
+    data = bytes(range(256)) * 16 * 1024  # The data has 4 MiB, so that `write_again` needs several write calls.
     path.write_bytes(data)
     written: list[tuple[int, int]] = []
     flushed: list[int] = []

@@ -21,7 +21,7 @@ def disks(tmp_path: Path) -> list[Path]:
 
 
 def made(paths: LogPaths, count: int) -> list[str]:
-    """Return the names of the directories in which the log creates its files 0, 1, 2 …"""
+    """Return the names of the directories that `paths` chooses for the log's first `count` files, in order."""
     return [paths.choose_path(index * SIZE)[0].parent.name for index in range(count)]
 
 

@@ -38,8 +38,9 @@ def changes(
     units: dict[int, str] | None = None,
     sequences: dict[int, tuple[str, int]] | None = None,
 ) -> dict[int, str | None]:
-    """Return the records of `text` that recovery treats as changed by damage. Maps the record's number to the queue and
-    offset that the record should name, or to None if they are unknown.
+    """Return the records that recovery treats as changed by damage. `text` describes the records of a log, one word per
+    record. The result maps the number of each changed record to the queue and offset that the record should name. The
+    value is None if these are unknown.
 
     `units`: by record number, the queue and offset of a consume-queue entry (unit) that points to the record.
     `sequences`: by record number, the record's producer and sequence number.
@@ -151,14 +152,16 @@ def test_a_producer_decides_if_no_unit_does() -> None:
     assert changes(text, sequences={0: ("p", 3), 1: ("q", 3), 2: ("p", 4), 3: ("q", 4)}) == {2: "a10"}
     assert changes(text, sequences={0: ("p", 3), 1: ("q", 3), 2: ("q", 4), 3: ("p", 4)}) == {3: "a10"}
     assert changes(text, sequences={0: ("p", 3), 1: ("p", 3), 2: ("p", 4), 3: ("p", 4)}) == {2: None, 3: None}
-    # Two records name offset b10. Producer p has an equal number of earlier messages in the queues a and b, so its
-    # sequence numbers do not show which record is damaged. Messages of other producers lie between p's messages.
+    # Two records name offset b10, so one of them is damaged. Its true place is a10. Producer p has one earlier message
+    # in queue a and one in queue b, so its sequence numbers do not show which record is damaged. Messages of other
+    # producers lie between p's messages.
     text = "a9 b8 b9 b10 b10 a11 b11"
     sequences = {0: ("p", 3), 1: ("p", 3), 2: ("q", 3), 3: ("r", 5), 4: ("p", 4)}
     assert changes(text, sequences=sequences) == {3: None, 4: None}
     assert changes("a9 a10 a15", sequences={1: ("p", 7), 2: ("p", 8)}) == {2: "a11"}
     assert changes("a9 a10 a15", sequences={1: ("p", 7), 2: ("p", 9)}) == {}
-    # The offsets 11 and 14 differ in two bits, so damage to a single bit cannot explain the record.
+    # The queue offsets 11 and 14 differ in two bits. A damaged bit can change only one of them, so it does not explain
+    # why the record names 14.
     assert changes("a9 a10 a14", sequences={1: ("p", 7), 2: ("p", 8)}) == {}
 
 

@@ -141,7 +141,9 @@ def test_two_damaged_slots_are_logged_as_an_error(tmp_path, caplog):
         ([EpochEntry(6, 0), EpochEntry(7, 800)], 2000, 800),
         ([EpochEntry(6, 0), EpochEntry(7, 800), EpochEntry(9, 1500)], 2000, 800),
         ([EpochEntry(5, 0), EpochEntry(7, 0)], 2000, 0),  # the other replica's log was started again from offset 0
-        ([EpochEntry(9, 4800)], 5000, None),  # retention deleted the earlier part of the other replica's log
+        # the other replica's list of epochs begins at offset 4800, because retention deleted the earlier part of its
+        # log
+        ([EpochEntry(9, 4800)], 5000, None),
     ],
 )
 def test_a_newer_epoch_that_began_before_the_confirm_offset_lacks_confirmed_messages(theirs, their_end, lost_from):

@@ -504,9 +504,9 @@ def test_a_crash_between_the_files_of_a_snapshot_is_harmless():
 
 @pytest.mark.parametrize("older_file", [TOPICS_FILE, GROUPS_FILE, OFFSETS_FILE, POSITION_FILE])
 def test_a_file_of_an_older_snapshot_than_the_others_is_harmless(older_file):
-    """One snapshot file that is older than the other files does no harm. This happens if the newer file is damaged and
-    its .bak is read. It also happens if the broker rewrites all files while they are read: this file is read before its
-    rewrite, the other files afterwards."""
+    """A snapshot in which one file is older than the other files does no harm. This happens if the newer file is
+    damaged and its .bak file is read. It also happens if the broker rewrites all files while a reader reads them: the
+    reader sees one file as it was before, and the others as they are afterwards."""
     records = [(body, 1000 + index) for index, body in enumerate(history(4, 30))]
     final, older, newer = BrokerState(), BrokerState(), BrokerState()
     replay(final, records)
@@ -625,7 +625,8 @@ def test_a_live_setting_is_a_record_that_survives_in_log_and_snapshot():
     assert snapshot_of(state, 7)[0].settings == state.settings
     before = state.topics_version
     state.apply(state.decide_setting(start, "broker.broker_permission", 4), 5)
-    # the version of the topics changes, so that NameServers receive the new settings
+    # The change of a setting also changes the version of the broker's topic table. The broker therefore sends the new
+    # settings to the NameServers.
     assert state.topics_version != before
     state.apply(state.decide_setting_unset("fileReservedTime"), 5)
     assert state.settings == {"broker.broker_permission": 4}

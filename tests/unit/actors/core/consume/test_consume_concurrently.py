@@ -50,7 +50,7 @@ def test_several_tasks_of_a_queue_are_in_flight_and_a_slow_one_holds_only_the_co
         core.reported(task, DONE, 0.0)
     assert commit_point(core) == 3
     core.reported(slow, DONE, 0.0)
-    assert commit_point(core) == 128  # the commit point is the first offset that is still in flight
+    assert commit_point(core) == 128  # the offset to commit is the first offset that is still in flight
 
 
 def test_a_task_has_as_many_messages_as_the_threads_do_in_a_tenth_of_a_second():
@@ -141,7 +141,8 @@ def test_a_queue_that_is_being_sent_back_from_is_not_released():
     [sent] = core.reported(task, ConsumeReport(failures=(Failure(0, 1, "x"),)), 0.0).send_backs
     core.revoke([Q], 0.0)
     assert core.release(0.0) == []
-    # sending the message back failed, so the queue's next owner will deliver the message
+    # Sending the message back fails. So this member releases the queue, and the queue's next owner will deliver the
+    # message again.
     core.send_back_failed(sent, 0.0)
     assert core.release(0.0) == [Q]
     assert core.deliverable(100.0) == []

@@ -186,7 +186,7 @@ def test_nothing_is_delivered_while_the_listener_is_away():
     assert core.deliverable(0.0) == []
 
 
-# Tests of gaps in a queue's offsets
+# Tests of queues in which offsets are missing, for example because retention deleted messages
 
 
 def test_reading_continues_after_a_gap_of_deleted_messages():
@@ -231,7 +231,7 @@ def test_a_jump_from_elsewhere_or_of_a_revoked_queue_is_ignored():
     assert core.uncommitted("broker-a") == {}
 
 
-# Tests of the broker's answers to a commit
+# Tests of the broker's answers to an offset commit
 
 
 @pytest.mark.parametrize("answer", [CommitAnswer(fenced=frozenset({Q})), CommitAnswer(gone=frozenset({Q}))])
@@ -301,7 +301,7 @@ def test_a_revoked_queue_is_released_after_its_tasks_have_ended_and_are_committe
     commits = core.uncommitted("broker-a")
     assert commits == {Q: commit_of(5 + len(task.messages))}
     core.commit_answered(commits, CommitAnswer())
-    if not orderly:  # in concurrent mode, a second task was in flight
+    if not orderly:  # in concurrent mode the test has delivered a second task, which may still be in flight
         assert core.release(1.0) in ([], [Q])
     else:
         assert core.release(1.0) == [Q]

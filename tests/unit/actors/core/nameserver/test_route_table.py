@@ -148,7 +148,7 @@ def test_giving_writes_back_sets_reading_and_writing(table):
 def test_a_route_follows_the_order_configuration(table):
     config = TopicConfig("orders", 2, 2, order=True, order_config="a:1;b:2")
     table.register(replace(registration("a", topics=("other",)), topics=(config, TopicConfig("other", 1, 1))), 0.0)
-    table.register(registration("c"), 0.0)  # broker c registered later, without the order configuration
+    table.register(registration("c"), 0.0)  # broker c registers later; its topic `orders` has no order configuration
     assert table.order_configs() == {"orders": "a:1;b:2"}
     route = table.route("orders")
     assert [(queue.broker_name, queue.queue_id) for queue in route.publish_queues] == [("a", 0), ("b", 0), ("b", 1)]

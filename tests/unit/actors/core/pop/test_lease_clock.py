@@ -42,5 +42,6 @@ def test_a_new_process_continues_after_the_stored_time() -> None:
     stored_ms = clocks.wall_ms + HOUR_MS
     clocks.clock.not_before(stored_ms)
     assert clocks.passes(700) == stored_ms + 700
-    clocks.clock.not_before(stored_ms)  # no effect: the clock is already later than `stored_ms`
+    # This call of `not_before` has no effect, because the clock is already later than `stored_ms`.
+    clocks.clock.not_before(stored_ms)
     assert clocks.passes(1) == stored_ms + 701

@@ -33,7 +33,8 @@ def names(count: int) -> list[str]:
 @pytest.mark.parametrize(
     ("queues", "members", "expected"),
     [
-        (10, 4, [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]),  # this case is golden fact 1, the next cases are golden fact 2
+        # 10 queues and 4 members are golden fact 1; the next cases are golden fact 2
+        (10, 4, [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]),
         (8, 3, [[0, 1, 2], [3, 4, 5], [6, 7]]),
         (9, 4, [[0, 1, 2], [3, 4], [5, 6], [7, 8]]),
         (2, 3, [[0], [1], []]),
@@ -46,8 +47,8 @@ def test_averagely_gives_blocks_and_the_first_members_take_the_larger_ones(queue
 @pytest.mark.parametrize(
     ("queues", "members", "expected"),
     [
-        (10, 4, [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]),  # this case is golden fact 3
-        (8, 3, [[0, 3, 6], [1, 4, 7], [2, 5]]),  # this case is golden fact 4
+        (10, 4, [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]),  # 10 queues and 4 members are golden fact 3
+        (8, 3, [[0, 3, 6], [1, 4, 7], [2, 5]]),  # this case (8 queues, 3 members) is golden fact 4
     ],
 )
 def test_by_circle_deals_queues_out(queues, members, expected):

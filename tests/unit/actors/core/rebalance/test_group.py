@@ -74,7 +74,8 @@ def test_a_new_member_waits_until_the_old_one_has_let_go(group):
     held = beat(group, "a", 0.0)
     assert beat(group, "b", 1.0) == frozenset()
     assert ids(beat(group, "a", 1.5, held)) == [0, 1]
-    assert beat(group, "b", 2.0) == frozenset()  # member a has not released the queues yet
+    # member b gets no queues, because member a has not released its queues yet
+    assert beat(group, "b", 2.0) == frozenset()
     assert ids(beat(group, "a", 2.5, {queue for queue in held if queue.queue_id < 2})) == [0, 1]
     assert ids(beat(group, "b", 3.0)) == [2, 3]
 
@@ -115,8 +116,8 @@ def test_a_heartbeat_that_was_overtaken_by_a_newer_one_frees_nothing(group):
 
 
 def test_a_heartbeat_that_arrives_twice_frees_nothing(group):
-    """A heartbeat that arrives twice takes no queues from its member. The group granted the queues when the first copy
-    arrived, so the second copy does not name them."""
+    """A group that receives the same heartbeat twice takes no queues from the member. The member sent the heartbeat
+    before the group granted the queues, so the second copy does not list them as held."""
     assert beat(group, "a", 0.0, sequence=2) == QUEUES
     beat(group, "b", 1.0)
     assert ids(beat(group, "a", 1.5, sequence=2)) == [0, 1]

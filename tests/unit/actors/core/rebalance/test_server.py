@@ -114,7 +114,7 @@ def test_an_unknown_topic_is_looked_up_and_the_assignment_is_incomplete(server):
     answer = beat(server, topics=("orders", "new"))
     assert (answer.queues, answer.incomplete) == ({QUEUE}, True)
     assert server.unknown_topics() == {"new"}
-    server.set_queues("new", None)  # no NameServer has a route for the topic
+    server.set_queues("new", None)  # None means that no NameServer has a route for the topic
     assert server.unknown_topics() == frozenset()
     assert not beat(server, topics=("orders", "new")).incomplete
     new = MessageQueue("new", "broker-a", 0)

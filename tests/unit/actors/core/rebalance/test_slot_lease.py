@@ -15,7 +15,8 @@ class UnreachableError(Exception):
 
 
 class Scene:
-    """A simulated register, with a clock that all simulated processes share."""
+    """A simulated register (the key-value store in which Rebalance actors claim slots), with a clock that all simulated
+    processes share."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

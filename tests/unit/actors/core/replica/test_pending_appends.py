@@ -1,4 +1,5 @@
-"""Tests of PendingAppends: which appends a flush or an acknowledgement completes, and in which order."""
+"""Tests of PendingAppends: a flush or an acknowledgement of a replica completes the right waiting appends, in the right
+order."""
 
 from __future__ import annotations
 

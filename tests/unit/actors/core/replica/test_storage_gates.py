@@ -51,7 +51,8 @@ def test_a_deleted_topic_is_refused_also_after_a_restart_until_it_is_created(dis
 
 def test_a_new_master_agrees_on_topics_deleted_and_created_under_other_masters(disk):
     deleted = reopen(disk)
-    deleted.add("orders")  # the topic "orders" was deleted here, and another master created it again
+    # the topic "orders" was deleted while this replica was the master, and was created again under another master
+    deleted.add("orders")
     deleted.agree({"orders", "bills"}, ["orders", "bills", "parcels"])
     for one in (deleted, reopen(disk)):
         one.check([make_batch([b"x"]), make_batch([b"x"], topic="bills")])

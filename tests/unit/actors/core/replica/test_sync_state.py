@@ -91,7 +91,8 @@ def test_a_learner_is_never_asked_for(master):
 def test_the_answer_ends_the_question_only_when_it_is_newer(master):
     asks(master, 1, 100, 1.0)
     master.propose(1.0)
-    master.decided(of(1, 0))  # a lease renewal that still contains the previous sync-state set
+    # the answer renews the lease, and still contains the sync-state set from before the proposal
+    master.decided(of(1, 0))
     assert master.counted == {0, 1}
     master.decided(of(2, 0, 1))
     assert master.sync_state_set.members == {0, 1}

@@ -26,8 +26,8 @@ def damaged(tmp_path_factory) -> Iterator[DamagedTopic]:
 
 
 def read(message: MessageExt) -> bytes | None:
-    """Return a message's body, or None if the message is unreadable. For an unreadable message, first checks that
-    reading the body raises the message's error, and that the error names the message's offset."""
+    """Return a message's body, or None if the body cannot be read. In the second case, first checks that reading the
+    body raises the message's error, and that the error contains the message's offset."""
     error = message.body_error
     if error is None:
         return message.body
@@ -149,8 +149,8 @@ def test_commands_print_the_place_and_the_reason(damaged):
 
 
 def test_a_replay_of_dead_letters_continues_after_a_damaged_letter(damaged, monkeypatch):
-    """A replay of dead letters continues after a damaged dead letter. The damaged topic serves as the dead-letter
-    topic, and the fake broker refuses damaged messages, as a real broker does."""
+    """A replay of dead letters continues after a damaged dead letter. A topic with a damaged message takes the place of
+    the dead-letter topic, and the fake broker refuses damaged messages, as a real broker does."""
     brought: list[bytes] = []
     committed: list[int] = []
 

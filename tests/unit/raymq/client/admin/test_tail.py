@@ -64,7 +64,8 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch) -> Iterator[Cluster]:
-    monkeypatch.setattr(module, "TAIL_TIMEOUT_S", 0.0)  # the timeout of zero allows only one attempt
+    # With a timeout of zero, the live tail makes only one attempt per call.
+    monkeypatch.setattr(module, "TAIL_TIMEOUT_S", 0.0)
     times = iter(range(1_700_000_000_000, 1_800_000_000_000, 1000))
     stores = {
         name: MessageStore.open(
@@ -130,7 +131,7 @@ def test_a_tail_that_nobody_answers_fails(cluster):
     at = cluster.admin.tail("orders")
     cluster.away.add("broker-b")
     with pytest.raises(ServiceNotAvailableError):
-        cluster.admin.tail("orders")  # a tail can begin only if the end offsets of all queues are known
+        cluster.admin.tail("orders")  # a live tail begins at the end offsets of all queues, so every broker must answer
     cluster.away.add("broker-a")
     with pytest.raises(ServiceNotAvailableError):
         cluster.admin.tail("orders", at.positions)

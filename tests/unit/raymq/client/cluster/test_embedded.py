@@ -32,7 +32,8 @@ def in_a_terminal(program: Callable[[], object]) -> object:
             sys.stdin = open(0)  # noqa: SIM115 (this process ends without closing anything)
             try:
                 answer: object = program()
-            except BaseException as error:  # an exception would otherwise run pytest's code in the forked child
+            # catch every error: an uncaught exception would continue with pytest's code in the forked child
+            except BaseException as error:
                 answer = repr(error)
             os.write(write, json.dumps(answer).encode())
             os._exit(0)

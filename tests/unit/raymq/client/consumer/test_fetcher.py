@@ -82,7 +82,7 @@ class Owner:
         with self.changed:
             if self.failures:
                 raise self.failures.pop()
-            if (queue, offset) not in self.delivered:  # a consumer ignores messages that it has already received
+            if (queue, offset) not in self.delivered:  # like a consumer, ignore a message that was already delivered
                 self.delivered.append((queue, offset))
             self.offsets[queue] = result.next_offset
             self.changed.notify_all()
@@ -245,8 +245,8 @@ def test_a_topic_without_a_route_does_not_keep_the_others_from_being_read(owner)
 
 
 def test_an_offset_that_is_gone_is_not_asked_for_without_a_pause(owner, monkeypatch):
-    """The Fetcher pauses between requests for a deleted offset. The store answers such a request at once, and the owner
-    may not be able to skip the offset yet."""
+    """The Fetcher pauses between two fetches of an offset whose message was deleted. The store answers such a fetch at
+    once, and the consumer (the Fetcher's owner) may not be able to skip the offset yet."""
     monkeypatch.setattr(fetcher_module, "GONE_PAUSE_S", 3600.0)
     owner.answer = lambda request: FetchResult(PullStatus.OFFSET_ILLEGAL, request.queue_offset, 5, 9, b"", 0)
     owner.offsets = {Q0: 0}
@@ -297,7 +297,7 @@ def test_the_suggested_replica_is_read_next_without_a_pause(owner):
     owner.offsets = {Q0: 0}
     owner.fetcher.wake_readers()
     owner.wait_for(lambda: len(set(owner.delivered)) == 3)
-    # The next fetch may have begun already, so consecutive fetches from the same store are counted once.
+    # Count consecutive fetches from the same storage actor once: the Fetcher may already have begun another fetch.
     assert [name for name, _ in groupby(name for name, _, _ in owner.waits)] == ["storage-a-0", "storage-a-1"]
     owner.pull_from = {"storage-a-1": "storage-a-0"}
     owner.end = 5
@@ -400,8 +400,9 @@ def test_a_nameserver_that_hangs_holds_up_neither_who_wakes_nor_the_other_topics
 
 
 def test_a_queue_whose_storage_actor_is_replaced_while_it_is_being_found_is_found_once_more(owner):
-    """If a queue's storage actor is replaced while the Fetcher searches for it, the search also reports the new actor.
-    The polling thread may get an answer before the searching thread has recorded the actor."""
+    """If a queue's storage actor is replaced while the Fetcher still reports the earlier actor, the Fetcher reports the
+    new actor, too. This happens if the polling thread gets an answer before the searching thread has recorded the
+    actor."""
     found = []
 
     def note(queue, name):

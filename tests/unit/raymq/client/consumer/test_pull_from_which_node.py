@@ -37,7 +37,7 @@ def test_a_slave_is_asked_while_the_master_fails_and_the_next_one_when_that_fail
     which.failed("slave-1", 0.2)
     assert which.choose(QUEUE, ALL, 0.3) == "slave-2"
     which.failed("slave-2", 0.4)
-    # All replicas have failed, so the choice is the replica whose failure is the oldest.
+    # All replicas have failed, so `choose` returns the replica whose failure was the earliest.
     assert which.choose(QUEUE, ALL, 0.5) == "master"
 
 

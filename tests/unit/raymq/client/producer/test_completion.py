@@ -69,8 +69,8 @@ def test_wait_and_as_completed_return_the_futures_that_they_were_given():
 
 
 def test_wait_loses_no_end_that_comes_while_it_is_set_up():
-    """A waiting caller notices the end of a future that completes before, during or after the setup of the
-    wait."""
+    """A thread in `concurrent.futures.wait` is woken by each future that completes: before, during or after the
+    registration of the thread as a waiter."""
     for _ in range(300):
         completions = [Completion() for _ in range(3)]
         futures = [future for completion in completions for future in futures_of(completion, 3)]
@@ -215,7 +215,8 @@ def test_a_future_that_failed_leaves_nothing_that_the_garbage_collector_cannot_s
         try:
             future.result()
         except ServiceNotAvailableError as error:
-            kept = error  # as in users' programs: the error's traceback leads to the frame that holds the future
+            # keep the error, as users' programs may do: its traceback refers to the stack frame that holds the future
+            kept = error
             assert kept.__traceback__ is not None
         try:
             raise future.exception()

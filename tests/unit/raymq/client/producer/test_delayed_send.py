@@ -239,8 +239,8 @@ def test_a_record_without_a_target_raises_record_error():
 
 
 def test_the_unit_of_a_delayed_record_is_made_again_from_the_record_alone():
-    """Golden fact 18: the consume-queue entry (unit) of a record with level 3 that was stored at 1700000000001 is
-    computed from the record alone."""
+    """Golden fact 18: the consume-queue entry (unit) of a delayed record can be computed from the record alone. The
+    record has delay level 3 and the store time 1700000000001."""
     record = bytearray(waiting_record(MESSAGE))
     host = encode_host("127.0.0.1", 1)
     stamp(record, [len(record)], first_queue_offset=0, first_physical_offset=0, store_timestamp_ms=1_700_000_000_001,

@@ -449,7 +449,7 @@ def test_a_message_with_a_key_waits_for_the_broker_of_its_queue(make):
     asked = threading.Event()
     producer.test_routes.invalidate = lambda topic: asked.set()
     waiting = producer.send_async(message(b"first"), sharding_key=0)
-    assert asked.wait(WAIT_S)  # a send attempt has failed and has invalidated the route
+    assert asked.wait(WAIT_S)  # the event shows that a send attempt has failed and has invalidated the route
     assert producer.send(message(b"there"), sharding_key=1).queue == B
     assert not waiting.done()
     producer.test_routes.routes["orders"] = topic_route(a=1, b=1)

@@ -101,7 +101,8 @@ def test_rows_of_one_key_go_to_one_queue_in_their_order(make, monkeypatch):
 )
 def test_a_column_in_another_layout_is_sent_as_its_values(make, monkeypatch, column, array, expected):
     monkeypatch.setattr(table_send, "TABLE_SLICE_ROWS", 2)
-    array = pa.concat_arrays([array, array])  # the second half is a slice that does not begin at 0
+    # Double the column, so that the second half of the table is an Arrow slice whose offset is not 0.
+    array = pa.concat_arrays([array, array])
     columns = {"body": pa.array([b"%d" % n for n in range(6)]), column: array}
     whole = pa.table(columns)
     for sent in (whole.slice(1), pa.concat_tables([whole.slice(1, 2), whole.slice(3)])):
@@ -176,8 +177,9 @@ def test_more_rows_than_the_buffer_holds_pass_through_it(make):
 @pytest.mark.parametrize("queues", [1, 2, 4, 5, 6, 16])
 @pytest.mark.parametrize("column", ["body", "sharding_key"])
 def test_rows_without_a_key_are_spread_evenly(make, queues, column):
-    """Rows without a key are spread evenly over the queues. With a part size of about 1 MiB, each slice of rows would
-    have a large and a small part. These parts would alternate between queues."""
+    """Rows without a sharding key are spread evenly over the queues. If each part had about 1 MiB, each slice of rows
+    would have one large and one small part. These parts would alternate between queues, so that some queues would get
+    only small parts."""
     seed = random.randrange(2**32)
     print("seed", seed)
     rng = random.Random(seed)

@@ -62,7 +62,8 @@ def no_route(topic):
 
 
 def deliver(scene, offset: int, result: FetchResult) -> None:
-    """Let the watch begin a fetch at an offset, and pass the fetch result to the watch."""
+    """Simulate a fetch of the reply watch at `offset`: the watch makes the request, and then receives `result` as the
+    fetch result."""
     scene.watch._reader._request(QUEUE, offset)
     scene.watch._reader._deliver(QUEUE, offset, result)
 

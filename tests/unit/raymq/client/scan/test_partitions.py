@@ -57,7 +57,7 @@ def test_queues_come_together_up_to_the_bytes_of_a_part() -> None:
 
 def test_by_default_a_small_read_keeps_as_many_tasks_busy_as_are_worth_it() -> None:
     ranges = [queue(number, 1000) for number in range(8)]
-    large = Queues({}, size=8 * 1024)  # each queue has 8 MiB, and all queues together have 64 MiB
+    large = Queues({}, size=8 * 1024)  # each of the eight queues that are read has 8 MiB, so the read has 64 MiB
     assert len(plan_partitions(large, ranges, parallelism=4)) == 4
     assert len(plan_partitions(large, ranges, parallelism=1)) == 1
     assert len(plan_partitions(Queues({}, size=100), ranges, parallelism=4)) == 1

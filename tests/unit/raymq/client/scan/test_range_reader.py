@@ -35,7 +35,8 @@ def store(tmp_path_factory):
 
 
 class Storage:
-    """Fake storage client whose storage actor is on the node of the files or on another node."""
+    """Fake storage client. Its storage actor is on the node that holds the files if `near` is true, otherwise on
+    another node."""
 
     def __init__(self, store, near: bool) -> None:
         self.store = store

@@ -31,7 +31,7 @@ from tests.support.clients.fakes import FakeRoutes, topic_route
 from tests.support.stores.stores import LOG_FILE_BYTES, QUEUE_FILE_UNITS, make_batch, open_store
 
 COUNT = 900
-TAGS = ("paid", "late", "AaAa", "BBBB")  # the last two tags have the same tag code
+TAGS = ("paid", "late", "AaAa", "BBBB")  # the tags AaAa and BBBB have the same tag code (Java hash)
 WHOLE = OffsetRange("orders", "a", 0, 0, COUNT)
 
 
@@ -125,7 +125,7 @@ def test_columns_without_body_are_the_same_and_no_body_is_touched(
         {name: row[name] for name in columns} for row in whole
     ]
     assert all(batch.schema.names == columns for batch in batches)
-    # The resulting batches do not keep the message bodies in memory. Each body has 300 bytes.
+    # The record batches that the scan returns do not keep the message bodies in memory. Each body has 300 bytes.
     assert sum(batch.get_total_buffer_size() for batch in batches) < COUNT * 200
     with pytest.raises(AssertionError, match="a body was read"):
         list(cluster.read(columns=["body"]))
@@ -278,7 +278,8 @@ def test_a_new_master_that_does_not_show_its_end_yet_is_waited_for(
     def late(requests: Any, max_bytes: int, wait_s: float, timeout_s: float) -> Any:
         [result] = original(requests, max_bytes, wait_s, timeout_s)
         answers.append(result)
-        if len(answers) == 1:  # the first answer has end offset 40, as if the queue ended before the range 50 to 60
+        # replace the first answer: it says that the queue ends at offset 40, before the range 50 to 60 that is read
+        if len(answers) == 1:
             [result] = store.fetch([type(requests[0])("orders", 0, 10**6, 1)], max_bytes=1, wait_s=0)
             result = type(result)(result.status, 40, 0, 40, b"", 0)
         return [result]

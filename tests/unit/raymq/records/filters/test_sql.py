@@ -56,7 +56,7 @@ def test_an_error_names_the_text_the_place_and_the_mend() -> None:
     ],
 )
 def test_each_refusal_has_a_correction(text: str, mend: str) -> None:
-    for _ in range(2):  # in the second round, the error comes from the cache
+    for _ in range(2):  # The second call gets the same error from the cache of parsed expressions.
         with pytest.raises(raymq.FilterExpressionError, match=mend):
             raymq.sql(text)
 

@@ -522,8 +522,8 @@ def test_an_illegal_topic_cannot_be_encoded() -> None:
 @pytest.mark.parametrize("field", [0, 2, 4, 5, 85])
 @pytest.mark.parametrize("row", [0, 3, 6])
 def test_records_after_a_damaged_record_are_found(row: int, field: int) -> None:
-    """The records after a damaged record are found. In the damaged record, one bit of the size, the magic code or the
-    body size is flipped."""
+    """All records after a damaged record are found. The test flips one bit in the damaged record's size, magic code or
+    body size."""
     bodies = [b"%d" % number * (number + 1) for number in range(7)]
     batch = encode_batch([Message("orders", body) for body in bodies], 0, born_host=("127.0.0.1", 1),
                          born_timestamp_ms=1, message_ids=["A"] * 7)  # fmt: skip

@@ -119,8 +119,9 @@ def test_records_of_a_fetch_have_their_offsets_whatever_is_damaged(offset: int, 
 
 
 def test_a_fetch_that_left_messages_out_has_the_intact_ones() -> None:
-    """A fetch may leave out messages of the queue, for example by a tag filter. Every intact message that it returned
-    is found at its own offset. Here it returned the messages at even offsets, two of them damaged."""
+    """A fetch may leave out messages of the queue, for example by a tag filter. In this test it returned only the
+    messages at even offsets, and two of these are damaged. Every intact message that it returned is still found at its
+    own offset."""
     located = stored([b"%06d" % number for number in range(20)]).pick(np.arange(0, 20, 2))
     data = bytearray(located.joined())
     size = int(located.sizes[0])

@@ -109,7 +109,7 @@ def rows_per_template(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def fast_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the test fail if any row is decoded outside of the fast path."""
+    """Make the test fail if rows are decoded one at a time, outside of the fast path."""
 
     def refuse(*args: object) -> None:
         raise AssertionError("went row by row")

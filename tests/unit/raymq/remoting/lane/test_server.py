@@ -283,7 +283,7 @@ def test_an_answer_to_a_request_that_another_took_the_place_of_is_passed_over(co
     assert bytes(opened.receive(deadline_s).payload) == b"newer"
 
 
-# Tests of the clients that the server accepts or refuses
+# Tests of the clients that the lane server accepts or refuses
 
 
 def test_a_wrong_secret_opens_nothing(server, connect, way):
@@ -301,7 +301,7 @@ def test_a_server_that_does_not_know_the_secret_is_not_trusted():
         verdict = handshake.make_verdict(secret, hello, reply, handshake.HandshakeStatus.OPEN)
         with pytest.raises(LaneSecretError):
             handshake.check_verdict(b"s" * 32, hello, reply, verdict)
-    # A server cannot authenticate itself by sending the client's own proof back to the client.
+    # A server does not authenticate itself if it only sends the client's own proof back to the client.
     with pytest.raises(LaneSecretError):
         handshake.check_verdict(b"s" * 32, hello, reply, b"\x01" + reply[-32:])
 
@@ -551,7 +551,7 @@ def trickle(streams: list[socket.socket], stop: threading.Event) -> None:
 def is_dropped(stream: socket.socket) -> bool:
     try:
         while stream.recv(1000):
-            pass  # skip the server's first message (hello)
+            pass  # skip the hello message that the server sends first on a new connection
     except BlockingIOError:
         return False
     except ConnectionError:
@@ -624,7 +624,7 @@ def test_large_frames_wait_for_their_turn_and_all_come_through(monkeypatch, way)
 
 
 def half_a_frame(opened: Lane, size: int) -> None:
-    """Send only the beginning of a large frame."""
+    """Send the first bytes of a large frame, but not the rest of the frame."""
     opened._stream.sendall(pack_header(size, ECHO, 0, 0, 99, checked=opened._checked) + bytes(70_000))
 
 
@@ -683,7 +683,7 @@ def test_a_client_that_does_not_read_its_answers_is_dropped(monkeypatch, server,
         for _ in repeat(None, 40):
             deaf.send(ECHO, (bytes(3_000_000),), float("inf"))
     except LOST:
-        pass  # the server has already dropped this connection
+        pass  # the server has dropped this connection, because the client read no answers
     eventually(lambda: server.connections == 1, "it is dropped")
     assert server.unsent_bytes == 0
     assert echo(other, b"1") == b"1"

@@ -56,7 +56,7 @@ def test_the_wait_is_reckoned_from_the_speed_of_late():
         assert frames.ask("a", 1_000_000, now_s) is Turn.GRANTED
         now_s += 0.1
         frames.finish("a", now_s)
-        now_s += 5.0  # the pause between two frames does not count towards the sender's rate
+        now_s += 5.0  # the pause between two large frames does not count for the rate at which the connection sends
     frames.ask("a", 5_000_000, now_s)
     assert 0.49 < frames.wait_s() < 0.51
 

@@ -1,5 +1,5 @@
-"""Tests of the metrics of a process's clients. All clients share one set of metrics, and a thread that runs anyway
-reports them."""
+"""Tests of the metrics of a process's clients. All clients share one set of metrics. It needs no thread of its own: a
+thread that already exists for another purpose reports the metrics."""
 
 from __future__ import annotations
 

@@ -58,7 +58,8 @@ def spans() -> SendSpans:
 
 
 def send_in_transaction(producer: Producer, message: Message) -> None:
-    """Send a message in a transaction of a transaction producer over `producer`, and commit the transaction."""
+    """Send a message in a transaction and commit the transaction. A transaction producer does this, and sends with
+    `producer`."""
     transactions = TransactionProducer(
         producer,
         lambda message: None,
@@ -84,7 +85,7 @@ def send_request(producer: Producer, message: Message) -> None:
 
 
 def send_reply(producer: Producer, message: Message) -> None:
-    """Send a reply with the values of a message."""
+    """Send a reply with the body, keys and properties of `message`, as an answer to a request."""
     asked = request_message(message, "c-1", "client", "c", 3000).properties
     request = MessageExt("orders", b"?", None, (), {}, 0, "a", 0, 7, 0, 0, 0, "", "", "ID", "", 0, 0, asked)
     reply, queue = reply_message(request, Reply(message.body, message.keys, message.properties))
@@ -93,7 +94,7 @@ def send_reply(producer: Producer, message: Message) -> None:
 
 
 def send_table(producer: Producer, message: Message) -> None:
-    """Send a table of 600 rows with the values of a message."""
+    """Send a table of 600 equal rows: each row has the values of `message`."""
     columns = {
         "body": pa.array([message.body] * 600),
         "tags": pa.array([message.tags] * 600, pa.string()),
@@ -188,7 +189,8 @@ def test_a_half_message_can_be_copied(copied: Callable[[Message], Message]) -> N
 def test_a_message_whose_properties_leave_no_space_is_sent_without_a_context(
     make: Any, spans: SendSpans, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    # The user's properties leave space for raymq's own properties, but not for a context of 500 bytes.
+    # The user's properties leave enough space for raymq's own properties, but not for the properties of a span context
+    # of 500 bytes.
     carried = {CONTEXT: "p", "baggage": "b" * 500}
     monkeypatch.setattr(propagate, "inject", lambda carrier, context: carrier.update(carried))
     full = structs.replace(MESSAGE, properties={"mine": "x" * (MAX_PROPERTIES_BYTES - 450)})

@@ -69,8 +69,8 @@ def properties_of(store: FakeStore) -> list[dict[str, str]]:
 def test_a_send_is_a_span_whose_context_goes_along(make: Any, seen: Seen, way: str) -> None:
     store = FakeStore()
     producer = make(store, observers=[SendSpans("group", seen.spans)])
-    # After the first send, a producer without spans would use a faster path. A producer with spans must not use that
-    # path.
+    # Send three times, because a producer without spans uses a faster path from its second send on. A producer with
+    # spans must not use that path.
     for _ in range(3):
         done = getattr(producer, way)(Message("orders", b"body", "A", ("k",), {"mine": "1"}))
         if way == "send_async":

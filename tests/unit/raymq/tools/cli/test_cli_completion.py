@@ -129,7 +129,8 @@ def test_names_that_commands_saw_are_candidates_where_such_a_name_is_wanted(tmp_
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch) -> Path:
-    """Return the path of the cache file from which completion reads names. The file does not exist yet."""
+    """Return the path of the cache file that holds the names for TAB completion. The file does not exist at the start
+    of a test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return known_names.names_file()
 

@@ -112,7 +112,8 @@ def test_a_broker_that_does_not_answer_is_named_and_its_rows_are_missing(admin: 
     assert listing.missing == (NoAnswer("broker-b", NO_ANSWER),)
     assert topic_view(admin, "orders").missing == [f"broker-b: {NO_ANSWER}"]
     with pytest.raises(ServiceNotAvailableError, match="broker-b"):
-        # `cluster_figures` raises an error, because a total without broker-b's messages would look like a restart
+        # `cluster_figures` raises an error, because broker-b does not answer. Without broker-b's messages, the total
+        # would shrink and look like a restart.
         cluster_figures(admin, 1_000)
 
 

@@ -339,7 +339,7 @@ def test_topics_have_a_line_and_groups_a_chart_of_the_last_hour(cluster: FakeClu
     for n, lag in enumerate((5, 9, 2)):
         topics, groups = {"orders": n * n * 100}, {"billing": lag} if n else {}
         app_console(app).history.add(ClusterFigures(n * 10_000, n, n, n, topic_messages=topics, group_lags=groups))
-    app_console(app)._sparklines.clear()  # clear the cached charts, as each new sample does
+    app_console(app)._sparklines.clear()  # clear the cached charts, as the console does for each new sample
     text = client.get("/topics").text
     assert text.count("<polyline") == 1
     assert '<polyline points="0,13 90,1">' in text

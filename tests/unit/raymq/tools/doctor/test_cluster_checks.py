@@ -70,8 +70,8 @@ def findings(snapshot: DoctorSnapshot) -> dict[str, Finding]:
 
 
 def status(*path: Any, **changes: Any) -> ClusterFacts:
-    """Return the facts of a good cluster in which some status fields are changed. `path`: where the fields are.
-    `changes`: their new values."""
+    """Return the facts of a cluster without problems, except that some fields of its status are changed. `path`: the
+    keys and indices that lead to the changed part of the status. `changes`: the new values of the part's fields."""
     whole = deepcopy(STATUS)
     part = whole
     for key in path:

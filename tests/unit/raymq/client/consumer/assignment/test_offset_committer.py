@@ -215,7 +215,7 @@ def test_a_forbidden_queue_continues_once_it_is_allowed(scene, monkeypatch):
     scene.committer.ask_about_resets()
     eventually(lambda: scene.core.all_forbidden, "the stop", WAIT_S)
     assert scene.wanted() == {}
-    scene.grant(A)  # the queue is granted again with the same generation as before
+    scene.grant(A)  # the group grants queue A again, in the same generation as before
     broker.stopped, broker.left_out = {}, {}
     eventually(lambda: scene.wanted() == {A: 10}, "its start", WAIT_S)
 

@@ -484,7 +484,9 @@ def test_a_poll_raises_at_once_while_its_group_may_read_nothing(consume, group, 
     consumer = consume()
     assert poll(consumer, 5) == [b"0", b"1", b"2", b"3", b"4"]
     group.stopped = dict.fromkeys((Q0, Q1), "forbidden to read")
-    group.resets += 1  # `raymq group forbid` increases the number of resets, so members request their offsets again
+    # `raymq group forbid` increases the number of the group's offset resets. The members then request the committed
+    # offsets of their queues again.
+    group.resets += 1
     eventually(lambda: consumer.engine._core.all_forbidden, "the end of reading", WAIT_S)
     for _ in range(2):
         with pytest.raises(NoPermissionError, match="forbidden to read"):

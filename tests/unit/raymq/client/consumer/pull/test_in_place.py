@@ -372,8 +372,8 @@ def test_a_watch_that_ends_while_its_queue_is_found_does_not_leave_the_queue_unr
     reader = consumer._engine._reader._in_place
     [(name, ended)] = reader._stores.items()
     usual = reader._open
-    # Opening the store again returns the reader with the ended watch, until the polling thread has noticed that the
-    # watch ended.
+    # The consumer opens the store's files again, but gets the old reader object, whose watch for new messages has
+    # ended. This lasts until the polling thread has noticed that the watch ended.
     reader._open = lambda name: ended
     here(storages).watches[0].cut()
     store.append([make_batch([b"5"])])

@@ -75,8 +75,8 @@ def poll(core: SubscriptionState, max_messages: int = 500, now_s: float = 0.0) -
 
 
 def commit(core: SubscriptionState, **refusals) -> dict[MessageQueue, int]:
-    """Commit the offsets of finished messages. The brokers accept the commit, except for the queues in
-    `refusals`."""
+    """Commit the offsets of finished messages, and simulate the brokers' answer: they accept the commit, except for the
+    queues in `refusals`."""
     return core.commit_answered(core.uncommitted(), CommitAnswer(**refusals))
 
 
@@ -613,7 +613,7 @@ def test_a_commit_answered_after_a_reset_does_not_count_as_one():
     assert core.uncommitted() == {Q0: OffsetCommit(1, 1, 1)}
 
 
-# Tests of acknowledging each message
+# Tests of consumers that acknowledge each message separately
 
 
 def test_messages_before_the_first_unacknowledged_message_are_committed():

@@ -57,8 +57,8 @@ def test_a_wakeup_before_the_wait_ends_the_wait_until_it_is_cleared():
 
 
 def test_no_call_is_lost_between_clearing_and_waiting():
-    """No wake-up call is lost between clearing and waiting. One thread calls many times, and the waiting thread must
-    notice the last call."""
+    """No call of `Wakeup.set` is lost between `clear` and `wait`. One thread calls `set` many times, and the waiting
+    thread must notice the last call."""
     wakeup, count, seen = Wakeup(), 2000, 0
     told = [0]
 

@@ -1,5 +1,5 @@
-"""Tests of how a Listener's process keeps its consumer instance running. It makes the Pull actor of a node host the
-instance, and has a broker start this actor if it does not run."""
+"""Tests of how the process with a listener keeps its push-consumer instance running. The Listener makes the Pull actor
+of a node host the instance. If the Pull actor does not run, the Listener asks a broker to start it."""
 
 from __future__ import annotations
 

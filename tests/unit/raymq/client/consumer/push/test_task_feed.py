@@ -38,7 +38,7 @@ def feed_of(handler, *, takes_batch=False, batch_max=1, tags="*", orderly=True, 
 
 
 def reports_of(feed: TaskFeed) -> dict[int, ConsumeReport]:
-    """Return the reports that are due, by task number."""
+    """Return the reports about tasks that the TaskFeed must send now, by task number."""
     feed.look()
     feed.heard()
     return dict(feed.take_reports()[1])
@@ -117,7 +117,8 @@ def test_records_that_nobody_can_read_fail_and_the_next_task_is_consumed(receive
     reports: dict[int, ConsumeReport] = {}
 
     def are_both_there() -> bool:
-        reports.update(reports_of(feed))  # the feed returns each report once, possibly in separate calls
+        # add up the answers of several calls: each call returns only the reports that no earlier call returned
+        reports.update(reports_of(feed))
         return len(reports) == 2
 
     eventually(are_both_there, "both reports", WAIT_S)
@@ -143,7 +144,8 @@ def test_a_task_that_takes_long_is_reported_in_parts(received, monkeypatch):
     report = eventually(lambda: (again := reports_of(feed).get(4)) and again.ended and again, "the end", WAIT_S)
     assert (report.unfinished, received) == ((), [b"a", b"b", b"c"])
     time.sleep(0.06)
-    assert reports_of(feed) == {}  # the feed has already returned the task's final report
+    # The task feed has already returned the final report of task 4, so it has nothing more to report.
+    assert reports_of(feed) == {}
 
 
 def test_a_hand_over_that_comes_twice_is_consumed_once(received):
@@ -204,7 +206,7 @@ def test_a_task_that_has_ended_does_not_wait_for_one_that_takes_long(received):
     assert report_about(feed, 1).ended
 
 
-# Tests of the threads of the task feed
+# Tests of the threads that a TaskFeed uses to receive tasks and to report results
 
 
 class Pull:

@@ -1,4 +1,4 @@
-"""Tests of how commands write values."""
+"""Tests of the function that formats a duration for a command's output."""
 
 from __future__ import annotations
 
