@@ -17,11 +17,14 @@ import threading
 from _thread import allocate_lock, get_ident, start_new_thread
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from itertools import takewhile
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
+
+from raymq.common.errors import ClientStateError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -134,6 +137,48 @@ def start_thread(thread: threading.Thread) -> bool:
             raise
         return False
     return True
+
+
+def start_daemon(function: Callable[..., object], *arguments: Any, name: str) -> threading.Thread | None:
+    """Start a daemon thread that calls `function(*arguments)`. Returns the thread; None if the interpreter shuts down
+    and can start no thread. Raises RuntimeError if the thread cannot be started for another reason."""
+    thread = threading.Thread(target=function, args=arguments, name=name, daemon=True)
+    return thread if start_thread(thread) else None
+
+
+def require_daemon(function: Callable[..., object], *arguments: Any, name: str, what: str) -> threading.Thread:
+    """Start a daemon thread that calls `function(*arguments)`, for an object that is useless without the thread.
+
+    `what`: the object or call that needs the thread, for the error. Raises ClientStateError if the interpreter shuts
+    down and can start no thread, and RuntimeError if the thread cannot be started for another reason.
+    """
+    thread = start_daemon(function, *arguments, name=name)
+    if thread is None:
+        raise ClientStateError(
+            f"{what} needs a new thread, and Python starts no thread while the program exits: begin before the exit"
+        )
+    return thread
+
+
+def submit(pool: ThreadPoolExecutor, call: Callable[[], Result]) -> Future[Result]:
+    """Make a call in a thread of a pool, and return the call's future. If the interpreter shuts down, the pool accepts
+    no call; the calling thread then makes the call before `submit` returns.
+
+    Raises RuntimeError if the pool was shut down, or if the pool can start no thread.
+    """
+    try:
+        return pool.submit(call)
+    except RuntimeError as error:
+        # any other error leaves the call in the pool's queue, from which a thread of the pool may still take it
+        if "cannot schedule new futures after interpreter shutdown" not in str(error):
+            raise
+    made: Future[Result] = Future()
+    made.set_running_or_notify_cancel()
+    try:
+        made.set_result(call())
+    except Exception as error:  # the future's reader gets the error, as from a thread of the pool
+        made.set_exception(error)
+    return made
 
 
 def aside(function: Callable[..., Result], *arguments: Any, **keywords: Any) -> Result:

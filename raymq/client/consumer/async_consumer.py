@@ -17,7 +17,7 @@ from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, Typ
 from raymq.common.closing import OfProcess
 from raymq.common.errors import ClientStateError
 from raymq.common.numbers import bounded
-from raymq.common.parallel import aside
+from raymq.common.parallel import aside, submit
 
 
 class ConsumerEngine(Protocol):
@@ -96,5 +96,5 @@ def submit_call(
     Call this function in a helper thread. If a signal handler interrupted it, the pool could lose a thread that is
     starting, or the event loop might never get the result.
     """
-    made = pool.submit(call)
+    made = submit(pool, call)
     return made, asyncio.wrap_future(made, loop=loop)

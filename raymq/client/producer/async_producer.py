@@ -36,7 +36,7 @@ from raymq.client.producer.senders.send_state import closed_error
 from raymq.common.closing import OfProcess
 from raymq.common.errors import RequestTimeoutError
 from raymq.common.message import Message, MessageExt, SendResult
-from raymq.common.parallel import aside
+from raymq.common.parallel import aside, submit
 from raymq.common.protocol.route import TopicRoute
 
 if TYPE_CHECKING:
@@ -270,4 +270,4 @@ def _in_loop(future: Future[T]) -> asyncio.Future[T]:
 def _submit(pool: ThreadPoolExecutor, call: Callable[[], T], loop: asyncio.AbstractEventLoop) -> asyncio.Future[T]:
     """Start a call in a thread of a pool. Returns the call's future in `loop`. Call this function through `aside`: if a
     signal handler interrupted it, a lock of the pool would stay held, or a thread would never start."""
-    return asyncio.wrap_future(pool.submit(call), loop=loop)
+    return asyncio.wrap_future(submit(pool, call), loop=loop)

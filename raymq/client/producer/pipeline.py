@@ -81,7 +81,7 @@ from raymq.client.producer.senders.message_facts import OVERHEAD_BYTES, cost_byt
 from raymq.client.producer.senders.send_batch import SendBatch, SendRequest
 from raymq.client.producer.senders.send_state import closed_error
 from raymq.client.producer.senders.sender import Sender
-from raymq.client.producer.senders.sender_context import Pauses, SenderContext, in_sender
+from raymq.client.producer.senders.sender_context import Pauses, SenderContext, in_sender, send_threadless
 from raymq.client.producer.settings import ProducerSettings
 from raymq.client.producer.single_sends import SingleSends
 from raymq.common.errors import MessageIllegalError, RaymqError
@@ -286,6 +286,8 @@ class SendPipeline:
                 watch.ended(range(len(request.messages)), error)
             raise
         end_all(futures)
+        if placed.at_once is None:
+            sender.send_left()
         return placed
 
     def _usable_route(self, topic: str, keyed: bool) -> TopicRoute:
@@ -409,6 +411,8 @@ class SendPipeline:
         with self._lock:
             # Close the open batches, so that later messages open new batches, for which the flush does not wait.
             self.open_batches.clear_locked()
+        if self._context.threadless and not in_sender():
+            send_threadless(self._context)
         return flush
 
     def stop(self) -> list[Sender] | None:

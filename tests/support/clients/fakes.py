@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from raymq.common import parallel
 from raymq.common.errors import TopicNotExistError
 from raymq.common.message import MAX_MESSAGE_SIZE_BYTES, MessageExt, MessageQueue, SendStatus
 from raymq.common.protocol.route import BrokerData, QueueData, TopicRoute
@@ -29,13 +30,14 @@ AT_SHUTDOWN = "can't create new thread at interpreter shutdown"
 
 @contextmanager
 def no_thread_starts() -> Iterator[None]:
-    """Let no thread start within the block, as at the exit of Python 3.12."""
+    """Let no thread start within the block, as at the exit of Python 3.12. Threads that run already go on."""
 
-    def refuse(thread: threading.Thread) -> None:
+    def refuse(*arguments: object) -> None:
         raise RuntimeError(AT_SHUTDOWN)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
+        patch.setattr(parallel, "start_new_thread", refuse)
         yield
 
 

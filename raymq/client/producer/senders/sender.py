@@ -5,6 +5,9 @@ batches out of their queues, encodes one batch per queue, and appends all of the
 message does not wait for the thread. Its caller encodes it, sends it and reads the answer (`send_at_once`,
 `send_single`). If the caller's attempt fails, the thread sends the very same bytes again.
 
+From Python 3.12 on, no thread can be started while the interpreter shuts down. A sender that is made then has no
+thread. The callers that leave messages to it send the messages themselves before they return (`send_threadless`).
+
 SendState (raymq.client.producer.senders.send_state) decides what an answer or a failure means. After each failure the
 sender looks up the group's master in the route again, so after a failover it continues with the same sequences.
 """
@@ -22,10 +25,16 @@ from raymq.client.producer.results import Acknowledged, Outcome, offset_message_
 from raymq.client.producer.senders.send_batch import Flight, QueueSends, SendBatch, SingleSend, Stage
 from raymq.client.producer.senders.send_queues import SendAttempt
 from raymq.client.producer.senders.send_state import SendDecision, SendState, closed_error
-from raymq.client.producer.senders.sender_context import SenderContext, Target, mark_sender_thread
+from raymq.client.producer.senders.sender_context import (
+    SenderContext,
+    Target,
+    in_sender,
+    mark_sender_thread,
+    send_threadless,
+)
 from raymq.common.errors import QuotaExceededError, RaymqError, ServiceNotAvailableError, SystemBusyError
 from raymq.common.message import SendResult, SendStatus
-from raymq.common.parallel import aside
+from raymq.common.parallel import aside, start_daemon
 from raymq.common.protocol.store import AppendResult
 from raymq.records.format.encode import EncodedBatch
 from raymq.records.format.message_id import IdRange
@@ -58,8 +67,10 @@ class Sender:
         self._closed = self._giving_up = False
         self._taken: list[SendBatch] = []
         """Batches of the attempt that the sender's thread currently makes."""
-        self._thread = threading.Thread(target=self._run, name=f"producer-{broker_name}", daemon=True)
-        self._thread.start()
+        self._thread = start_daemon(self._run, name=f"producer-{broker_name}")
+        """The sender's thread; None if the interpreter shut down when the sender was made."""
+        if self._thread is None:
+            context.threadless.append(self.send_here)
 
     @property
     def closed(self) -> bool:
@@ -69,7 +80,7 @@ class Sender:
     @property
     def alive(self) -> bool:
         """True while the sender's thread runs."""
-        return self._thread.is_alive()
+        return self._thread is not None and self._thread.is_alive()
 
     def put_locked(self, batch: SendBatch) -> None:
         """Append a batch to its queue, for the sender's thread. Raises ClientStateError if the sender is
@@ -97,7 +108,10 @@ class Sender:
             self._closed = True
             self._giving_up |= give_up
             self._wake.notify_all()
-        self._thread.join(self._context.attempt_timeout_s)
+        if self._thread is None:
+            self.send_left()
+        else:
+            self._thread.join(self._context.attempt_timeout_s)
 
     # Methods that run in the thread of a caller, not in the sender's thread
 
@@ -134,6 +148,7 @@ class Sender:
             flight.store_host = description.store_host
             if self._context.retry_when_not_store_ok and result.status is not SendStatus.SEND_OK:
                 self._settle(flight, result)
+                self.send_left()
                 return
             for ended, acknowledged in flight.acknowledge(result):
                 self._observe(ended, acknowledged)
@@ -159,6 +174,7 @@ class Sender:
             self._hand_to_thread(flight, ServiceNotAvailableError(f"the send was interrupted ({error!r})"))
         else:
             self._abandon([batch], error)
+        self.send_left()
 
     def _end_at_once(self, sends: QueueSends, cost_bytes: int, count: int, generation: int) -> None:
         """Record that the store has stored messages that the calling thread sent itself: release their queue for the
@@ -170,6 +186,7 @@ class Sender:
                 self.wake_locked()
         if futures:
             end_all(futures)
+        self.send_left()
 
     def begin_single_locked(self, single: SingleSend) -> Target | None:
         """Return the master to which the caller must send the message itself (`send_single`).
@@ -212,6 +229,8 @@ class Sender:
                 self.wake_locked()
         if settles:
             aside(context.buffer.settle)
+        if self._thread is None:
+            aside(self.send_left)
         offset = result.queue_offset if result.queue_offsets is None else result.queue_offsets[0]
         physical = result.physical_offset if result.physical_offsets is None else result.physical_offsets[0]
         offset_id = offset_message_id(description.store_host, physical)
@@ -232,6 +251,7 @@ class Sender:
             self._context.buffer.deallocate_single_locked(single)
             self.wake_locked()
         self._context.buffer.settle()
+        self.send_left()
 
     def _single_failed(self, single: SingleSend, error: RaymqError) -> Completion:
         """Convert a single message to a batch, because sending it in its caller's thread has failed. The sender's
@@ -241,6 +261,7 @@ class Sender:
             self._not_encoded(batch.sends, [batch], error)
         else:
             self._hand_to_thread(Flight.of(batch.sends, [batch], single.record.batch()), error)
+        self.send_left()
         return batch.completion
 
     def _single_not_safe(self, single: SingleSend, result: AppendResult, description: StorageDescription) -> Completion:
@@ -251,6 +272,7 @@ class Sender:
         flight = Flight.of(batch.sends, [batch], single.record.batch())
         flight.store_host = description.store_host
         self._settle(flight, result)
+        self.send_left()
         return batch.completion
 
     def _as_batch(self, single: SingleSend) -> SendBatch:
@@ -273,27 +295,51 @@ class Sender:
             self._failed_at_once.append((SendAttempt([flight]), error))
             self.wake_locked()
 
-    # The methods of the sender's thread
+    def send_left(self) -> None:
+        """Send the messages that wait for the sender's thread, if the sender has no thread. Does nothing in a callback
+        of a send: the thread that makes the callback sends them afterwards."""
+        if self._thread is None and not in_sender():
+            send_threadless(self._context)
+
+    # The methods of the sender's thread. If the sender has no thread, `send_here` calls them in threads of callers.
 
     def _run(self) -> None:
         mark_sender_thread()
-        while self._await_work():
-            try:
-                self._work()
-            # a bug in `_work` must fail the futures of the messages; otherwise the callers would wait forever
-            except Exception as error:
-                logger.exception("sending to broker group %s failed", self.broker_name)
-                self._abandon(self._taken, error)
+        while self._await_work(idles=True):
+            self._work_safely()
+            # a callback may have enqueued messages for a sender without a thread, or a message has moved there
+            if self._context.threadless:
+                send_threadless(self._context)
+
+    def send_here(self) -> bool:
+        """Make the sender's next attempt in the calling thread. Returns False if no attempt is left to make. Only
+        `send_threadless` calls this method."""
+        if not self._await_work(idles=False):
+            return False
+        self._work_safely()
+        return True
+
+    def _work_safely(self) -> None:
+        try:
+            self._work()
+        # A bug in `_work` must fail the futures of the messages; otherwise the callers would wait forever. So must a
+        # signal handler that interrupts a caller, which sends for a sender without a thread.
+        except BaseException as error:
+            self._abandon(self._taken, error)
+            if not isinstance(error, Exception):
+                raise
+            logger.exception("sending to broker group %s failed", self.broker_name)
+        finally:
             self._taken = []
 
-    def _await_work(self) -> bool:
-        """Wait until the sender's thread has work and the pause after a failure is over. Returns False if the thread
-        must stop."""
+    def _await_work(self, *, idles: bool) -> bool:
+        """Wait until the sender has work and the pause after a failure is over. Returns False if the thread must stop.
+        Without `idles`, also returns False if the sender has no work."""
         with self._context.lock:
             while True:
                 state = self.state
                 if not (state.has_work or self._failed_at_once):
-                    if self._closed and state.empty:
+                    if not idles or (self._closed and state.empty):
                         return False
                     self._idle = True
                     self._wake.wait()

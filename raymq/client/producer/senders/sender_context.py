@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from raymq.client.producer.buffer_pool import BufferPool
@@ -49,6 +49,11 @@ class SenderContext:
     retry_when_not_store_ok: bool
     max_message_size_bytes: int
     observers: tuple[SendObserver, ...]
+    threadless: list[Callable[[], bool]] = field(default_factory=list)
+    """The method `send_here` of each sender that has no thread, because it was made while the interpreter shut
+    down."""
+    sending_here: threading.RLock = field(default_factory=threading.RLock)
+    """Held by the thread that sends for the senders without a thread."""
 
 
 class _InSender(threading.local):
@@ -69,6 +74,25 @@ def in_sender() -> bool:
     """Return True if the current thread is a sender's thread. A sender's thread runs the callbacks of futures and
     hooks, and must never wait for itself."""
     return _in_sender.active
+
+
+def send_threadless(context: SenderContext) -> None:
+    """Send all waiting messages of the senders without a thread, in the calling thread. Returns after no such message
+    waits.
+
+    A message's callback may enqueue further messages, which are also sent. If the calling thread already sends for
+    these senders, the outer call sends the messages.
+    """
+    with context.sending_here:
+        before, _in_sender.active = _in_sender.active, True
+        try:
+            has_sent = True
+            while has_sent:
+                has_sent = False
+                for send_here in list(context.threadless):
+                    has_sent |= send_here()
+        finally:
+            _in_sender.active = before
 
 
 Target = tuple[StorageClient, StorageDescription]

@@ -1,0 +1,223 @@
+"""Tests of client objects at the exit of Python 3.12 and newer, where no thread can be started: sends still reach the
+store."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from raymq.common.errors import (
+    ClientStateError,
+    NotMasterError,
+    RequestTimeoutError,
+    SendUnknownError,
+    ServiceNotAvailableError,
+)
+from raymq.common.message import Message, MessageQueue, SendStatus
+from tests.support.clients.fakes import WAIT_S, FakeStore, no_thread_starts, topic_route
+from tests.support.clients.producers import Gate, MakeProducer, producers_of_fakes
+from tests.support.history.waiting import eventually
+
+QUEUE = MessageQueue("orders", "a", 0)
+GONE = ServiceNotAvailableError("the store restarts")
+
+LAST_SENDS = """
+import asyncio
+import atexit
+from raymq.client.producer.async_producer import AsyncProducer
+from raymq.common.message import Message
+from tests.support.clients.fakes import FakeStore, topic_route
+from tests.support.clients.producers import producers_of_fakes
+
+a, b = FakeStore("storage-a-0"), FakeStore("storage-b-0")
+fakes = producers_of_fakes()
+make = fakes.__enter__()
+plain, later = (make(a, b, route=topic_route(a=1, b=1)) for _ in range(2))
+
+def last():
+    plain.send(Message("orders", b"0"))
+    plain.send_async(Message("orders", b"1")).result(60)
+    plain.send_batch([Message("orders", b"2"), Message("orders", b"3")])
+    plain.send_oneway(Message("orders", b"4"))
+    plain.close()
+
+async def last_async():
+    producer = AsyncProducer(later)
+    await producer.send(Message("orders", b"5"))
+    await asyncio.gather(*[producer.send(Message("orders", str(number).encode())) for number in (6, 7)])
+    await producer.flush()
+    await producer.close()
+
+atexit.register(lambda: print(sorted(a.everything() + b.everything())))
+atexit.register(lambda: asyncio.run(last_async()))
+atexit.register(last)
+"""
+
+
+@pytest.fixture
+def make() -> Iterator[MakeProducer]:
+    with producers_of_fakes() as make:
+        make(FakeStore()).send(Message("orders", b"starts the helper threads of signals"))
+        yield make
+
+
+def bodies(*stores: FakeStore) -> list[bytes]:
+    return sorted(body for store in stores for body in store.everything())
+
+
+def numbered(*numbers: int) -> list[Message]:
+    return [Message("orders", str(number).encode()) for number in numbers]
+
+
+def always(steps: list[Any], error: Exception) -> Callable[..., Exception]:
+    """Return a step of a FakeStore's script, which follows itself and fails each time with `error`."""
+
+    def step(*batches: object) -> Exception:
+        steps.append(step)
+        return error
+
+    return step
+
+
+def test_a_programs_first_sends_at_its_real_exit_are_stored() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LAST_SENDS], capture_output=True, text=True, timeout=2 * WAIT_S, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip() == str([str(number).encode() for number in range(8)])
+
+
+def test_the_first_sends_to_each_broker_group_need_no_thread(make: MakeProducer) -> None:
+    a, b = FakeStore("storage-a-0"), FakeStore("storage-b-0")
+    producer = make(a, b, route=topic_route(a=1, b=1))
+    with no_thread_starts():
+        first, second = numbered(0, 1)
+        assert producer.send(first).status is SendStatus.SEND_OK
+        futures = [producer.send_async(second)]
+        producer.send_batch(numbered(2, 3))
+        futures += [producer.send_async(message) for message in numbered(4, 5, 6)]
+        assert all(future.done() for future in futures)
+        producer.flush(WAIT_S)
+        producer.close()
+    assert bodies(a, b) == [str(number).encode() for number in range(7)]
+    assert a.everything()
+    assert b.everything()
+    with pytest.raises(ClientStateError, match="closed"):
+        producer.send(first)
+
+
+@pytest.mark.parametrize("step", [GONE, ("lost", RequestTimeoutError("append", 1.0))])
+@pytest.mark.parametrize("sends_before", [0, 1, 2])
+def test_a_failed_attempt_without_a_thread_is_repeated(make: MakeProducer, step: object, sends_before: int) -> None:
+    """The second send takes the whole pipeline, and the third send takes the shortcut for single messages."""
+    producer = make(store := FakeStore())
+    with no_thread_starts():
+        for message in numbered(*range(sends_before)):
+            producer.send(message)
+        store.script = [step, step]
+        [last] = numbered(9)
+        assert producer.send(last).status is SendStatus.SEND_OK
+    assert store.everything() == [*(str(number).encode() for number in range(sends_before)), b"9"]
+
+
+@pytest.mark.parametrize("sends_before", [0, 1, 2])
+def test_a_send_without_a_thread_is_repeated_until_it_is_as_durable_as_requested(
+    make: MakeProducer, sends_before: int
+) -> None:
+    producer = make(store := FakeStore(), retry_when_not_store_ok=True)
+
+    def better(batches: object) -> None:
+        store.status = SendStatus.SEND_OK
+
+    with no_thread_starts():
+        for message in numbered(*range(sends_before)):
+            producer.send(message)
+        store.status, store.script = SendStatus.FLUSH_DISK_TIMEOUT, [None, better]
+        [last] = numbered(9)
+        assert producer.send(last).status is SendStatus.SEND_OK
+    assert store.everything()[-1:] == [b"9"]
+    assert len(store.everything()) == sends_before + 1
+
+
+def test_a_send_without_a_thread_fails_at_its_deadline_and_close_ends(make: MakeProducer) -> None:
+    producer = make(store := FakeStore(), send_timeout_s=0.05)
+    store.script.append(always(store.script, GONE))
+    with no_thread_starts():
+        with pytest.raises((ServiceNotAvailableError, SendUnknownError)):
+            producer.send(numbered(0)[0])
+        producer.close()
+    assert store.everything() == []
+
+
+def test_messages_move_from_a_failed_broker_to_a_sender_without_a_thread(make: MakeProducer) -> None:
+    a, b = FakeStore("storage-a-0"), FakeStore("storage-b-0")
+    producer = make(a, b, route=topic_route(a=1, b=1))
+    producer.pipeline._turns.next = lambda *arguments: QUEUE  # all messages go to broker group a first
+    first, second, *others = numbered(0, 1, 2, 3, 4, 5)
+    producer.send(first)
+    a.connects.append(always(a.connects, GONE))
+    a.script.append(NotMasterError("a", 1))
+    with no_thread_starts():
+        assert producer.send(second).queue.broker_name == "b"
+        futures = [producer.send_async(message) for message in others]
+        assert [future.result(WAIT_S).queue.broker_name for future in futures] == ["b"] * 4
+        producer.flush(WAIT_S)
+    assert (bodies(a), bodies(b)) == ([b"0"], [b"1", b"2", b"3", b"4", b"5"])
+
+
+@pytest.mark.parametrize("has_thread", [False, True])
+def test_a_callback_may_send_to_a_broker_group_without_a_thread(make: MakeProducer, has_thread: bool) -> None:
+    a, b = FakeStore("storage-a-0"), FakeStore("storage-b-0")
+    producer = make(a, b, route=topic_route(a=1, b=1))
+    to_a, to_b = MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 0)
+    first, second, third = numbered(0, 1, 2)
+    if has_thread:
+        producer.send(first, queue=to_a)
+    gate, later = Gate(), []
+    with no_thread_starts():
+        if has_thread:
+            a.script = [gate]
+            sent = producer.send_async(second, queue=to_a)
+            sent.add_done_callback(lambda future: later.append(producer.send_async(third, queue=to_b)))
+            gate.opened.set()
+        else:
+            sent = producer.send_async(first, queue=to_a)
+            sent.add_done_callback(lambda future: later.append(producer.send_async(third, queue=to_b)))
+        eventually(lambda: later, "the callback's send", WAIT_S)
+        assert later[0].result(WAIT_S).status is SendStatus.SEND_OK
+    assert bodies(b) == [b"2"]
+
+
+def test_threads_that_run_at_the_exit_send_at_the_same_time_and_lose_nothing(make: MakeProducer) -> None:
+    a, b = FakeStore("storage-a-0"), FakeStore("storage-b-0")
+    producer = make(a, b, route=topic_route(a=2, b=2))
+    begin, failures = threading.Event(), []
+
+    def send(thread: int) -> None:
+        begin.wait(WAIT_S)
+        try:
+            for number in range(50):
+                message = Message("orders", f"{thread}-{number}".encode())
+                if number % 2:
+                    producer.send(message)
+                else:
+                    producer.send_async(message)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=send, args=(number,), daemon=True) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    with no_thread_starts():
+        begin.set()
+        for thread in threads:
+            thread.join(WAIT_S)
+        producer.flush(WAIT_S)
+        producer.close()
+    assert failures == []
+    assert bodies(a, b) == sorted(f"{thread}-{number}".encode() for thread in range(4) for number in range(50))
