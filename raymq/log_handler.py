@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 from raymq.common.errors import InvalidArgumentError, RaymqError
 from raymq.common.message import Message, SendResult
 from raymq.common.numbers import POSITIVE, bounded, checked
+from raymq.common.parallel import require_daemon
 
 if TYPE_CHECKING:
     from raymq.client.client import Client
@@ -95,8 +96,7 @@ class RaymqHandler(logging.Handler):
 
             client = self._own_client = connect(address)
         self._producer = client.producer(producer_group)
-        self._thread = threading.Thread(target=self._run, name="log-handler", daemon=True)
-        self._thread.start()
+        self._thread = require_daemon(self._run, name="log-handler", what="a RaymqHandler")
         atexit.register(self.close)  # close the handler before the exit handlers of the client and of Ray run
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -27,6 +27,7 @@ from typing import Final
 
 from raymq.common.errors import RaymqError
 from raymq.common.members.questions import Answers, MemberAnswer, Question
+from raymq.common.parallel import start_daemon
 from raymq.common.protocol.clients import CLIENT_HEARTBEAT_INTERVAL_S, ClientHeartbeat, ConsumerData
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.question_listener import QuestionListener
@@ -116,8 +117,8 @@ class Heartbeats:
         self._changed.set()
         with self._lock:
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="heartbeats", daemon=True)
-                self._thread.start()
+                # At the interpreter's exit no thread starts; the client then ends before a heartbeat is due.
+                self._thread = start_daemon(self._run, name="heartbeats")
 
     def _run(self) -> None:
         next_s = 0.0

@@ -16,6 +16,7 @@ from typing import Final
 
 from raymq.common.errors import RaymqError
 from raymq.common.members.questions import QUESTION_WAIT_S, MemberAnswer, Question, encode_answer
+from raymq.common.parallel import start_daemon
 from raymq.common.retry import Backoff
 from raymq.remoting.broker_client import broker_client
 
@@ -50,8 +51,8 @@ class QuestionListener:
         that clients spread over all brokers."""
         self._stop = threading.Event()
         self._answering = threading.Semaphore(ANSWERING_MAX)
-        self._thread = threading.Thread(target=self._run, name="questions", daemon=True)
-        self._thread.start()
+        # At the interpreter's exit no thread starts, and administrators' queries do not reach the client.
+        self._thread = start_daemon(self._run, name="questions")
 
     def begin_close(self) -> None:
         """Accept no more queries. The broker ends the running long poll after the client unregisters."""
@@ -61,7 +62,8 @@ class QuestionListener:
         """Stop polling, and wait up to LISTENER_CLOSE_TIMEOUT_S for the polling thread to end. If the thread is in a
         long poll, it ends later. Idempotent."""
         self._stop.set()
-        self._thread.join(LISTENER_CLOSE_TIMEOUT_S)
+        if self._thread is not None:
+            self._thread.join(LISTENER_CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
         backoff = Backoff(QUESTION_PAUSE_S, QUESTION_PAUSE_MAX_S)
@@ -90,15 +92,24 @@ class QuestionListener:
             "take_questions", self._client_id, QUESTION_WAIT_S, timeout_s=QUESTION_CALL_TIMEOUT_S
         )
         for question in questions:
-            if self._answering.acquire(blocking=False):
-                threading.Thread(target=self._reply, args=(broker_name, question), name="answer", daemon=True).start()
-            else:
-                self._send(
-                    broker_name,
-                    question,
-                    MemberAnswer(f"the client is already answering {ANSWERING_MAX} queries, the maximum"),
-                )
+            refusal = self._begin_answer(broker_name, question)
+            if refusal:
+                self._send(broker_name, question, MemberAnswer(refusal))
         return questions
+
+    def _begin_answer(self, broker_name: str, question: Question) -> str:
+        """Start a thread that answers a query. Returns an empty string, or the reason why the client cannot answer."""
+        if not self._answering.acquire(blocking=False):
+            return f"the client is already answering {ANSWERING_MAX} queries, the maximum"
+        try:
+            started = start_daemon(self._reply, broker_name, question, name="answer")
+        except RuntimeError as error:
+            self._answering.release()
+            return f"the client cannot start a thread that answers the query: {error}"
+        if started is None:
+            self._answering.release()
+            return "the client's process is ending"
+        return ""
 
     def _reply(self, broker_name: str, question: Question) -> None:
         try:

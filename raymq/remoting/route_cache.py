@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 from raymq.common.errors import AccessDeniedError, RaymqError, ServiceNotAvailableError, TopicNotExistError
 from raymq.common.names import AUTO_CREATE_TOPIC, NameServerName, is_internal_topic
 from raymq.common.namespaces import nearest_names
+from raymq.common.parallel import start_daemon
 from raymq.common.protocol.route import BrokerData, TopicRoute, format_order_config
 from raymq.common.retry import persist_until
 from raymq.remoting.actor_ref import ActorRef
@@ -153,10 +154,9 @@ class RouteCache:
         lock."""
         self._outdated.add(topic)
         if not self._refreshing:
-            threading.Thread(target=self._refresh_outdated, name="routes", daemon=True).start()
-            # Set `_refreshing` only after the thread has started: a signal handler may raise an exception in `start`,
-            # and then no thread runs.
-            self._refreshing = True
+            # At the interpreter's exit no thread starts, and callers keep the cached route. `_refreshing` is set only
+            # after the start: a signal handler may raise an exception in the start, and then no thread runs.
+            self._refreshing = start_daemon(self._refresh_outdated, name="routes") is not None
 
     def _refresh_outdated(self) -> None:
         try:

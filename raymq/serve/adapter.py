@@ -24,7 +24,7 @@ from ray.serve.schema import TaskProcessorAdapter, TaskProcessorConfig, TaskResu
 
 from raymq.common.errors import ClientStateError, InvalidArgumentError, RaymqError
 from raymq.common.numbers import TIME_S, NumberRange, bounded, checked, seconds
-from raymq.common.parallel import start_thread
+from raymq.common.parallel import start_daemon, start_thread
 from raymq.serve.config import TaskSettings
 from raymq.serve.connection import TaskConnection
 from raymq.serve.decisions import TaskRules
@@ -287,7 +287,8 @@ def _apart(call: Callable[[], T]) -> T:
 def _close_later(connection: TaskConnection) -> None:
     """Close the connection of a garbage-collected adapter in a separate thread. The garbage collector may run in any
     thread, at a point where blocking is not allowed."""
-    threading.Thread(target=_close, args=(connection,), name="raymq-serve-close", daemon=True).start()
+    # At the interpreter's exit no thread starts, and the client's exit handler closes the connection.
+    start_daemon(_close, connection, name="raymq-serve-close")
 
 
 def _close(connection: TaskConnection) -> None:

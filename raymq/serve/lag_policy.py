@@ -80,11 +80,12 @@ class RaymqLagPolicy:
 
     def _connect(self) -> Any:
         from raymq.client.client import connect
+        from raymq.common.parallel import start_thread
 
         client = connect(self._address, namespace=self._namespace)
         # Ray Serve drops a policy without calling a close method, so a finalizer closes the client. It starts a thread,
         # because the garbage collector may run at a point where blocking is not allowed.
         closer = threading.Thread(target=client.close, name="raymq-lag-close", daemon=True)
         # Do not run the finalizer at the process's exit: every client closes itself at exit.
-        weakref.finalize(self, closer.start).atexit = False
+        weakref.finalize(self, start_thread, closer).atexit = False
         return client

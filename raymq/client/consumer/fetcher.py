@@ -31,6 +31,7 @@ from raymq.client.predicates.scan import FetchFailed
 from raymq.client.predicates.source import GroupPredicate, PredicateStorage
 from raymq.common.errors import DataLossError, PredicateFailedError, QuotaExceededError, RaymqError
 from raymq.common.message import MessageQueue, PullStatus
+from raymq.common.parallel import start_daemon
 from raymq.common.protocol.store import FetchRequest, FetchResult
 from raymq.common.retry import Backoff
 from raymq.remoting.route_cache import RouteCache
@@ -246,11 +247,10 @@ class Fetcher:
         elif readers.further_idle:
             readers.further.notify()
         elif readers.threads < READERS_MAX:
-            thread = threading.Thread(
-                target=self._run, args=(source, readers, readers.threads == 0), name=f"fetch-{source[0]}", daemon=True
-            )
-            readers.threads += 1
-            thread.start()
+            is_first = readers.threads == 0
+            # At the interpreter's exit no thread starts, and the consumer gets no records from this storage actor.
+            if start_daemon(self._run, source, readers, is_first, name=f"fetch-{source[0]}") is not None:
+                readers.threads += 1
 
     def _run(self, source: _Source, readers: _Readers, is_first: bool) -> None:
         name, predicate = source
@@ -425,8 +425,7 @@ class Fetcher:
     def _call_finder(self) -> None:
         with self._lock:
             if self._finder is None:
-                self._finder = threading.Thread(target=self._run_finder, name="fetch-routes", daemon=True)
-                self._finder.start()
+                self._finder = start_daemon(self._run_finder, name="fetch-routes")
         self._find.set()
 
     def _run_finder(self) -> None:

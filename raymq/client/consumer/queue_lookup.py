@@ -17,6 +17,7 @@ from raymq.common.errors import InvalidArgumentError, RaymqError
 from raymq.common.message import MessageQueue, checked_queue
 from raymq.common.names import check_topic
 from raymq.common.namespaces import NO_NAMESPACE, Namespace
+from raymq.common.parallel import start_daemon
 from raymq.common.protocol.store import QueueBounds
 from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_client import StorageClient
@@ -136,8 +137,7 @@ class QueueWatch:
         with self._lock:
             self._watched.append(watched)
             if self._thread is None and not self._stopped.is_set():
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                self._thread = start_daemon(self._run, name=self._name)
 
     def stop(self) -> None:
         """Stop calling listeners. Does not wait for a running listener call, because that call may be the caller of

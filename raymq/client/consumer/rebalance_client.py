@@ -27,6 +27,7 @@ from typing import Any, Final, Protocol
 
 from raymq.common.errors import RaymqError, ServiceNotAvailableError, SubscriptionConflictError
 from raymq.common.names import REBALANCE_SLOTS, RebalanceName
+from raymq.common.parallel import require_daemon, start_daemon
 from raymq.common.protocol.membership import (
     MEMBER_HEARTBEAT_INTERVAL_S,
     GroupAssignment,
@@ -307,17 +308,33 @@ class RebalanceClient:
     def _place(self, membership: Membership) -> None:
         """Assign a member to the thread of its Rebalance actor. The caller holds the lock."""
         name = membership.choice.server(self._directory.names)
-        link = self._links.get(name)
+        link, before = self._links.get(name), self._members.get(membership)
         if link is None:
-            link = self._links[name] = _Link(name, self._lock)
-            threading.Thread(target=self._run, args=(link,), name=f"heartbeats-{name or 'start'}", daemon=True).start()
-        before = self._members.get(membership)
+            link = _Link(name, self._lock)
+            if not self._start(link, before, membership.group):
+                membership.due_s = time.monotonic() + MEMBER_HEARTBEAT_INTERVAL_S
+                return
+            self._links[name] = link
         if before is not link:
             if before is not None:
                 before.members.discard(membership)
             self._members[membership] = link
             link.members.add(membership)
         link.changed.notify()
+
+    def _start(self, link: _Link, before: _Link | None, group: str) -> bool:
+        """Start the thread of a link for a member of `group`. Returns False if the thread cannot be started now and the
+        member has another thread (`before`), which keeps the member. Without such a thread, raises ClientStateError at
+        the interpreter's exit, or RuntimeError."""
+        name = f"heartbeats-{link.name or 'start'}"
+        if before is None:
+            require_daemon(self._run, link, name=name, what=f"a consumer of group {group!r}")
+            return True
+        try:
+            return start_daemon(self._run, link, name=name) is not None
+        except RuntimeError as error:
+            logger.warning("cannot start the thread for Rebalance actor %s now: %s", link.name, error)
+            return False
 
     def _run(self, link: _Link) -> None:
         while (due := self._next_due(link)) is not None:

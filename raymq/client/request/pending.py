@@ -16,6 +16,7 @@ from typing import Final
 
 from raymq.common.errors import ClientStateError, RequestTimeoutError, SystemBusyError
 from raymq.common.message import PROPERTY_CORRELATION_ID, Message, MessageExt, SendResult
+from raymq.common.parallel import require_daemon
 from raymq.common.protocol.request_reply import RequestStatistics
 
 REQUESTS_MAX: Final = 10_000
@@ -86,13 +87,13 @@ class PendingRequests:
                 raise SystemBusyError(
                     f"{self._most} requests of this client already wait for a reply; wait until some of them end"
                 )
+            starts = self._thread is None
+            if starts:
+                self._thread = require_daemon(self._run, name="requests", what="the first request of a client")
             self._waiting[correlation_id] = pending
             heapq.heappush(self._deadlines, (pending.deadline_s, correlation_id))
             self._used_s = time.monotonic()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="requests", daemon=True)
-                self._thread.start()
-            elif self._deadlines[0][1] == correlation_id:
+            if not starts and self._deadlines[0][1] == correlation_id:
                 self._changed.notify()
         return pending
 

@@ -25,6 +25,7 @@ from raymq.client.consumer.queue_lookup import QueueLookup
 from raymq.client.consumer.subscription import Subscription
 from raymq.common.errors import RaymqError
 from raymq.common.message import MessageExt, MessageQueue
+from raymq.common.parallel import require_daemon
 from raymq.common.protocol.group import QueueOffset
 from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_clients import StorageClients
@@ -89,12 +90,11 @@ class ReplyWatch:
         queue's end. Only one thread at a time may call this method, and not after `close`."""
         subscription = Subscription.parse(queue.topic, self._client_id)
         end = self._lookup.bounds(queue).max_offset
+        if self._thread is None:
+            self._thread = require_daemon(self._run, name="replies", what="the first request of a client")
         with self._lock:
             self._starts[queue] = QueueOffset(end)
             self._core.assign({queue.topic: subscription}, self._starts, time.monotonic())
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="replies", daemon=True)
-            self._thread.start()
 
     def wake(self) -> None:
         """Continue to read the reply queues. Reading stops when no request has waited for a reply for

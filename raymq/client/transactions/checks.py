@@ -28,6 +28,7 @@ from raymq.common.message import (
 )
 from raymq.common.names import HALF_TOPIC, check_user_topic, is_internal_topic
 from raymq.common.numbers import LONGEST_TIME_S, NumberRange, number_in
+from raymq.common.parallel import start_daemon
 from raymq.common.protocol.transactions import EndTransactionRequest, LocalTransactionState, TransactionCheck
 from raymq.records.format.decode import read_record
 from raymq.records.format.places import RecordPlace
@@ -122,8 +123,8 @@ class CheckListener:
         self._pending: set[str] = set()
         self._known: set[str] = set()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"transaction-checks-{group}", daemon=True)
-        self._thread.start()
+        # At the interpreter's exit no thread starts, and another producer of the group answers the checks.
+        self._thread = start_daemon(self._run, name=f"transaction-checks-{group}")
 
     def close(self) -> None:
         """Stop polling brokers for transaction checks, and unregister from the checks of all brokers. Waits a limited
@@ -131,7 +132,7 @@ class CheckListener:
         if self._stop.is_set():
             return
         self._stop.set()
-        if self._thread is not threading.current_thread():
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(CHECKS_STOP_TIMEOUT_S)
         self._pool.shutdown(wait=False, cancel_futures=True)
         for name in self._known:
@@ -173,7 +174,13 @@ class CheckListener:
                 if known or self._stop.is_set():
                     continue
                 self._pending.add(check.transaction_id)
-            self._pool.submit(self._answer, broker_name, check)
+            try:
+                self._pool.submit(self._answer, broker_name, check)
+            # the pool refuses calls while the interpreter shuts down or the producer closes, or no thread can start
+            except RuntimeError as error:
+                with self._lock:
+                    self._pending.discard(check.transaction_id)
+                logger.info("cannot check transaction %s; the broker repeats it: %s", check.transaction_id, error)
 
     def _answer(self, broker_name: str, check: TransactionCheck) -> None:
         try:

@@ -27,6 +27,7 @@ from msgspec import Struct
 from raymq.common.errors import RaymqError
 from raymq.common.message import SystemMessage
 from raymq.common.names import TRACE_TOPIC
+from raymq.common.parallel import start_daemon
 
 CONTEXTS_MAX: Final = 2048
 """Maximum number of trace contexts that wait to be sent, as in RocketMQ's buffer."""
@@ -120,8 +121,11 @@ class TraceDispatcher:
             if len(self._contexts) in (1, CONTEXTS_MAX // 2):
                 self._changed.notify_all()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="trace", daemon=True)
-                self._thread.start()
+                # If no thread starts, as at the interpreter's exit, a later call or `close` sends the records.
+                try:
+                    self._thread = start_daemon(self._run, name="trace")
+                except RuntimeError as error:
+                    logger.debug("the trace thread cannot be started now: %s", error)
 
     def close(self, timeout_s: float = TRACE_CLOSE_TIMEOUT_S) -> None:
         """Refuse further trace contexts, and send the waiting contexts for at most `timeout_s`. Repeated calls are
@@ -132,6 +136,8 @@ class TraceDispatcher:
             thread = self._thread
         if thread is not None:
             thread.join(timeout_s)
+        else:
+            self._run()
 
     def statistics(self) -> TraceStatistics:
         """Return the numbers of messages whose trace records were sent, dropped, or could not be sent."""

@@ -20,6 +20,8 @@ from collections.abc import Awaitable
 from concurrent.futures import Future
 from typing import Any
 
+from raymq.common.parallel import require_daemon
+
 logger = logging.getLogger(__name__)
 
 
@@ -91,8 +93,13 @@ class AsyncCalls:
         """Start to await `awaitable` on the event loop, and return the running call."""
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=_run, args=(self._loop,), name="listener-loop", daemon=True).start()
+                loop = asyncio.new_event_loop()
+                try:
+                    require_daemon(_run, loop, name="listener-loop", what="the event loop of listeners")
+                except BaseException:
+                    loop.close()
+                    raise
+                self._loop = loop
         return AsyncCall(self._loop, awaitable)
 
 

@@ -35,6 +35,7 @@ from raymq.client.consumer.push.consume_request import ConsumeRequest
 from raymq.client.consumer.push.hook import ConsumeContext, ConsumeHook, call_hooks
 from raymq.common.errors import BodyUnreadableError
 from raymq.common.message import ConsumeStatus, MessageExt
+from raymq.common.parallel import start_daemon
 from raymq.common.protocol.consume_result import TIMEOUT_DELAY_LEVEL, ConsumeReport, Failure
 from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, PROCESS_BOUNDS_MS
 from raymq.telemetry.trace.contexts import TracedCalls, new_request_id
@@ -205,8 +206,9 @@ class ConsumePool:
         so that they are replaced."""
         if len(self._workers) - min(self._stuck, self._threads) < self._threads:
             worker = _Worker()
-            self._workers.add(worker)
-            threading.Thread(target=self._serve, args=(worker,), name="listener", daemon=True).start()
+            # At the process's exit no thread starts, and the broker delivers the messages to another listener.
+            if start_daemon(self._serve, worker, name="listener") is not None:
+                self._workers.add(worker)
 
     def _serve(self, worker: _Worker) -> None:
         while True:

@@ -23,7 +23,7 @@ from raymq.remoting import question_listener
 from raymq.remoting.lane.calls import decode_result
 from raymq.remoting.lane.loop import Loop
 from raymq.remoting.question_listener import QuestionListener
-from tests.support.clients.fakes import WAIT_S
+from tests.support.clients.fakes import AT_SHUTDOWN, WAIT_S, no_thread_starts
 from tests.support.history.waiting import eventually
 
 QUESTION = Question("running", "billing")
@@ -200,3 +200,30 @@ def test_a_client_continues_to_poll_when_its_broker_returns(
     listener.begin_close()
     broker._client_has_ended("c")
     listener.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(AT_SHUTDOWN, "process is ending"), ("can't start new thread", "cannot start a thread that answers the query")],
+)
+def test_a_client_that_can_start_no_thread_refuses_and_answers_later(
+    broker: Broker, client: Any, monkeypatch: pytest.MonkeyPatch, error: str, told: str
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError(error)
+
+    client(lambda question: MemberAnswer("here"))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for _ in range(question_listener.ANSWERING_MAX + 1):
+            answer = ask(broker)
+            assert answer is not None
+            assert told in answer.error
+    assert ask(broker) == MemberAnswer("here")
+
+
+def test_a_client_of_the_exit_listens_for_no_queries() -> None:
+    with no_thread_starts():
+        listener = QuestionListener("c", lambda: ["a"], lambda question: MemberAnswer())
+        listener.begin_close()
+        listener.close()

@@ -1,5 +1,5 @@
-"""Tests of client objects at the exit of Python 3.12 and newer, where no thread can be started: sends still reach the
-store."""
+"""Tests of client objects at the exit of Python 3.12 and newer, where no thread can be started. Sends still reach the
+store, and objects that need a thread raise a clear error."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from raymq.client.consumer.fetcher import Fetcher
+from raymq.client.consumer.push.async_calls import AsyncCalls
+from raymq.client.consumer.queue_lookup import QueueWatch
+from raymq.client.consumer.rebalance_client import RebalanceClient
+from raymq.client.request.pending import PendingRequests
+from raymq.client.request.reply_watch import ReplyWatch
 from raymq.common.errors import (
     ClientStateError,
     NotMasterError,
@@ -19,6 +26,11 @@ from raymq.common.errors import (
     ServiceNotAvailableError,
 )
 from raymq.common.message import Message, MessageQueue, SendStatus
+from raymq.common.protocol.store import FetchRequest, QueueBounds
+from raymq.log_handler import RaymqHandler
+from raymq.remoting.heartbeats import Heartbeats
+from raymq.serve import adapter
+from raymq.telemetry.trace.dispatcher import TraceDispatcher, TraceLine
 from tests.support.clients.fakes import WAIT_S, FakeStore, no_thread_starts, topic_route
 from tests.support.clients.producers import Gate, MakeProducer, producers_of_fakes
 from tests.support.history.waiting import eventually
@@ -221,3 +233,154 @@ def test_threads_that_run_at_the_exit_send_at_the_same_time_and_lose_nothing(mak
         producer.close()
     assert failures == []
     assert bodies(a, b) == sorted(f"{thread}-{number}".encode() for thread in range(4) for number in range(50))
+
+
+# Objects around a producer
+
+
+class Lines:
+    """Fake trace context with one record."""
+
+    count = 1
+
+    def lines(self) -> Iterator[TraceLine]:
+        yield TraceLine("record", ("key",))
+
+
+def test_trace_records_of_the_exit_are_sent_by_close() -> None:
+    sent: list[object] = []
+    traces = TraceDispatcher(lambda: SimpleNamespace(send=sent.append, close=lambda: sent.append("closed")))
+    with no_thread_starts():
+        traces.put(Lines())
+        traces.put(Lines())
+        traces.close()
+        traces.close()
+    assert [getattr(item, "body", item) for item in sent] == [b"recordrecord", "closed"]
+    assert traces.statistics().sent == 2
+
+
+def test_a_trace_record_raises_no_error_if_the_process_has_too_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    sent: list[object] = []
+    traces = TraceDispatcher(lambda: SimpleNamespace(send=sent.append, close=lambda: None))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        traces.put(Lines())
+    traces.close()
+    assert len(sent) == 1
+
+
+def test_a_producer_and_a_consumer_of_the_exit_need_no_heartbeat_thread() -> None:
+    beats = Heartbeats(SimpleNamespace(brokers=dict), "10.0.0.1")
+    with no_thread_starts():
+        beats.set_producer(producer := object(), "g")
+        beats.remove(producer)
+        beats.close()
+
+
+def test_a_listener_of_queue_changes_is_registered_at_the_exit_without_an_error() -> None:
+    watch = QueueWatch(lambda topic: [QUEUE], 1.0, "watch")
+    with no_thread_starts():
+        watch.register("orders", lambda topic, queues: None)
+        watch.stop()
+
+
+def test_a_fetcher_at_the_exit_raises_no_error_and_counts_no_thread_that_did_not_start() -> None:
+    names: list[str] = []
+    fetcher = Fetcher(
+        wanted=lambda: {QUEUE: 0},
+        assigned=lambda: frozenset([QUEUE]),
+        deliver=lambda queue, offset, result: None,
+        request=lambda queue, offset: FetchRequest(queue.topic, queue.queue_id, offset, 10),
+        storages=lambda queue: ["storage-a-0"],
+        storage=lambda name: SimpleNamespace(fetch=lambda *_, **__: names.append(name) or []),
+        outdated=lambda queue: None,
+        lost=lambda queue, offset, error: None,
+    )
+    fetcher._names[QUEUE] = "storage-a-0"
+    with no_thread_starts():
+        for _ in range(3):
+            fetcher.wake_readers()
+        fetcher.find_again(QUEUE)
+    assert [readers.threads for readers in fetcher._readers.values()] == [0]
+    assert fetcher._finder is None
+    fetcher._names[QUEUE] = "storage-a-0"
+    fetcher.wake_readers()  # no reader was counted, so a thread that can start reads the queue
+    eventually(lambda: names, "a read", WAIT_S)
+    fetcher.stop()
+
+
+def test_a_connection_that_is_collected_at_the_exit_is_left_to_the_clients_exit_handler() -> None:
+    connection = SimpleNamespace(close=lambda: None, name="tasks")
+    with no_thread_starts():
+        adapter._close_later(connection)
+
+
+# Objects that are useless without a thread
+
+
+def first_request() -> object:
+    return PendingRequests().add("id", 1.0, lambda: Message("orders", b"?"))
+
+
+def first_reply_queue() -> object:
+    watch = ReplyWatch(
+        *("me", SimpleNamespace(get=None), SimpleNamespace(get=None)), take=lambda message: None, idle_s=lambda: 0.0
+    )
+    watch._lookup = SimpleNamespace(bounds=lambda queue: QueueBounds(0, 40, 40))
+    return watch.begin(QUEUE)
+
+
+def first_consumer() -> object:
+    source = SimpleNamespace(next_heartbeat=lambda: None)
+    return RebalanceClient(SimpleNamespace(brokers=dict)).join("g", source)
+
+
+def new_handler() -> object:
+    return RaymqHandler("logs", client=SimpleNamespace(producer=lambda group: None))
+
+
+async def nothing() -> None:
+    pass
+
+
+def first_awaitable() -> object:
+    awaitable = nothing()
+    try:
+        return AsyncCalls().start(awaitable)
+    finally:
+        awaitable.close()
+
+
+@pytest.mark.parametrize(
+    ("begin", "what"),
+    [
+        (first_request, "the first request of a client"),
+        (first_reply_queue, "the first request of a client"),
+        (first_consumer, "a consumer of group 'g'"),
+        (new_handler, "a RaymqHandler"),
+        (first_awaitable, "the event loop of listeners"),
+    ],
+)
+def test_an_object_that_needs_a_thread_raises_a_clear_error(begin: Callable[[], object], what: str) -> None:
+    with no_thread_starts(), pytest.raises(ClientStateError, match=f"{what} needs a new thread.*program exits"):
+        begin()
+
+
+def test_a_request_that_could_not_begin_does_not_wait() -> None:
+    requests = PendingRequests()
+    with no_thread_starts(), pytest.raises(ClientStateError):
+        requests.add("id", 1.0, lambda: Message("orders", b"?"))
+    assert requests.statistics().waiting == 0
+    requests.close()
+
+
+def test_listeners_coroutines_run_after_a_thread_could_not_start_once() -> None:
+    calls = AsyncCalls()
+    first = nothing()
+    with no_thread_starts(), pytest.raises(ClientStateError):
+        calls.start(first)
+    first.close()
+    assert calls.start(nothing()).result(WAIT_S) is None

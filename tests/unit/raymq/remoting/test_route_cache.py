@@ -23,7 +23,7 @@ from raymq.common.protocol.route import QueueData, TopicRoute
 from raymq.remoting import route_cache as routes_module
 from raymq.remoting.namespaced_routes import NamespacedRoutes
 from raymq.remoting.route_cache import ASK_AGAIN_AFTER_S, POLL_NAME_SERVER_INTERVAL_S, RouteCache
-from tests.support.clients.fakes import WAIT_S, topic_route
+from tests.support.clients.fakes import WAIT_S, no_thread_starts, topic_route
 from tests.support.history.waiting import eventually
 
 OLD, NEW = topic_route(a=1), topic_route(a=2)
@@ -413,3 +413,14 @@ def test_a_send_to_a_missing_topic_names_this_topic_although_the_user_may_not_se
     with pytest.raises(TopicNotExistError) as caught:
         RouteCache([NameServerName(0)], suggests=True).get_or_create("ordrs")
     assert (caught.value.topic, caught.value.nearest) == ("ordrs", ("orders",))
+
+
+def test_an_old_route_serves_on_at_the_exit_where_no_thread_refreshes_it(monkeypatch):
+    servers = Servers(monkeypatch, OLD)
+    routes = servers.routes()
+    routes.get("orders")
+    servers.answers = [NEW]
+    servers.now_s += POLL_NAME_SERVER_INTERVAL_S
+    with no_thread_starts():
+        assert [routes.get("orders") for _ in range(2)] == [OLD, OLD]
+    eventually(lambda: routes.get("orders") is NEW, "the new route, after a thread can start", WAIT_S)

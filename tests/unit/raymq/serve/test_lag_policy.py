@@ -16,7 +16,7 @@ from raymq.common.errors import GroupNotExistError, ServiceNotAvailableError
 from raymq.common.message import MessageQueue
 from raymq.common.protocol.group import GroupQueueProgress, GroupSummary
 from raymq.serve import RaymqLagPolicy
-from tests.support.clients.fakes import WAIT_S
+from tests.support.clients.fakes import WAIT_S, no_thread_starts
 from tests.support.history.waiting import eventually
 
 
@@ -143,3 +143,14 @@ def test_serve_takes_it_by_class_and_by_name(cluster, given):
     policy = made.get_policy()(**pickled.policy_kwargs)
     assert type(policy).__name__ == "RaymqLagPolicy"
     assert wants(policy, 1, lag=6) == 3
+
+
+def test_a_policy_that_is_dropped_at_the_exit_prints_no_error(cluster, capsys):
+    policy = RaymqLagPolicy("jobs", poll_interval_s=3600.0)
+    policy(context(1))
+    assert policy._asking is not None
+    policy._asking.join(WAIT_S)
+    with no_thread_starts():
+        del policy
+        gc.collect()
+    assert capsys.readouterr().err == ""

@@ -24,7 +24,7 @@ from raymq.common.protocol.membership import (
     slot_of,
 )
 from raymq.remoting.actor_ref import ActorGoneError
-from tests.support.clients.fakes import WAIT_S
+from tests.support.clients.fakes import AT_SHUTDOWN, WAIT_S
 from tests.support.history.waiting import eventually
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
@@ -465,3 +465,22 @@ def test_a_conflicting_expression_is_detected_before_joining(cluster, client, mo
     assert "'*'" in str(caught.value)
     monkeypatch.setattr(module, "running_servers", tuple)
     check_expressions("g", "b", {"orders": "*"})  # no Rebalance actor runs, so the expression is not checked
+
+
+@pytest.mark.parametrize("error", [AT_SHUTDOWN, "can't start new thread"])
+def test_a_member_keeps_its_thread_while_no_thread_starts_for_its_new_actor(cluster, client, monkeypatch, error):
+    refused: list[str] = []
+    start = threading.Thread.start
+
+    def start_if_first(thread: threading.Thread) -> None:
+        if thread.name == "heartbeats-start" or len(refused) > 2:
+            start(thread)
+            return
+        refused.append(thread.name)
+        raise RuntimeError(error)
+
+    monkeypatch.setattr(threading.Thread, "start", start_if_first)
+    source = Source()
+    client.join("g", source)
+    source.holds(QUEUE)
+    assert refused == [f"heartbeats-{HOME}"] * 3

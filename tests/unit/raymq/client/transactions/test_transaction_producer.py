@@ -27,7 +27,7 @@ from raymq.common.protocol.transactions import (
     TransactionCheck,
 )
 from raymq.records.format.decode import decode_record
-from tests.support.clients.fakes import FakeStore, topic_route
+from tests.support.clients.fakes import WAIT_S, FakeStore, no_thread_starts, topic_route
 from tests.support.clients.producers import producers_of_fakes
 from tests.support.history.waiting import eventually
 from tests.support.stores.transactions import half_batch
@@ -231,3 +231,29 @@ def test_a_check_that_raises_is_left_to_the_next_round(make, store, monkeypatch)
     eventually(lambda: store.ends, "an end")
     [end] = store.ends
     assert end == EndTransactionRequest("group", 1, 100, 8, "T1", from_transaction_check=True)
+
+
+def test_the_polling_goes_on_after_the_pool_of_checks_has_refused_one(make, store, monkeypatch):
+    polls: list[str] = []
+
+    class Broker:
+        def call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
+            polls.append(method)
+            return [question(1)] if method == "take_transaction_checks" else []
+
+    monkeypatch.setattr(checks, "CHECK_POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(checks, "broker_client", lambda name: Broker())
+    listener = make(brokers=lambda: ["a"])._listener
+    listener._pool.shutdown()  # as the interpreter's exit does
+    count = len(polls)
+    eventually(lambda: len(polls) > count + 2, "further polls", WAIT_S)
+    assert not listener._pending - {"T1"}
+    eventually(lambda: not listener._pending, "the refused check is forgotten", WAIT_S)
+
+
+def test_a_transaction_may_begin_at_the_exit_where_no_thread_starts(make, store):
+    with no_thread_starts():
+        producer = make()
+        result = producer.send_in_transaction(MESSAGE, lambda *_: State.COMMIT_MESSAGE)
+        producer.close()
+    assert (result.local_transaction_state, store.states()) == (State.COMMIT_MESSAGE, [8])

@@ -16,7 +16,7 @@ from raymq.common.message import ConsumeStatus
 from raymq.common.protocol.consume_result import ConsumeLater, ConsumeReport
 from raymq.common.protocol.request_reply import reply
 from raymq.telemetry.metrics.client_figures import PROCESS_TIME
-from tests.support.clients.fakes import WAIT_S
+from tests.support.clients.fakes import WAIT_S, no_thread_starts
 from tests.support.history.waiting import eventually
 from tests.support.metrics.counted import Counted
 
@@ -442,3 +442,11 @@ def test_a_call_that_was_given_up_is_counted_once_as_a_failure(listener, monkeyp
     listener.open()
     eventually(lambda: not listener.running, "the late call's end", WAIT_S)
     assert counted.values(PROCESS_TIME) == {("", "", "failure"): 1}
+
+
+def test_a_thread_that_cannot_start_takes_no_other_threads_place(listener):
+    pool = pool_of(listener, threads=1)
+    with no_thread_starts():
+        pool.submit(request_of("a"))
+    assert run(pool, request_of("b")).ended
+    listener.wait_seen("a", "b")
