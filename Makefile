@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest --durations 10
 TWO_WORKERS := --numprocesses 2 --dist loadscope
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-pythons chaos durations unit compiled check docs bench soak pictures lock clean
+.PHONY: demo test test-pythons chaos durations unit compiled check docs bench soak pictures lock release clean
 
 demo: $(INSTALLED)
 	$(BIN)/raymq demo
@@ -85,5 +85,9 @@ lock:
 	$(COMPILE) --extra demo --extra docs --extra dev --extra bench --constraint requirements.lock \
 		--output-file requirements-dev.lock
 
+# The files of a release, in dist/, checked, installed in a fresh environment, with the demo run there. Publishes nothing.
+release: $(INSTALLED)
+	$(BIN)/python -m tests.release
+
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -117,7 +117,7 @@ if TYPE_CHECKING:
     from raymq.records.hooks import FetchedBatch as FetchedBatch, HookedBatch as HookedBatch, PutBatch as PutBatch
     from raymq.remoting.access.credentials import Credentials as Credentials
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 accept_former_names()  # Accept former module names, because pickles and actors of an earlier raymq version use them.
 

@@ -32,7 +32,7 @@ class ClusterShape:
     """
 
     name: str = "raymq"
-    image: str = "raymq:0.1.0"
+    image: str = "raymq:0.2.0"
     stores: int = 3
     size: str = "200Gi"
     storage_class: str | None = None

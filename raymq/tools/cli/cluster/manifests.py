@@ -63,7 +63,7 @@ def k8s() -> None:
 @number_option("--stores", NumberRange(1, BROKER_GROUPS_MAX), "Number of stores, each a pod with a separate volume.", 3)
 @click.option("--size", default="200Gi", show_default=True, help="Size of each store's volume.")
 @click.option("--name", default="raymq", show_default=True, help="Name of the RayCluster.")
-@click.option("--image", default="raymq:0.1.0", show_default=True, help="Image of all pods, built by the Dockerfile.")
+@click.option("--image", default="raymq:0.2.0", show_default=True, help="Image of all pods, built by the Dockerfile.")
 @click.option("--storage-class", help="Storage class of the volumes. Default: the cluster's.")
 @click.option("--zone", "zones", multiple=True, help="Zone for stores; repeatable.")
 @click.option(
