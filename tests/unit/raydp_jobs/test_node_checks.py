@@ -29,6 +29,7 @@ def test_a_node_without_java_is_reported_with_a_remedy(monkeypatch: pytest.Monke
     monkeypatch.setenv("PATH", str(tmp_path))
     [problem] = probe(sys.executable, PACKAGES, JAVA_VERSIONS, str(tmp_path))
     assert problem.startswith("Ray's PATH on this node has no Java; start Ray on the node with `raymq up`")
+    assert problem.endswith("(apt install openjdk-17-jre-headless)")
 
 
 def test_a_java_that_spark_does_not_run_on_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -49,4 +50,5 @@ def test_a_missing_python_is_reported(java: None, tmp_path: Path) -> None:
 
 def test_missing_packages_are_reported(java: None, tmp_path: Path) -> None:
     [problem] = probe(sys.executable, ("raymq", "no_such_package", "nor_this"), JAVA_VERSIONS, str(tmp_path))
-    assert problem == f"{sys.executable} cannot import no_such_package, nor_this; run pip install raymq on the node"
+    advice = "run pip install 'raymq[spark]' on the node"
+    assert problem == f"{sys.executable} cannot import no_such_package, nor_this; {advice}"
