@@ -118,6 +118,9 @@ def test_the_image_is_made_by_the_lines_of_the_dockerfile(environ: dict[str, str
     # An image has no use for pip's cache. Here the cache saves the download of 700 MB.
     shell(run.replace(folder, str(copied)).replace(" --no-cache-dir ", " "), environ, tmp_path)
     assert not copied.exists()
+    # RayDP runs the first `java` on the PATH of a node's Ray, which is the PATH of the image.
+    assert shell("command -v java", environ, tmp_path).strip() == str(image / "bin" / "java")
+    assert 'version "17.' in shell("java -version 2>&1", environ, tmp_path)
     origin, development = shell(f"python -I -c '{PROBE}'", environ, tmp_path).splitlines()
     assert Path(origin).is_relative_to(image)
     assert development == ""

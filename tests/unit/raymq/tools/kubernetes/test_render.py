@@ -6,10 +6,12 @@ All names, ports, paths and settings must agree with each other and with the cod
 from __future__ import annotations
 
 import copy
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import ray
 import yaml
 from click.testing import CliRunner
 
+from raymq.client.cluster.java import SPARK_JAVA, java_on_path
 from raymq.common.config.cluster import DATA_DIR_VARIABLE, ClusterSettings
 from raymq.common.errors import InvalidArgumentError
 from raymq.tools.cli import cli
@@ -231,6 +234,44 @@ def test_versions_match_the_lock_file_and_raymq(shape: ClusterShape) -> None:
     assert ClusterShape().image == f"raymq:{version}"
     assert ClusterShape().image in dockerfile
     assert {container(group)["image"] for group in groups(shape)} == {shape.image}
+
+
+def test_spark_finds_the_java_of_the_image_on_the_path_of_ray(tmp_path: Path) -> None:
+    """Run the Dockerfile's command that links Java, as in an image whose PATH has no Java, and the check of a node that
+    runs before Spark starts there."""
+    [run] = re.findall(r"^RUN ((?:.*\\\n)*.+)", rendered_files(ClusterShape())["Dockerfile"], re.MULTILINE)
+    link = run.replace("\\\n", "").split("&&")[-1].strip()
+    assert link.startswith("ln -s ")
+    programs, system = tmp_path / "bin", tmp_path / "system"
+    programs.mkdir()
+    system.mkdir()
+    for program in ("sh", "ln", "dirname"):
+        (system / program).symlink_to(str(shutil.which(program)))
+    (programs / "python").write_text(f'#!{shutil.which("sh")}\nexec {shlex.quote(sys.executable)} "$@"\n')
+    (programs / "python").chmod(0o755)
+    environ = {
+        **{name: value for name, value in os.environ.items() if name != "JAVA_HOME"},
+        "PATH": f"{programs}{os.pathsep}{system}",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    assert shutil.which("java", path=environ["PATH"]) is None
+    subprocess.run(["sh", "-c", link], env=environ, cwd=tmp_path, timeout=60, check=True)
+    java = java_on_path(environ)
+    assert java is not None
+    assert java.major == SPARK_JAVA
+    check = (
+        "import sys; from raydp_jobs.executor_places import JAVA_VERSIONS, PACKAGES, _probe_by_value\n"
+        "print(_probe_by_value()(sys.executable, PACKAGES, JAVA_VERSIONS, sys.argv[1]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", check, str(tmp_path / "spark")],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "[]\n"
 
 
 def test_health_checks_match_cluster_yaml() -> None:
