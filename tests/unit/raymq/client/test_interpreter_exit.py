@@ -29,7 +29,6 @@ from raymq.common.message import Message, MessageQueue, SendStatus
 from raymq.common.protocol.store import FetchRequest, QueueBounds
 from raymq.log_handler import RaymqHandler
 from raymq.remoting.heartbeats import Heartbeats
-from raymq.serve import adapter
 from raymq.telemetry.trace.dispatcher import TraceDispatcher, TraceLine
 from tests.support.clients.fakes import WAIT_S, FakeStore, no_thread_starts, topic_route
 from tests.support.clients.producers import Gate, MakeProducer, producers_of_fakes
@@ -105,20 +104,21 @@ def test_a_programs_first_sends_at_its_real_exit_are_stored() -> None:
 
 
 def test_the_first_sends_to_each_broker_group_need_no_thread(make: MakeProducer) -> None:
-    a, b = FakeStore("storage-a-0"), FakeStore("storage-b-0")
-    producer = make(a, b, route=topic_route(a=1, b=1))
+    stores = {"a": FakeStore("storage-a-0"), "b": FakeStore("storage-b-0")}
+    producer = make(*stores.values(), route=topic_route(a=1, b=1))
     with no_thread_starts():
-        first, second = numbered(0, 1)
-        assert producer.send(first).status is SendStatus.SEND_OK
-        futures = [producer.send_async(second)]
-        producer.send_batch(numbered(2, 3))
-        futures += [producer.send_async(message) for message in numbered(4, 5, 6)]
-        assert all(future.done() for future in futures)
+        for broker_name in stores:
+            queue = MessageQueue("orders", broker_name, 0)
+            first, second = numbered(0, 1)
+            assert producer.send(first, queue=queue).status is SendStatus.SEND_OK
+            futures = [producer.send_async(second, queue=queue)]
+            producer.send_batch(numbered(2, 3), queue=queue)
+            futures += [producer.send_async(message, queue=queue) for message in numbered(4, 5, 6)]
+            assert all(future.done() for future in futures)
         producer.flush(WAIT_S)
         producer.close()
-    assert bodies(a, b) == [str(number).encode() for number in range(7)]
-    assert a.everything()
-    assert b.everything()
+    for store in stores.values():
+        assert store.everything() == [str(number).encode() for number in range(7)]
     with pytest.raises(ClientStateError, match="closed"):
         producer.send(first)
 
@@ -310,12 +310,6 @@ def test_a_fetcher_at_the_exit_raises_no_error_and_counts_no_thread_that_did_not
     fetcher.wake_readers()  # no reader was counted, so a thread that can start reads the queue
     eventually(lambda: names, "a read", WAIT_S)
     fetcher.stop()
-
-
-def test_a_connection_that_is_collected_at_the_exit_is_left_to_the_clients_exit_handler() -> None:
-    connection = SimpleNamespace(close=lambda: None, name="tasks")
-    with no_thread_starts():
-        adapter._close_later(connection)
 
 
 # Objects that are useless without a thread

@@ -27,7 +27,7 @@ from raymq.common.errors import (
     ServiceNotAvailableError,
 )
 from raymq.serve import RaymqAdapterConfig, RaymqTaskProcessorAdapter, adapter as adapter_module
-from tests.support.clients.fakes import WAIT_S
+from tests.support.clients.fakes import WAIT_S, no_thread_starts
 from tests.support.clients.task_queues import FakeTaskQueue
 from tests.support.history.waiting import eventually
 
@@ -345,3 +345,14 @@ def test_a_program_that_ends_leaves_the_group():
         [sys.executable, "-c", AT_EXIT], cwd=root, capture_output=True, text=True, timeout=WAIT_S, check=False
     )
     assert (done.returncode, done.stdout) == (0, "left the group\n"), done.stderr
+
+
+def test_a_connection_that_is_collected_at_the_exit_is_left_to_the_clients_exit_handler(
+    tasks: FakeTaskQueue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = RaymqTaskProcessorAdapter(config())
+    one.initialize()
+    with no_thread_starts():
+        del one
+        gc.collect()
+    assert capsys.readouterr().err == ""
