@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar, Unpac
 
 import ray
 
-from raymq.client.cluster.attach import attach_ray
+from raymq.client.cluster.attach import attach_ray, connected_by_raymq
 from raymq.client.cluster.embedded import EmbeddedCluster
 from raymq.client.cluster.launcher import ProgressCallback
 from raymq.client.consumer.assignment.offset_committer import CommitThreads
@@ -552,6 +552,7 @@ class Client(Closing):
             make_trace=None
             if self._trace is None
             else partial(listener_trace, self.names.wrap(group), self._trace.topic),
+            may_print=connected_by_raymq(),
         )
 
     def close(self) -> None:

@@ -138,7 +138,23 @@ def attach_ray(address: str | None) -> bool:
     except (ConnectionError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ClusterNotFoundError(f"cannot connect to Ray at {found} ({reason}): {_NAME_ANOTHER}") from None
+    note_connection()
     return True
+
+
+def connected_by_raymq() -> bool:
+    """Return True if raymq has connected this process to its present Ray. False if the program itself has, or if this
+    process is a worker of Ray: then Ray's own setting log_to_driver decides which output the program prints."""
+    return ray.is_initialized() and ray.get_runtime_context().get_worker_id() in _own_workers
+
+
+def note_connection() -> None:
+    """Store that raymq has connected this process to Ray (`connected_by_raymq`)."""
+    _own_workers[:] = [ray.get_runtime_context().get_worker_id()]
+
+
+_own_workers: Final[list[str]] = []
+"""Ray's id of this process, if raymq has connected the process to Ray; empty otherwise."""
 
 
 @contextmanager

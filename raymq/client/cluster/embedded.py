@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import ray
 
-from raymq.client.cluster.attach import described_as_utf8
+from raymq.client.cluster.attach import described_as_utf8, note_connection
 from raymq.client.cluster.java import java_environment
 from raymq.client.cluster.launcher import ProgressCallback, launch
 from raymq.common.config.cluster import ClusterSettings
@@ -168,6 +168,7 @@ def _init_ray(directory: str) -> None:
                     "worker_maximum_startup_concurrency": STARTING_MAX,
                 },
             )
+        note_connection()
     finally:
         constants.ENABLE_RAY_CLUSTER = before
 

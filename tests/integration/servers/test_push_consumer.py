@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -421,3 +423,48 @@ def test_a_message_that_ends_its_listeners_process_is_found_and_sent_back(
         [status] = subscription.status()
         assert status.listener_deaths >= 4
         assert (status.failures, status.consumed) == (1, 40)
+
+
+def shout(message: raymq.MessageExt) -> None:
+    """Listener that prints to both streams, in its own process."""
+    print("got", message.body.decode())
+    print("warned about", message.body.decode(), file=sys.stderr)
+
+
+async def shout_later(message: raymq.MessageExt) -> None:
+    """Coroutine listener that prints to both streams, in its own process."""
+    await asyncio.sleep(0.01)
+    shout(message)
+
+
+@pytest.mark.parametrize("listener", [shout, shout_later])
+def test_what_a_listener_prints_comes_to_the_program_that_started_it(
+    mq: raymq.Client, topic: str, group: str, listener: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    push = mq.push_consumer(group, consume_from=FIRST).subscribe(topic).on_message(listener)
+    found = ["", ""]
+
+    def read() -> bool:
+        new = capsys.readouterr()
+        found[0], found[1] = found[0] + new.out, found[1] + new.err
+        return all(f"got {number}\n" in found[0] for number in range(5))
+
+    with push.start(instances=2), mq.producer() as producer:
+        for number in range(5):
+            producer.send(raymq.Message(topic, b"%d" % number))
+        eventually(read, "the lines of five messages")
+    read()
+    lines = [line for line in found[0].splitlines() if line.startswith(f"({group}/")]
+    assert sorted(line.partition(") ")[2] for line in lines) == [f"got {number}" for number in range(5)]
+    assert all(re.fullmatch(rf"\({re.escape(group)}/[01] pid=\d+\) got \d", line) for line in lines)
+    assert all(f") warned about {number}\n" in found[1] for number in range(5))
+
+
+def test_a_program_may_leave_the_output_of_its_listeners_in_the_log_files(
+    mq: raymq.Client, topic: str, group: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    push = mq.push_consumer(group, consume_from=FIRST).subscribe(topic).on_message(shout)
+    with push.start(print_output=False) as running, mq.producer() as producer:
+        producer.send(raymq.Message(topic, b"7"))
+        eventually(lambda: sum(one.consumed for one in running.status()) == 1, "the message")
+    assert "got 7" not in capsys.readouterr().out

@@ -86,7 +86,9 @@ class PushConsumer(OfProcess):
         on_close: Callable[[PushSubscription], None],
         make_replier: Callable[[], Replier] | None = None,
         make_trace: Callable[[], DeliveryTrace] | None = None,
+        may_print: bool = False,
     ) -> None:
+        """`may_print`: True if Ray does not print in this program what the listeners print, so that raymq may."""
         self._names = names
         self._settings = PushSettings(names.wrap(check_group(group)), (), start, namespace=names.name, **options)
         self._routes = routes
@@ -94,6 +96,7 @@ class PushConsumer(OfProcess):
         self._on_close = on_close
         self._make_replier = make_replier
         self._make_trace = make_trace
+        self._may_print = may_print
         self._subscriptions: dict[str, Subscription] = {}
         self._listener: ShippedListener | None = None
         self._hooks: list[ShippedListener] = []
@@ -149,12 +152,21 @@ class PushConsumer(OfProcess):
 
     @bounded(instances=NumberRange(1, INSTANCES_MAX), num_cpus=NumberRange(0.0, 1e6))
     def start(
-        self, instances: int = 1, *, runtime_env: Mapping[str, Any] | None = None, num_cpus: float = 0
+        self,
+        instances: int = 1,
+        *,
+        runtime_env: Mapping[str, Any] | None = None,
+        num_cpus: float = 0,
+        print_output: bool = True,
     ) -> PushSubscription:
         """Start `instances` instances. Returns when all instances have loaded the listener and Pull actors serve them.
 
         On success the group and its retry topic exist at the brokers. `runtime_env` and `num_cpus` are Ray's options
         for the listeners' processes. After an error nothing runs, and no group was created at the brokers.
+
+        `print_output`: print in this program what the listeners print, each line as ``(GROUP/INSTANCE pid=…) line``
+        (raymq.client.consumer.push.output). False leaves it only in Ray's log files. If the program itself connected
+        to Ray, raymq does not print: Ray does, unless the program passed ``log_to_driver=False`` to `ray.init`.
 
         Raises ClientStateError if the consumer has no subscription or no listener. Raises ListenerError if an instance
         cannot load the listener. Raises SubscriptionConflictError if members of the group subscribe to a topic with
@@ -172,11 +184,15 @@ class PushConsumer(OfProcess):
             options["runtime_env"] = dict(runtime_env)
         if settings.clustering:
             check_expressions(settings.group, "", settings.expressions)
+        copy_output = print_output and self._may_print
         subscription = PushSubscription(settings.group, self._on_close, self._names)
         brokers = tuple(sorted(self._routes.brokers()))
         try:
             for index in range(instances):
-                subscription.instances.append(self._start_listener(_named(settings, index), options, brokers))
+                instance = self._start_listener(_named(settings, index), options, brokers, copy_output=copy_output)
+                subscription.instances.append(instance)
+            if copy_output:
+                subscription.print_output()
             subscription.wait_loaded(self._listener.name, CONSUMER_START_TIMEOUT_S)
             offsets = GroupOffsets(settings.group)
             for broker_name in brokers:
@@ -193,7 +209,7 @@ class PushConsumer(OfProcess):
         return self._track(subscription)
 
     def _start_listener(
-        self, settings: PushSettings, options: Mapping[str, Any], brokers: tuple[str, ...]
+        self, settings: PushSettings, options: Mapping[str, Any], brokers: tuple[str, ...], *, copy_output: bool
     ) -> RunningInstance:
         """Start the Listener actor of an instance, under the first free actor name."""
         user = identity.present()
@@ -210,6 +226,7 @@ class PushConsumer(OfProcess):
                     self._make_replier,
                     user,
                     self._make_trace,
+                    copy_output,
                     access=None if user is None else ActorOwner(name, user, call_key),
                 )
             except ValueError:  # another actor has this name: try the next name

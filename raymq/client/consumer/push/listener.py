@@ -31,6 +31,7 @@ from raymq.client.consumer.push.answers import Replier, check_listener
 from raymq.client.consumer.push.feed_client import FeedClient
 from raymq.client.consumer.push.hook import ConsumeHook
 from raymq.client.consumer.push.hosting import Hosted, Hosting, Instance
+from raymq.client.consumer.push.output import OutputBuffer, OutputPart
 from raymq.client.consumer.push.settings import PushSettings
 from raymq.client.consumer.push.task_feed import TaskFeed
 from raymq.common import identity
@@ -110,11 +111,15 @@ class Listener:
         make_replier: Callable[[], Replier] | None = None,
         user: Identity | None = None,
         make_trace: Callable[[], DeliveryTrace] | None = None,
+        copy_output: bool = False,
     ) -> None:
         """Load the listener and start its threads. `user`: the identity as which this process acts until it ends.
-        `make_trace`: creates the trace of deliveries."""
+        `make_trace`: creates the trace of deliveries. `copy_output`: copy what this process prints, for `output`."""
         if user is not None:
             identity.take(user)
+        self._output = OutputBuffer()
+        if copy_output:
+            self._output.copy_streams()  # before the listener's modules are imported, which may print or log
         self._instance = instance
         self._hosted: Hosted | None = None
         self._settings = settings
@@ -188,6 +193,10 @@ class Listener:
         process began."""
         return ReplyStatistics() if self._replier is None else self._replier.statistics()
 
+    def output(self, life: str, next_line: int, wait_s: float) -> OutputPart:
+        """Return lines that this process has printed, if its output is copied (OutputBuffer.take)."""
+        return self._output.take(life, next_line, wait_s)
+
     def close_trace(self) -> None:
         """Send the buffered trace records, waiting for a limited time, and stop tracing."""
         if self._trace is not None:
@@ -223,6 +232,6 @@ class Listener:
 
 LISTENER_OPTIONS: Final[dict[str, Any]] = {"max_restarts": -1, "max_task_retries": 0, "num_cpus": 0}
 CONCURRENCY: Final = 8
-"""Number of threads for the actor's methods. Only `hosted_by` blocks such a thread; other threads call the
-listener."""
+"""Number of threads for the actor's methods. Only `hosted_by` and `output` block such a thread, one call each; other
+threads call the listener."""
 ListenerActor = ray.remote(**LISTENER_OPTIONS)(owned_actor(Listener))

@@ -11,6 +11,7 @@ from typing import Any, Final
 import ray
 
 from raymq.client.consumer.push.hosting import Instance
+from raymq.client.consumer.push.output import OutputPrinter
 from raymq.common import identity
 from raymq.common.closing import OfProcess
 from raymq.common.errors import ListenerError, RaymqError, RequestTimeoutError, ServiceNotAvailableError
@@ -128,9 +129,14 @@ class RunningInstance:
         Listener does not answer."""
         return self._calls.call(method, *args, what=f"the listener of instance {self.name}", timeout_s=timeout_s)
 
-    def stop(self, timeout_s: float) -> str:
-        """Stop the push-consumer instance at its Pull actor. Returns why the instance could not finish its messages, or
-        an empty string if it finished them."""
+    def start_output(self, life: str, next_line: int, wait_s: float) -> Any:
+        """Start a call for lines that the Listener's process has printed (Listener.output). Returns Ray's
+        reference."""
+        return self._calls.start("output", life, next_line, wait_s)
+
+    def stop(self, timeout_s: float, printer: OutputPrinter | None = None) -> str:
+        """Stop the push-consumer instance at its Pull actor. `printer` prints the last lines of the instance's output.
+        Returns why the instance could not finish its messages, or an empty string if it finished them."""
         deadline_s = time.monotonic() + timeout_s
         try:
             while self._begun and not self.call(
@@ -143,7 +149,11 @@ class RunningInstance:
         except RaymqError as error:
             return str(error)
         finally:
-            ray.kill(self.listener, no_restart=True)
+            try:
+                if printer is not None:
+                    printer.finish(self.name)
+            finally:
+                ray.kill(self.listener, no_restart=True)
         return ""
 
     def _look(self) -> ActorRef | None:
@@ -166,6 +176,12 @@ class PushSubscription(OfProcess):
         self._on_close = on_close
         self.instances: list[RunningInstance] = []
         self._closed = False
+        self._printer: OutputPrinter | None = None
+
+    def print_output(self) -> None:
+        """Print in this program what the listeners of all instances print."""
+        self._printer = OutputPrinter(self.group, self.instances)
+        self._printer.start()
 
     def wait_loaded(self, name: str, timeout_s: float) -> None:
         """Wait until the listener processes have loaded the listener. Raises ListenerError with the traceback if a
@@ -234,9 +250,16 @@ class PushSubscription(OfProcess):
         if self._closed:
             return
         self._closed = True
-        ends = map_parallel(
-            lambda instance: instance.stop(timeout_s), self.instances, threads_max=STOP_THREADS, name="stop"
-        )
+        try:
+            ends = map_parallel(
+                lambda instance: instance.stop(timeout_s, self._printer),
+                self.instances,
+                threads_max=STOP_THREADS,
+                name="stop",
+            )
+        finally:
+            if self._printer is not None:
+                self._printer.close()
         failures = [why for why in ends if why]
         self._on_close(self)
         if failures:
