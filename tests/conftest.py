@@ -24,7 +24,7 @@ from xdist.workermanage import WorkerController
 
 import raymq
 from tests.durations import DurationRecorder, recorded_seconds
-from tests.support.cases import examples
+from tests.support.cases import SUMMARY, examples
 from tests.support.clusters.cluster import SETTINGS, Sandbox, embedded, sandbox
 
 HYPOTHESIS_EXAMPLES = 100
@@ -199,6 +199,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(TESTS / "chaos"):
             item.add_marker(pytest.mark.long)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the texts that passed tests have recorded as the property SUMMARY, whichever worker ran the tests."""
+    for report in terminalreporter.getreports("passed"):
+        for name, text in report.user_properties:
+            if name == SUMMARY:
+                terminalreporter.section(report.nodeid)
+                terminalreporter.write_line(str(text))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> RayApart:

@@ -23,6 +23,11 @@ VALUES: dict[str, Any] = {"str": "orders", "tuple[str, ...]": ("order", "borders
 annotation gets the number 5."""
 
 
+SUMMARY = "summary"
+"""Name of the property with a text that pytest prints after all tests. A test records it with `record_property`. The
+output of a test that passes is not shown."""
+
+
 def examples(full: int) -> int:
     """Return the number of Hypothesis examples of a test: `full`, or at most 40 if RAYMQ_QUICK is 1. `make test` sets
     RAYMQ_QUICK."""

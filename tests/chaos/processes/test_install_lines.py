@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from tests.support.clusters.cluster import user_environment
-from tests.support.clusters.wheels import NOT_SOURCE, REPOSITORY, build_raymq
+from tests.support.clusters.wheels import NOT_SOURCE, REPOSITORY, build_raymq, pip_cache
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("RAYMQ_SOAK") != "1", reason="make soak runs this test: it installs 1 GB twice and builds PySpark"
@@ -43,16 +43,13 @@ print(*[name for name in ("pytest", "mypy", "sphinx", "playwright", "nycflights1
 def environ(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Return the environment variables of a machine with an empty home directory and pip's usual cache. The
     installed packages are deleted after the test, because they take more than 1 GB."""
-    cache = subprocess.run(
-        [sys.executable, "-m", "pip", "cache", "dir"], capture_output=True, text=True, timeout=60, check=True
-    )
     home = tmp_path / "home"
     home.mkdir()
     own = user_environment()
     own.pop("JAVA_HOME", None)
     # pip does not compile the packages, which would take half of its processor time. Python compiles the few modules
     # that the test imports.
-    yield own | {"HOME": str(home), "PIP_CACHE_DIR": cache.stdout.strip(), "PIP_NO_COMPILE": "1"}
+    yield own | {"HOME": str(home), "PIP_CACHE_DIR": pip_cache(), "PIP_NO_COMPILE": "1"}
     for folder in (home, tmp_path / "image"):
         shutil.rmtree(folder, ignore_errors=True)
 

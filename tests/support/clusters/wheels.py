@@ -32,6 +32,14 @@ def build_raymq(directory: Path) -> tuple[Path, Path]:
     return source, directory / _build("build_wheel", directory / source.name.removesuffix(".tar.gz"), directory)
 
 
+def pip_cache() -> str:
+    """Return the directory of pip's cache, so that an installation with another home directory can use the cache."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "cache", "dir"], capture_output=True, text=True, timeout=BUILD_S, check=True
+    )
+    return done.stdout.strip()
+
+
 def _build(what: str, project: Path, directory: Path) -> str:
     """Build a distribution with setuptools, as pip does without build isolation. Returns the file name of the
     distribution."""
