@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests import pythons
-from tests.pythons import PythonRun, find_interpreter
+from tests.pythons import SHORT_TOOLS, PythonRun, find_interpreter, short_lock
 
 ROOT = Path(__file__).parents[3]
 
@@ -80,3 +81,33 @@ def test_every_supported_python_is_run_by_default() -> None:
     default = next(line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("PYTHONS ?="))
     assert default.split()[2:] == [f"3.{minor}" for minor in supported]
     assert project["requires-python"] == f">=3.{supported[0]},<3.{int(supported[-1]) + 1}"
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_a_short_run_installs_what_raymq_needs_without_its_extras(version: str) -> None:
+    lock = short_lock(version)
+    entries = [entry for entry in re.split(r"\n(?=[a-z0-9])", lock) if entry]
+    assert [entry for entry in entries if "--hash=sha256:" not in entry] == []
+    names = {re.split(r"[=\[ ]", entry)[0] for entry in entries}
+    assert {"ray", "pyarrow", "msgspec", "aiohttp", *SHORT_TOOLS} <= names
+    assert not {"pyspark", "raydp", "pandas", "matplotlib", "fastapi", "sphinx", "mypy", "playwright"} & names
+
+
+def test_a_short_run_names_the_step_that_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\necho "$PYTEST_CURRENT_TEST|$*" >> {calls}\ncase "$*" in *pytest*) exit 1;; esac\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(pythons, "short_environment", lambda version, interpreter: tmp_path)
+    run = PythonRun("3.12", str(program))
+    pythons.run_short(run)
+    assert run.failed == ["tests"]
+    compiling, testing = calls.read_text().splitlines()
+    assert compiling.startswith("|-W error -m compileall")
+    assert testing.startswith("|-m pytest")
+    assert "FAILED: tests" in run.row()
+
+
+def test_the_files_and_folders_of_the_short_run_exist() -> None:
+    paths = [name.removeprefix("--ignore=") for name in (*pythons.SHORT_TESTS, *pythons.COMPILED)]
+    assert [path for path in paths if not (ROOT / path).exists()] == []

@@ -1,0 +1,34 @@
+"""Run a part of the unit tests on each other Python version that raymq supports and this machine has.
+
+`make test-pythons` runs all unit and component tests on each version, which takes too long for CI.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+
+import pytest
+
+from tests.pythons import ROOT, PythonRun, find_interpreter, pyenv_versions, run_short
+
+RUN_S = 900.0
+"""Time limit of one version in seconds. Without an environment in build/, pip first installs 560 MB."""
+_PREFIX = "Programming Language :: Python :: "
+SUPPORTED = [
+    text.removeprefix(_PREFIX)
+    for text in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    if text.startswith(f"{_PREFIX}3.")
+]
+OTHERS = [version for version in SUPPORTED if version != f"{sys.version_info.major}.{sys.version_info.minor}"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(RUN_S)
+@pytest.mark.parametrize("version", OTHERS)
+def test_modules_and_pure_unit_tests_run_on_the_other_pythons_of_this_machine(version: str) -> None:
+    run = PythonRun(version, find_interpreter(version, pyenv_versions()))
+    if run.interpreter is None:
+        pytest.skip(f"this machine has no Python {version}")
+    run_short(run)
+    assert run.failed == []
