@@ -15,6 +15,7 @@ import ray
 
 import raymq
 from tests.support.clusters.cluster import Sandbox, poll_until, user_environment
+from tests.support.clusters.commands import run_here
 from tests.support.history.waiting import eventually
 
 RAYMQ = str(Path(sys.executable).with_name("raymq"))
@@ -22,15 +23,18 @@ FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
 
 class Cli:
-    """Runs `raymq` commands against the test module's cluster."""
+    """Runs `raymq` commands against the test module's cluster.
+
+    `alone` runs a command in its own process, as a user does. Each command family has a test that uses it. The other
+    methods run commands in the test's process.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._address = ray.get_runtime_context().gcs_address
 
-    def run(self, *arguments: str, stdin: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
-        """Run one `raymq` command and check that its exit code is `code`. With code 0, its standard error must be
-        empty."""
+    def alone(self, *arguments: str, stdin: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run one `raymq` command in its own process, and check it as `run` does."""
         done = subprocess.run(
             [RAYMQ, *arguments, "--address", self._address],
             input=stdin,
@@ -41,26 +45,43 @@ class Cli:
             timeout=120,
             check=False,
         )
-        assert done.returncode == code, done.stderr
-        assert code or done.stderr == ""
-        return done
+        return checked(done, code)
+
+    def run(self, *arguments: str, stdin: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run one `raymq` command and check that its exit code is `code`. With code 0, its standard error must be
+        empty."""
+        done = run_here(*arguments, "--address", self._address, stdin=stdin, directory=self._directory, COLUMNS="200")
+        return checked(done, code)
 
     def rows(self, *arguments: str, stdin: str = "") -> list[list[str]]:
-        """Run a `raymq` command that prints a table. Returns the table's cells, row by row, beginning with the header
-        row."""
-        lines = self.run(*arguments, stdin=stdin).stdout.splitlines()
-        cells = [re.split(r"[│┃]", line)[1:-1] for line in lines]
-        return [[cell.strip() for cell in row] for row in cells if row]
+        """Run a `raymq` command that prints a table. Returns the table's cells, as `cells` does."""
+        return cells(self.run(*arguments, stdin=stdin).stdout)
 
     def json(self, *arguments: str, stdin: str = "") -> Any:
         return json.loads(self.run(*arguments, "--json", stdin=stdin).stdout)
 
     def refused(self, *arguments: str, stdin: str = "", code: int = 1) -> str:
         """Run a `raymq` command that must fail. Returns the single line of its standard error."""
-        done = self.run(*arguments, stdin=stdin, code=code)
-        assert done.stdout == ""
-        [line] = done.stderr.splitlines()
-        return line
+        return only_line(self.run(*arguments, stdin=stdin, code=code))
+
+
+def checked(done: subprocess.CompletedProcess[str], code: int) -> subprocess.CompletedProcess[str]:
+    assert done.returncode == code, done.stderr
+    assert code or done.stderr == ""
+    return done
+
+
+def cells(printed: str) -> list[list[str]]:
+    """Return the cells of a printed table, row by row, beginning with the header row."""
+    rows = [re.split(r"[│┃]", line)[1:-1] for line in printed.splitlines()]
+    return [[cell.strip() for cell in row] for row in rows if row]
+
+
+def only_line(refused: subprocess.CompletedProcess[str]) -> str:
+    """Return the single line of standard error of a command that printed nothing else."""
+    assert refused.stdout == ""
+    [line] = refused.stderr.splitlines()
+    return line
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +90,11 @@ def cli(mq: raymq.Client, tmp_path_factory: pytest.TempPathFactory) -> Cli:
 
 
 def test_a_topic_is_created_listed_described_and_deleted(cli: Cli) -> None:
-    assert cli.run("topic", "create", "orders", "--queues", "3").stdout == "topic orders has 3 queues\n"
+    assert cli.alone("topic", "create", "orders", "--queues", "3").stdout == "topic orders has 3 queues\n"
     created = cli.json("topic", "create", "orders", "--queues", "3")
     assert created == {"topic": "orders", "queues": 3, "attributes": {}}
     assert "orders" in cli.json("topic", "list")["topics"]
-    assert "orders" in [row[0] for row in cli.rows("topic", "list")]
+    assert "orders" in [row[0] for row in cells(cli.alone("topic", "list").stdout)]
     cli.run("send", "orders", "one")
     described = cli.json("topic", "describe", "orders")["queues"]
     assert [(row["broker"], row["queue"]) for row in described] == [("broker-a", 0), ("broker-a", 1), ("broker-b", 0)]
@@ -89,11 +110,14 @@ def test_a_topic_is_created_listed_described_and_deleted(cli: Cli) -> None:
     assert listed["attributes"]["typed"] == typed["attributes"]
 
 
+LINES = "first\nsecond\n\nlast without an end"
+
+
 def test_a_body_or_each_line_of_standard_input_is_sent(cli: Cli, mq: raymq.Client, topic: str) -> None:
     options = ["--tags", "paid", "--key", "o-17", "--key", "c-3", "--property", "shop=Zürich", "--sharding-key", "k"]
     [one] = cli.json("send", topic, "été", *options)["sent"]
     assert (one["offset"], one["status"]) == (0, "SEND_OK")
-    lines = cli.json("send", topic, "--sharding-key", "k", stdin="first\nsecond\n\nlast without an end")["sent"]
+    lines = json.loads(cli.alone("send", topic, "--sharding-key", "k", "--json", stdin=LINES).stdout)["sent"]
     assert [(row["queue"], row["offset"]) for row in lines] == [(one["queue"], offset) for offset in (1, 2, 3)]
     table = cli.rows("send", topic, "in a table")
     assert table[0] == ["queue", "offset", "message_id", "status"]
@@ -102,7 +126,7 @@ def test_a_body_or_each_line_of_standard_input_is_sent(cli: Cli, mq: raymq.Clien
     shown = cli.json("query", topic, "--offset", f"{place}:0")
     assert (shown["body"], shown["tags"], shown["keys"]) == ("été", "paid", ["o-17", "c-3"])
     assert (shown["properties"], shown["message_id"]) == ({"shop": "Zürich"}, one["message_id"])
-    assert ["body", "last without an end"] in cli.rows("query", topic, "--offset", f"{place}:3")
+    assert ["body", "last without an end"] in cells(cli.alone("query", topic, "--offset", f"{place}:3").stdout)
 
 
 def test_a_group_consumes_commits_and_is_described(cli: Cli, topic: str) -> None:
@@ -110,12 +134,12 @@ def test_a_group_consumes_commits_and_is_described(cli: Cli, topic: str) -> None
     some = cli.run("consume", "cli-group", topic, "--max", "15", "--from", "first").stdout.splitlines()
     assert len(some) == 15
     assert re.fullmatch(r"broker-[ab]:\d:\d+  -  \d+", some[0])
-    rest = cli.run("consume", "cli-group", topic, "--timeout", "1", "--json").stdout.splitlines()
+    rest = cli.alone("consume", "cli-group", topic, "--timeout", "1", "--json").stdout.splitlines()
     bodies = [line.rsplit(" ", 1)[1] for line in some] + [json.loads(line)["body"] for line in rest]
     assert sorted(map(int, bodies)) == list(range(20))
     assert cli.run("consume", "cli-group", topic, "--timeout", "0.5").stdout == ""
     assert "cli-group" in cli.json("group", "list")["groups"]
-    queues = cli.json("group", "describe", "cli-group")["queues"]
+    queues = json.loads(cli.alone("group", "describe", "cli-group", "--json").stdout)["queues"]
     assert sum(row["committed"] or 0 for row in queues) == 20
     assert sum(row["lag"] for row in queues) == 0
     table = cli.rows("group", "describe", "cli-group")
@@ -137,8 +161,8 @@ def test_status_shows_brokers_stores_and_connected_groups(cli: Cli, mq: raymq.Cl
     push = mq.push_consumer("cli-status", consume_from=FIRST).subscribe(topic).on_message(print)
     with push.start() as subscription:
         eventually(lambda: len(subscription.queues()) == 6, "its queues, two of the retry topic among them")
-        report = cli.json("status")
-        text = cli.run("status").stdout
+        report = json.loads(cli.alone("status", "--json").stdout)
+        text = cli.alone("status").stdout
     assert [broker["actor"] for broker in report["brokers"]] == ["broker-a", "broker-b"]
     assert all(broker["ready"] and not broker["error"] for broker in report["brokers"])
     assert [store["actor"] for store in report["stores"]] == ["storage-broker-a-0", "storage-broker-b-0"]
@@ -183,6 +207,11 @@ def test_wrong_usage_is_exit_code_2(cli: Cli, arguments: list[str]) -> None:
     assert "Usage: " in cli.run(*arguments, code=2).stderr
 
 
+def test_a_command_in_its_own_process_ends_with_1_or_2(cli: Cli) -> None:
+    assert "topic 'nowhere' does not exist; create it" in only_line(cli.alone("topic", "describe", "nowhere", code=1))
+    assert "Usage: " in cli.alone("send", "orders", "1", "--key", "caf\udce9", code=2).stderr
+
+
 def test_the_error_for_an_offset_without_a_message_has_the_queues_offsets(cli: Cli, topic: str) -> None:
     assert "the queue's next offset is 0" in cli.refused("query", topic, "--offset", "broker-a:0:0")
     assert "has offsets 0 to 0" in cli.refused("query", topic, "--offset", "broker-a:0:7")
@@ -190,11 +219,16 @@ def test_the_error_for_an_offset_without_a_message_has_the_queues_offsets(cli: C
 
 def test_a_group_without_dead_letters_lists_none_and_an_unknown_group_is_named(cli: Cli, topic: str) -> None:
     cli.json("group", "create", "no-letters", "--retry-max-times", "3")
-    assert cli.json("dlq", "list", "no-letters") == {"dead_letters": []}
+    assert json.loads(cli.alone("dlq", "list", "no-letters", "--json").stdout) == {"dead_letters": []}
     assert cli.run("dlq", "replay", "no-letters").stdout == "0 replayed, 0 failed\n"
-    assert cli.json("job", "dead-letters", "no-letters")["groups"][0]["dead_letters"] == 0
+    found = json.loads(cli.alone("job", "dead-letters", "no-letters", "--json").stdout)
+    assert found["groups"][0]["dead_letters"] == 0
     for command in (("dlq", "list"), ("dlq", "replay"), ("group", "describe"), ("job", "dead-letters")):
-        refused = cli.refused(*command, "no-leters")
+        refused = (
+            only_line(cli.alone(*command, "no-leters", code=1))
+            if command[0] == "job"
+            else cli.refused(*command, "no-leters")
+        )
         assert "group 'no-leters' does not exist; did you mean 'no-letters'?" in refused
         assert refused.index("no-letters") < refused.index("raymq group create no-leters")
 
@@ -258,7 +292,7 @@ def test_the_doctor_looks_at_the_machine_the_node_the_cluster_and_its_groups(
         assert len(poll_until(consumer, 1)) == 1
         consumer.commit()
         producer.send(raymq.Message(topic, b"two"))
-    answer = cli.json("doctor")
+    answer = json.loads(cli.alone("doctor", "--json").stdout)
     found = {one["check"]: one for one in answer["findings"]}
     assert {one["check"] for one in answer["findings"] if one["state"] == "skip"} == {"alert rules"}
     assert {one["check"] for one in answer["findings"] if one["state"] == "fail"} == set()
@@ -291,4 +325,4 @@ def test_top_shows_topics_and_groups_of_all_brokers(cli: Cli, mq: raymq.Client, 
     readings = mq.admin.readings()
     assert sum(one.topics[topic].messages for one in readings.values() if one is not None) == 27
     assert sum(one.groups["cli-top", topic].consumed for one in readings.values() if one is not None) == 20
-    assert topic in [row[0] for row in cli.rows("top", "--once", "--interval", "0.5")]
+    assert topic in [row[0] for row in cells(cli.alone("top", "--once", "--interval", "0.5").stdout)]

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import ray
 from click.testing import CliRunner
 
 import raymq
@@ -19,6 +20,7 @@ from placement.console.live_control import live_cluster
 from raymq.client.admin.track import TrackState
 from raymq.common.message import ConsumeFromWhere
 from raymq.tools.cli import cli
+from tests.support.clusters.commands import run_here
 from tests.support.console.logged_in import console_app, logged_in
 from tests.support.history.waiting import eventually
 from tests.support.stores.lying_bodies import lying_batch, lying_bodies
@@ -92,24 +94,17 @@ def test_a_delay_that_cannot_be_is_refused_when_the_message_is_made(message: dic
 
 
 def test_the_command_line_sends_later_and_finds_again(mq: raymq.Client, topic: str, box: object) -> None:
-    raymq_command = str(Path(sys.executable).with_name("raymq"))
-    import ray
-
-    environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    options = ["--json", "--address", ray.get_runtime_context().gcs_address]
 
     def run(*arguments: str) -> dict[str, object]:
-        done = subprocess.run(
-            [raymq_command, *arguments, "--json"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
+        done = run_here(*arguments, *options)
+        assert done.returncode == 0, done.stderr
         answer: dict[str, object] = json.loads(done.stdout)
         return answer
 
-    run("send", topic, "later", "--key", "cli", "--deliver-at", "+1s")
+    send = ["send", topic, "later", "--key", "cli", "--deliver-at", "+1s"]
+    raymq_command = str(Path(sys.executable).with_name("raymq"))
+    subprocess.run([raymq_command, *send, *options], capture_output=True, timeout=60, check=True)
     eventually(lambda: bodies(mq, topic) == [b"later"], "it is delivered")
     found = run("query", topic, "--key", "cli")
     assert "later" in json.dumps(found)

@@ -18,6 +18,7 @@ import raymq
 from raymq.common.errors import GroupNotExistError, TopicNotExistError
 from raymq.common.names import dlq_topic
 from tests.support.clusters.cluster import user_environment
+from tests.support.clusters.commands import run_here
 from tests.support.clusters.page_example import assert_prints_what_it_says, run_program
 from tests.support.history.waiting import eventually
 
@@ -220,20 +221,24 @@ print(json.dumps([counted, names]))
 
 
 def test_the_command_line_is_within_a_namespace(teams: list[raymq.Client]) -> None:
-    address = ray.get_runtime_context().gcs_address
+    options = ["--json", "--address", ray.get_runtime_context().gcs_address]
 
     def run(*arguments: str, **environment: str) -> Any:
-        done = subprocess.run(
-            [str(Path(sys.executable).with_name("raymq")), *arguments, "--json", "--address", address],
-            env={**user_environment(), **environment},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = run_here(*arguments, *options, **environment)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
+    # A process of its own reads the namespace from its environment.
+    alone = subprocess.run(
+        [str(Path(sys.executable).with_name("raymq")), "topic", "list", *options],
+        env={**user_environment(), "RAYMQ_NAMESPACE": "team-a"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert alone.returncode == 0, alone.stderr
+    assert json.loads(alone.stdout) == run("--namespace", "team-a", "topic", "list")
     assert "orders" in str(run("--namespace", "team-a", "topic", "list"))
     assert "team-b" not in str(run("--namespace", "team-a", "topic", "list"))
     [sent] = run("--namespace", "team-a", "send", "orders", "by hand")["sent"]

@@ -19,6 +19,7 @@ from raymq.common.errors import InvalidArgumentError, TopicNotExistError
 from raymq.common.names import TRACE_TOPIC
 from raymq.telemetry.trace.records import ContextCode, TracedType, decode_records
 from tests.support.clusters.cluster import user_environment
+from tests.support.clusters.commands import run_here
 from tests.support.clusters.page_example import assert_prints_what_it_says
 from tests.support.history.waiting import eventually
 
@@ -152,27 +153,22 @@ def test_the_command_shows_a_life(mq: raymq.Client, traced: raymq.Client, topic:
     with traced.producer("shop") as producer:
         sent = producer.send(raymq.Message(topic, b"x"))
     life(mq, sent.message_id)
-    address = ray.get_runtime_context().gcs_address
-    raymq_command = str(Path(sys.executable).with_name("raymq"))
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [raymq_command, "trace", *arguments, "--address", address],
-            env={**user_environment(), "COLUMNS": "200"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-    shown = run(sent.message_id)
+    address = ["--address", ray.get_runtime_context().gcs_address]
+    shown = subprocess.run(
+        [str(Path(sys.executable).with_name("raymq")), "trace", sent.message_id, *address],
+        env={**user_environment(), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert shown.returncode == 0, shown.stderr
     assert "shop" in shown.stdout
-    found = json.loads(run(sent.message_id, "--json").stdout)
+    found = json.loads(run_here("trace", sent.message_id, "--json", *address).stdout)
     assert [event["event"] for event in found["events"]] == ["sent", "stored"]
-    by_offset = json.loads(run(sent.offset_message_id, "--topic", topic, "--json").stdout)
+    by_offset = json.loads(run_here("trace", sent.offset_message_id, "--topic", topic, "--json", *address).stdout)
     assert by_offset["message_id"] == sent.message_id
-    refused = run("0" * 32)
+    refused = run_here("trace", "0" * 32, *address)
     assert refused.returncode == 1
     assert "no record of message" in refused.stderr
 
