@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.actor_class import remote_function
 from placement.replica_nodes import Node, carrying
 from raymq.common.config.cluster import data_dir_here
-from raymq.common.config.store import COMMIT_LOG_DIR
+from raymq.common.config.values import COMMIT_LOG_DIR
 from raymq.common.names import NAMESPACE
 from raymq.remoting.actor_ref import resolve
 from storage.files.lock import stores_below

@@ -18,9 +18,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from raymq.common.config.cluster import ReplicationOptions
-from raymq.common.config.live import LIVE_SETTINGS, LiveOptions, SettingValue, apply_changes
+from raymq.common.config.live import LIVE_SETTINGS, LiveOptions, apply_changes
 from raymq.common.config.metrics import MetricsOptions
 from raymq.common.config.store import StoreOptions, StoreSettings
+from raymq.common.config.values import SettingValue
 
 LIVE_SETTINGS_FILE: Final = "liveSettings.json"
 STORE_SECTIONS: Final = ("store", "replication", "metrics")

@@ -43,9 +43,9 @@ from actors.replica.sole_replica import SoleReplica
 from actors.replica.storage_metrics import StorageMetrics
 from actors.threads import take_turns_quickly
 from raymq.common.config.cluster import ReplicationOptions, path_here
-from raymq.common.config.live import SettingValue
 from raymq.common.config.metrics import MetricsSettings
 from raymq.common.config.store import StoreSettings
+from raymq.common.config.values import SettingValue
 from raymq.common.errors import InvalidArgumentError, RaymqError, StoreError
 from raymq.common.names import STATE_TOPIC, StorageName, is_light_queue, is_system_topic
 from raymq.common.protocol.stats import RequestFigures

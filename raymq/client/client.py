@@ -28,7 +28,6 @@ from raymq.client.producer.senders.sender_context import in_sender
 from raymq.client.producer.settings import ProducerOptions, ProducerSettings, check_repeatable
 from raymq.common import identity
 from raymq.common.closing import Closing, direct, in_forked_child
-from raymq.common.config.cluster import ClusterSettings, load_settings
 from raymq.common.errors import AuthenticationError, ClientStateError, ClusterNotFoundError, RaymqError
 from raymq.common.identity import Identity
 from raymq.common.message import ConsumeFromWhere, MessageQueue
@@ -199,7 +198,10 @@ def _connect(
         return _checked(Client(_attach(address), names))
     if address is not None:
         raise ClientStateError("embedded=True starts raymq on this machine; leave out address or embedded")
-    settings: ClusterSettings = load_settings(config, data_dir=data_dir, broker_groups=broker_groups)
+    # Import the settings only when they are needed. Their models take an eighth of a second to make.
+    from raymq.common.config.cluster import load_settings
+
+    settings = load_settings(config, data_dir=data_dir, broker_groups=broker_groups)
     if ray.is_initialized() and running_nameservers():
         raise ClientStateError(
             "this Ray cluster already runs raymq: connect with raymq.connect(), without embedded=True"

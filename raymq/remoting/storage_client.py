@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from raymq.common.config.store import CONSUME_QUEUE_EXT_FILE_BYTES
+from raymq.common.config.values import CONSUME_QUEUE_EXT_FILE_BYTES
 from raymq.common.errors import DataLossError, RaymqError
 from raymq.common.message import MAX_MESSAGE_SIZE_BYTES, PullStatus
 from raymq.common.protocol.store import (

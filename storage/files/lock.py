@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from raymq.common.config.store import COMMIT_LOG_DIR
+from raymq.common.config.values import COMMIT_LOG_DIR
 from raymq.common.errors import StoreLockedError
 from storage.files import disk
 

@@ -19,7 +19,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from raymq.common.config.store import COMMIT_LOG_DIR, StoreSettings
+from raymq.common.config.store import StoreSettings
+from raymq.common.config.values import COMMIT_LOG_DIR
 from raymq.common.errors import StoreCorruptError
 from raymq.records.logfiles.directory import file_name
 from storage.files import disk

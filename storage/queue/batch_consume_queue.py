@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.common.config.store import BATCH_UNIT_BYTES
+from raymq.common.config.values import BATCH_UNIT_BYTES
 from raymq.common.protocol.store import Boundary
 from raymq.records.logfiles.directory import BATCH_CONSUME_QUEUE_DIR
 from raymq.records.logfiles.ext_units import read_units

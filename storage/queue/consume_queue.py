@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.common.config.store import CONSUME_QUEUE_UNIT_BYTES as UNIT_BYTES
+from raymq.common.config.values import CONSUME_QUEUE_UNIT_BYTES as UNIT_BYTES
 from raymq.common.errors import DataLossError, StoreCorruptError
 from raymq.records.format.layout import UNIT_DTYPE, RecordError, read_header
 from raymq.records.kernels.stamp import begins_of, fill_units, units_of

@@ -21,7 +21,8 @@ from glob import escape
 from pathlib import Path
 from typing import Final, TypedDict
 
-from raymq.common.config.store import CONSUME_QUEUE_UNIT_BYTES as UNIT_BYTES, StoreSettings
+from raymq.common.config.store import StoreSettings
+from raymq.common.config.values import CONSUME_QUEUE_UNIT_BYTES as UNIT_BYTES
 from raymq.common.errors import MessageIllegalError
 from raymq.common.names import is_light_queue
 from raymq.records.format.layout import MIN_RECORD_SIZE

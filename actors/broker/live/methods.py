@@ -21,7 +21,8 @@ from actors.broker.state_log import DecidedChanges, StateLog
 from actors.core.broker.state import BrokerState
 from actors.replica.live_settings import changes_for_stores
 from raymq.common.config.cluster import BrokerSettings
-from raymq.common.config.live import LiveOptions, SettingValue, apply_changes, is_live
+from raymq.common.config.live import LiveOptions, apply_changes, is_live
+from raymq.common.config.values import SettingValue
 from raymq.common.errors import RaymqError
 from raymq.common.protocol.settings import BrokerConfig
 from raymq.remoting.storage_clients import StorageClients

@@ -40,7 +40,8 @@ import msgspec
 
 from actors.core.broker.offsets import OffsetTable, Owners, TopicCommits, judge_commits
 from actors.core.pop.leases import POP, PopTable
-from raymq.common.config.live import LiveOptions, SettingValue, check_change, live_name
+from raymq.common.config.live import LiveOptions, check_change, live_name
+from raymq.common.config.values import SettingValue
 from raymq.common.errors import (
     GroupNotExistError,
     InvalidArgumentError,

@@ -21,7 +21,7 @@ from raymq.client.admin.trace import TraceAdmin
 from raymq.client.admin.upkeep.metadata import MetadataAdmin
 from raymq.client.admin.upkeep.send_check import CheckAdmin
 from raymq.client.admin.upkeep.users import UserAdmin
-from raymq.common.config.live import SettingValue, live_name
+from raymq.common.config.values import SettingValue
 from raymq.common.errors import RequestTimeoutError, ServiceNotAvailableError
 from raymq.common.names import LMQ_PREFIX
 from raymq.common.parallel import map_parallel
@@ -58,13 +58,13 @@ class SettingsAdmin(AdminBase):
         when they start. Raises ConfigError if raymq.yaml does not allow the value. Groups are changed in order. If a
         group is unreachable, its error is raised; the groups before it stay changed.
         """
-        full = live_name(name)
+        full = _live_name(name)
         return {group: self._call_broker(group, "set_config", full, value) for group in self._groups_of(broker_name)}
 
     def unset_config(self, name: str, broker_name: str | None = None) -> dict[str, BrokerConfig]:
         """Reset a live setting to the value in raymq.yaml, in all broker groups or in one. Returns and raises the same
         as `set_config`."""
-        full = live_name(name)
+        full = _live_name(name)
         return {group: self._call_broker(group, "unset_config", full) for group in self._groups_of(broker_name)}
 
     def set_broker_writable(self, broker_name: str, writable: bool) -> None:
@@ -215,3 +215,10 @@ class Admin(
     def list_kv(self, namespace: str) -> dict[str, str]:
         """Return all keys and values of a namespace in the KV configuration, from one NameServer."""
         return self._routes.list_kv(namespace)
+
+
+def _live_name(name: str) -> str:
+    # Import the settings only when they are needed. Their models take an eighth of a second to make.
+    from raymq.common.config.live import live_name
+
+    return live_name(name)

@@ -17,16 +17,18 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import ray
 
 from raymq.client.cluster.attach import described_as_utf8, note_connection
 from raymq.client.cluster.java import java_environment
 from raymq.client.cluster.launcher import ProgressCallback, launch
-from raymq.common.config.cluster import ClusterSettings
 from raymq.common.errors import StoreError
 from raymq.common.names import NAMESPACE
+
+if TYPE_CHECKING:
+    from raymq.common.config.cluster import ClusterSettings
 
 OBJECT_STORE_BYTES: Final = 256 * 1024 * 1024
 """Size in bytes of the local Ray's object store."""

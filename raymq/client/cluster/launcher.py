@@ -21,10 +21,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from raymq.common.config.cluster import ClusterSettings
 from raymq.common.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
+
+if TYPE_CHECKING:
+    from raymq.common.config.cluster import ClusterSettings
 
 LAUNCHER_TIMEOUT_S: Final = 300.0
 """Timeout in seconds of one run of the launch process; after that time the process is killed."""

@@ -30,10 +30,8 @@ from raymq.common.config.cluster import (
 from raymq.common.config.metrics import MetricsOptions
 from raymq.common.config.settings_file import read_setting
 from raymq.common.config.store import StoreOptions
+from raymq.common.config.values import SettingValue
 from raymq.common.errors import ConfigError, InvalidArgumentError, not_found
-
-SettingValue = str | int | float | bool | None
-"""The type of a setting's value, as in YAML and JSON."""
 
 LIVE_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "broker": (

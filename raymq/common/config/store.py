@@ -15,19 +15,18 @@ from typing import Annotated, Final, Self
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from raymq.common.config.section import SettingsSection
+from raymq.common.config.values import (
+    BATCH_UNIT_BYTES,
+    COMMIT_LOG_DIR,
+    CONSUME_QUEUE_EXT_FILE_BYTES,
+    CONSUME_QUEUE_UNIT_BYTES,
+    MAX_FILTER_MESSAGE_SIZE_BYTES,
+)
 from raymq.common.delay import DELAY_LEVELS, parse_delay_levels
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.message import MAX_MESSAGE_SIZE_BYTES, MESSAGE_SIZE_LIMIT_BYTES
 from raymq.common.numbers import NUMBER_MAX
 
-CONSUME_QUEUE_UNIT_BYTES: Final = 20
-"""Size of a consume queue's unit (entry), in bytes: UNIT_DTYPE of raymq.records.format.layout."""
-BATCH_UNIT_BYTES: Final = 46
-"""Size of a batch consume queue's unit (entry), in bytes: BATCH_UNIT_DTYPE of raymq.records.format.layout."""
-MAX_FILTER_MESSAGE_SIZE_BYTES: Final = CONSUME_QUEUE_UNIT_BYTES << 18
-"""Default of `max_filter_message_size_bytes`: the size of 262,144 consume-queue units."""
-CONSUME_QUEUE_EXT_FILE_BYTES: Final = 48 << 20
-COMMIT_LOG_DIR: Final = "commitlog"
 _HOOK_PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 

@@ -36,7 +36,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.common.config.store import BATCH_UNIT_BYTES
+from raymq.common.config.values import BATCH_UNIT_BYTES
 from raymq.records.format.dispatch import dispatch_view
 from raymq.records.format.inner_batch import split_inner_batch
 from raymq.records.format.layout import BATCH_UNIT_DTYPE, RecordError, windows

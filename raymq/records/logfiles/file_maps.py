@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.common.config.store import COMMIT_LOG_DIR
+from raymq.common.config.values import COMMIT_LOG_DIR
 from raymq.common.errors import ServiceNotAvailableError
 from raymq.records.logfiles.directory import file_name
 

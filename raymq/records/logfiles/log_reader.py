@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raymq.common.config.store import (
+from raymq.common.config.values import (
     CONSUME_QUEUE_EXT_FILE_BYTES,
     CONSUME_QUEUE_UNIT_BYTES,
     MAX_FILTER_MESSAGE_SIZE_BYTES,

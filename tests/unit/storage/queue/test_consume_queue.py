@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.common.config.store import CONSUME_QUEUE_UNIT_BYTES
+from raymq.common.config.values import CONSUME_QUEUE_UNIT_BYTES
 from raymq.records.logfiles.log_reader import LogReader
 from storage.files.write_handles import WriteHandles
 from storage.queue.consume_queue import ConsumeQueue

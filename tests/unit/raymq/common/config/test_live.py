@@ -3,6 +3,9 @@ apply to them."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from raymq.common.config.cluster import BrokerOptions
@@ -111,3 +114,13 @@ def test_an_unknown_setting_is_reported_with_commands_that_list_settings():
     assert "setting 'nope' does not exist; see `raymq config show --effective`" in str(caught.value)
     with pytest.raises(InvalidArgumentError, match=r"did you mean 'delete_when'\? Otherwise see"):
         full_name("delete_wen")
+
+
+def test_a_client_and_a_command_load_no_model_of_the_settings() -> None:
+    program = """
+import sys
+import raymq.client.client, raymq.client.admin.admin, raymq.tools.cli
+print(sorted(name for name in sys.modules if name == "pydantic" or name.startswith("raymq.common.config.")))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "['raymq.common.config.values']\n"

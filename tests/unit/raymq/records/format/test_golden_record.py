@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raymq.common.config.store import BATCH_UNIT_BYTES, CONSUME_QUEUE_UNIT_BYTES
+from raymq.common.config.values import BATCH_UNIT_BYTES, CONSUME_QUEUE_UNIT_BYTES
 from raymq.common.message import Message
 from raymq.records.format.check import check_record
 from raymq.records.format.crc import body_crc
