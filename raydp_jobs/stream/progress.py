@@ -14,6 +14,10 @@ topic of the same name, whose offsets mean other messages. Files of older versio
 valid. A file contains two numbers per queue and a text per topic and broker group; its size does not depend on the
 number of messages. Spark deletes old files (spark.sql.streaming.minBatchesToRetain).
 
+A query may close its last time windows when it has read all messages (raydp_jobs.stream.source). Two batches without
+messages do so. Their files have version 2 and a number `closing`. An older raymq refuses these files. Otherwise an
+older raymq would read on, and Spark would drop each further message, because the message's window is closed.
+
 After a crash
     before offsets/17 exists        the batch was never planned: it is planned again, with the bounds of that moment
     before commits/17 exists        Spark runs batch 17 again from this file: the same rows
@@ -32,6 +36,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from raymq.client.scan.ranges import Creations
@@ -42,6 +47,24 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 FORMAT_VERSION: Final = 1
+_CLOSING_VERSION: Final = 2
+"""The format version of offsets that close a query's time windows."""
+CLOSING_TIME_US: Final = 2**63 - 1
+"""Event time of the row that closes a query's time windows, in microseconds since 1970: the latest time that Spark can
+represent. No message has this time, because the times of messages are whole milliseconds."""
+
+
+class WindowClosing(IntEnum):
+    """How far a query has closed its time windows.
+
+    `NO`: the query has not begun to close them. `ROW`: the batch has one row, with the time CLOSING_TIME_US. At the end
+    of the batch, the row moves the watermark past all windows. `LAST`: the query's last batch, which is empty. Spark
+    compares the windows with the moved watermark in this batch, and returns all of them.
+    """
+
+    NO = 0
+    ROW = 1
+    LAST = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +76,7 @@ class StreamOffsets:
     begins, for queues in which it does not begin at the end of the previous batch. `partitions`: the number of Spark
     partitions of the batch. `tags`: the subscription's expression. `sql`: the filter expression, empty for none.
     `creations`: by topic and broker group, the creation id of the topic to which the offsets belong; "" for a topic
-    without an id, and no entry if the id is unknown.
+    without an id, and no entry if the id is unknown. `closing`: whether the batch closes the query's time windows.
     """
 
     offsets: Mapping[MessageQueue, int]
@@ -62,17 +85,19 @@ class StreamOffsets:
     tags: str = "*"
     sql: str = ""
     creations: Creations = field(default_factory=dict)
+    closing: WindowClosing = WindowClosing.NO
 
     def to_json(self) -> str:
         """Encode the offsets as a JSON text. Equal offsets give equal texts."""
         fields = {
-            "version": FORMAT_VERSION,
+            "version": _CLOSING_VERSION if self.closing else FORMAT_VERSION,
             "offsets": nested(self.offsets),
             "starts": nested(self.starts),
             "partitions": self.partitions,
             "tags": self.tags,
             **({"sql": self.sql} if self.sql else {}),
             **({"creations": self.creations} if self.creations else {}),
+            **({"closing": int(self.closing)} if self.closing else {}),
         }
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
@@ -83,7 +108,7 @@ class StreamOffsets:
         try:
             fields = json.loads(text)
             version = fields["version"]
-            if version == FORMAT_VERSION:
+            if version in (FORMAT_VERSION, _CLOSING_VERSION):
                 return cls(
                     dict(_flat(fields["offsets"])),
                     dict(_flat(fields["starts"])),
@@ -91,6 +116,7 @@ class StreamOffsets:
                     str(fields["tags"]),
                     str(fields.get("sql", "")),
                     {topic: dict(ids) for topic, ids in fields.get("creations", {}).items()},
+                    WindowClosing(fields["closing"]) if version == _CLOSING_VERSION else WindowClosing.NO,
                 )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidArgumentError(
@@ -98,9 +124,9 @@ class StreamOffsets:
                 "separate checkpoint location for each query"
             ) from None
         raise InvalidArgumentError(
-            f"the checkpoint's offsets have version {version!r}, but this version of raymq reads version "
-            f"{FORMAT_VERSION}; run the query with the version of raymq that wrote the checkpoint, or with a "
-            "later version"
+            f"the checkpoint's offsets have version {version!r}, but this version of raymq reads versions "
+            f"{FORMAT_VERSION} and {_CLOSING_VERSION}; run the query with the version of raymq that wrote the "
+            "checkpoint, or with a later version"
         )
 
 

@@ -4,6 +4,10 @@ The module uses neither Spark nor Ray: raydp_jobs.stream.spark_source adapts Spa
 represents the cluster. One TopicSource serves all queries that are started from one DataFrame. Each query has an id and
 a thread. A TopicSource has no state that a query needs after a restart: the JSON texts of the offsets contain
 everything (raydp_jobs.stream.progress).
+
+A source may close the time windows of a query that has the trigger availableNow. After the last message, the source
+adds two batches. The first has one row, which moves the watermark past all windows. The second is empty; in it Spark
+returns the windows. Spark can also start such an empty batch itself, but not after a restart between the two batches.
 """
 
 from __future__ import annotations
@@ -16,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from raydp_jobs.stream.planner import BatchLimits, BatchPlan, batch_partitions, forget_queues, plan_batch
-from raydp_jobs.stream.progress import StreamOffsets, lag_metrics
+from raydp_jobs.stream.progress import StreamOffsets, WindowClosing, lag_metrics
 from raymq.client.scan.partitions import ScanPartition
 from raymq.client.scan.ranges import Creations, is_created_anew
-from raymq.common.errors import DataLossError
+from raymq.common.errors import DataLossError, InvalidArgumentError
 from raymq.common.message import MessageQueue
 from raymq.common.protocol.store import QueueBounds
 
@@ -89,6 +93,7 @@ class TopicSource:
     of the query that calls the method.
 
     `max_trigger_delay_s`: the longest time that a batch with fewer messages than `limits.min_offsets` is postponed.
+    `closes`: whether a query with the trigger availableNow closes its time windows after its last message.
     """
 
     def __init__(
@@ -97,10 +102,12 @@ class TopicSource:
         limits: BatchLimits,
         *,
         max_trigger_delay_s: float,
+        closes: bool = False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._cluster, self._limits, self._max_trigger_delay_s = cluster, limits, max_trigger_delay_s
+        self._closes = closes
         self._clock, self._sleep = clock, sleep
         self._lock = threading.Lock()
         self._queries: dict[str, _Query] = {}
@@ -116,19 +123,26 @@ class TopicSource:
 
         Spark calls this method after the batch that ends at `start` has finished, so this method commits `start`.
         `unlimited`: the batch should contain all messages. Raises DataLossError in the cases of
-        raydp_jobs.stream.planner.plan_batch.
+        raydp_jobs.stream.planner.plan_batch, and InvalidArgumentError if the query's windows are closed and the source
+        does not close windows.
         """
         query = self._query(query_id)
         previous = StreamOffsets.from_json(start) if start is not None else None
         if start is not None and previous is not None and query.committed != start:
             query.committed = start if self._cluster.commit(previous.offsets) else query.committed
+        if previous is not None and previous.closing:
+            self._check_closes()
+            last = replace(previous, closing=WindowClosing.LAST)
+            return start if previous == last else last.to_json()
         plan = self._plan(query, previous, unlimited=unlimited)
         for loss in plan.lost:
             logger.warning("%s; the query continues without these messages (fail_on_data_loss=False)", loss)
-        if plan.offsets is None:
-            return start
-        query.batch_s = self._clock()
-        return plan.offsets.to_json()
+        if plan.offsets is not None:
+            query.batch_s = self._clock()
+            return plan.offsets.to_json()
+        if previous is not None and self._closes_windows(query):
+            return replace(previous, starts={}, partitions=1, closing=WindowClosing.ROW).to_json()
+        return start
 
     def prepare_available_now(self, query_id: str) -> None:
         """Fix the end of a query with the trigger availableNow: the query reads up to the present ends of the
@@ -147,10 +161,17 @@ class TopicSource:
     def batch(self, start: str | None, end: str) -> tuple[list[tuple[ScanPartition, Sequence[str]]], str, str]:
         """Return the content of the batch between two offsets: its parts, each with its preferred hosts; its tag
         expression; and its SQL filter expression."""
-        after = self._without_created_anew(StreamOffsets.from_json(end))
+        after = StreamOffsets.from_json(end)
+        if after.closing:
+            return [], after.tags, after.sql
+        after = self._without_created_anew(after)
         parts = batch_partitions(StreamOffsets.from_json(start) if start is not None else None, after)
         hosts = self._cluster.hosts(parts) if parts else []
         return list(zip(parts, hosts, strict=True)), after.tags, after.sql
+
+    def is_closing_row(self, end: str) -> bool:
+        """True if the batch that ends at `end` consists of the row that closes the query's time windows."""
+        return StreamOffsets.from_json(end).closing is WindowClosing.ROW
 
     def stop(self, query_id: str) -> None:
         """Delete the state of a query that has ended. After the last query, close the connection to the
@@ -170,6 +191,17 @@ class TopicSource:
         with self._lock:
             return self._queries.setdefault(query_id, _Query())
 
+    def _closes_windows(self, query: _Query) -> bool:
+        return self._closes and query.until is not None
+
+    def _check_closes(self) -> None:
+        """Raise InvalidArgumentError if a source that does not close time windows continues a closed query."""
+        if not self._closes:
+            raise InvalidArgumentError(
+                "the checkpoint is closed: a query has closed all of its time windows, and Spark would drop each "
+                "further message as late. Use another checkpoint directory"
+            )
+
     def _plan(self, query: _Query, previous: StreamOffsets | None, *, unlimited: bool) -> BatchPlan:
         self._sleep(max(0.0, query.polled_s + IDLE_POLL_INTERVAL_S - self._clock()))
         queues = self._cluster.queues()
@@ -179,7 +211,8 @@ class TopicSource:
         starts = self._cluster.starts(queues) if previous is None else None
         if previous is not None:
             previous = self._without_deleted(previous, queues)
-        bounds = self._cluster.bounds(queues, all_of_them=previous is None)
+        # The queues of a broker group that does not answer may have unread messages, which closed windows would drop.
+        bounds = self._cluster.bounds(queues, all_of_them=previous is None or self._closes_windows(query))
         query.polled_s = self._clock()
         query.latest |= {queue: one.max_offset for queue, one in bounds.items()}
         patient = query.until is None and query.polled_s < query.batch_s + self._max_trigger_delay_s

@@ -13,6 +13,8 @@ the node whose disk holds the part's messages.
     driver      RDD with one row per part (JSON text), each with its preferred hosts → mapInArrow
     executor    Python worker: row → ranges → Arrow columns → Spark
 
+The batch that closes a query's time windows has one part without ranges, and one row: no values, and a time far ahead.
+
 The leaf of the batch's Spark plan is the step that yields messages, not the RDD with one row per part. So Spark reports
 the number of messages as the query's number of input rows.
 """
@@ -28,10 +30,11 @@ from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.rdd import PythonEvalType
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.functions import pandas_udf
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from raydp_jobs.source.locality import placed_rows
-from raydp_jobs.stream.progress import DESCRIPTION
+from raydp_jobs.stream.progress import CLOSING_TIME_US, DESCRIPTION
 from raydp_jobs.stream.source import TopicSource
 from raydp_jobs.stream.spark_internals import (
     SOURCE_INTERFACES,
@@ -104,6 +107,8 @@ class SparkSource:
         return start if end is None or end == before else self._offset(end)
 
     def _batch(self, start: Any, end: Any) -> Any:
+        if self._source.is_closing_row(end.json()):
+            return self._frames.closing_row()
         return self._frames.frame(*self._source.batch(start.get().json() if start.isDefined() else None, end.json()))
 
     def _metrics(self, end: Any) -> Any:
@@ -128,6 +133,8 @@ Its other arguments are a subscription's tag expression and an SQL filter expres
 all messages.
 """
 
+_CLOSING_PART: Final = '{"closing":true}'
+"""The text of the part whose only row closes a query's time windows."""
 _PART: Final = StructType([StructField("part", StringType())])
 
 
@@ -138,11 +145,13 @@ class BatchFrames:
     def __init__(self, spark: SparkSession, read: ReadRanges, schema: StructType) -> None:
         self._spark = spark
         self._part_schema = spark._jsparkSession.parseDataType(_PART.json())
+        columns = to_arrow_schema(schema)
 
         def worker(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for rows_of_parts in rows:
                 for text in rows_of_parts.column(0).to_pylist():
-                    yield from read(*_read_part(text))
+                    part = _read_part(text)
+                    yield from read(*part) if part is not None else [_closing_row(columns)]
 
         # Create the Spark function once. A batch then needs only a few calls from the driver to the JVM, and no
         # pickling.
@@ -151,7 +160,14 @@ class BatchFrames:
     def frame(self, parts: Sequence[tuple[ScanPartition, Sequence[str]]], tags: str, sql: str) -> Any:
         """Return the JVM's streaming DataFrame with the messages of several parts, in order. Each part has the
         preferred hosts of its Spark task."""
-        texts = [(_part_text(part.ranges, tags, sql), hosts) for part, hosts in parts]
+        return self._frame([(_part_text(part.ranges, tags, sql), hosts) for part, hosts in parts])
+
+    def closing_row(self) -> Any:
+        """Return the JVM's streaming DataFrame of the row that closes a query's time windows. Each timestamp of the row
+        is CLOSING_TIME_US, and each other column is null."""
+        return self._frame([(_CLOSING_PART, ())])
+
+    def _frame(self, texts: Sequence[tuple[str, Sequence[str]]]) -> Any:
         rows = placed_rows(self._spark, self._part_schema, texts)
         function = self._function(rows["part"])._jc.expr()
         messages = rows._jdf.pythonMapInArrow(function, False)
@@ -163,6 +179,15 @@ def _part_text(ranges: Sequence[OffsetRange], tags: str, sql: str) -> str:
     return json.dumps({"ranges": fields, "tags": tags, "sql": sql})
 
 
-def _read_part(text: str) -> tuple[list[OffsetRange], str, str]:
+def _read_part(text: str) -> tuple[list[OffsetRange], str, str] | None:
+    """Return what a part contains; None for the part with the row that closes time windows."""
+    if text == _CLOSING_PART:
+        return None
     fields = json.loads(text)
     return [OffsetRange(*one) for one in fields["ranges"]], fields["tags"], fields["sql"]
+
+
+def _closing_row(columns: pa.Schema) -> pa.RecordBatch:
+    values = [[CLOSING_TIME_US if pa.types.is_timestamp(column.type) else None] for column in columns]
+    arrays = [pa.array(value, column.type) for value, column in zip(values, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=columns)

@@ -76,10 +76,7 @@ def stream_topic(
     """
     Subscription.parse("any", tags)
     check_options(starting, StartingOptions)
-    schema = spark_schema(columns)
     check_unreadable(unreadable)
-    choice = TopicChoice(topic, topic_pattern)
-    cluster = TopicCluster(choice, starting, group=commit_group, client=client)
     limits = BatchLimits(
         max_offsets=max_offsets_per_trigger,
         min_offsets=min_offsets_per_trigger,
@@ -89,17 +86,51 @@ def stream_topic(
         sql=text_of(expression) or "",
         fail_on_data_loss=fail_on_data_loss,
     )
+    return open_stream(
+        spark,
+        TopicChoice(topic, topic_pattern),
+        starting,
+        limits,
+        columns=columns,
+        max_trigger_delay_s=max_trigger_delay_s,
+        unreadable=unreadable,
+        commit_group=commit_group,
+        client=client,
+    )
+
+
+def open_stream(
+    spark: SparkSession,
+    choice: TopicChoice,
+    starting: StartingOptions,
+    limits: BatchLimits,
+    *,
+    columns: Sequence[str] | None = None,
+    max_trigger_delay_s: float = MAX_TRIGGER_DELAY_S,
+    unreadable: Unreadable = "null",
+    commit_group: str | None = None,
+    client: Client | None = None,
+    closes: bool = False,
+) -> DataFrame:
+    """Open the streaming DataFrame of `stream_topic` for chosen topics and limits. Raises the errors of
+    `stream_topic`.
+
+    `closes`: a query with the trigger availableNow closes its time windows after its last message
+    (raydp_jobs.stream.source). The caller must remove the row with the time CLOSING_TIME_US after `withWatermark`.
+    """
+    schema = spark_schema(columns)
+    cluster = TopicCluster(choice, starting, group=commit_group, client=client)
     try:
         # called only for its errors: an invalid start option must fail here, not when a query starts
         cluster.starts(cluster.queues())
         address = cluster.address()
     finally:
         cluster.close()
-    names = schema.names
+    names, fail_on_data_loss = schema.names, limits.fail_on_data_loss
 
     def read(ranges: Sequence[OffsetRange], tags: str, sql: str) -> Iterable[pa.RecordBatch]:
         wanted = Subscription.parse("any", tags).tags
         return read_ranges(ranges, address, wanted, fail_on_data_loss, names, sql=sql or None, unreadable=unreadable)
 
-    source = TopicSource(cluster, limits, max_trigger_delay_s=max_trigger_delay_s)
+    source = TopicSource(cluster, limits, max_trigger_delay_s=max_trigger_delay_s, closes=closes)
     return stream_frame(spark, source, read, schema, str(choice))

@@ -3,12 +3,15 @@ commits, pauses, fixed end offsets and deleted topics."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from raydp_jobs.stream.planner import BatchLimits
-from raydp_jobs.stream.progress import StreamOffsets
+from raydp_jobs.stream.progress import StreamOffsets, WindowClosing
 from raydp_jobs.stream.source import IDLE_POLL_INTERVAL_S, TopicSource
 from raymq.common.errors import DataLossError, InvalidArgumentError, ServiceNotAvailableError
 from raymq.common.message import MessageQueue
@@ -21,10 +24,23 @@ class Query:
     """A streaming query as Spark runs it: each batch ends before Spark requests the next batch. `pauses`: durations of
     the source's sleeps, in seconds."""
 
-    def __init__(self, topics: FakeTopics, *, query_id: str = "q", source: TopicSource | None = None, **limits: Any):
+    def __init__(
+        self,
+        topics: FakeTopics,
+        *,
+        query_id: str = "q",
+        source: TopicSource | None = None,
+        closes: bool = False,
+        **limits: Any,
+    ) -> None:
         self.now_s, self.pauses = 0.0, [0.0][:0]
         self.source = source or TopicSource(
-            topics, BatchLimits(**limits), max_trigger_delay_s=60.0, clock=lambda: self.now_s, sleep=self._sleep
+            topics,
+            BatchLimits(**limits),
+            max_trigger_delay_s=60.0,
+            closes=closes,
+            clock=lambda: self.now_s,
+            sleep=self._sleep,
         )
         self.id, self.position = query_id, None
 
@@ -243,8 +259,87 @@ def test_offsets_of_another_source_are_refused(text: str) -> None:
 
 
 def test_offsets_of_a_later_version_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="version 2"):
-        StreamOffsets.from_json('{"version": 2}')
+    with pytest.raises(InvalidArgumentError, match="version 3"):
+        StreamOffsets.from_json('{"version": 3}')
+
+
+@pytest.mark.parametrize("closing", [WindowClosing.ROW, WindowClosing.LAST])
+def test_offsets_that_close_windows_are_refused_by_an_older_raymq(closing: WindowClosing) -> None:
+    """An older raymq refuses each version but 1, and knows no `closing`."""
+    before = StreamOffsets({A0: 7}, {A0: 0}, 2, "paid")
+    offsets = replace(before, closing=closing)
+    assert StreamOffsets.from_json(offsets.to_json()) == offsets
+    assert (json.loads(before.to_json())["version"], "closing" in before.to_json()) == (1, False)
+    assert json.loads(offsets.to_json())["version"] == 2
+    with pytest.raises(InvalidArgumentError, match="separate checkpoint location"):
+        StreamOffsets.from_json(offsets.to_json().replace(f'"closing":{closing:d}', '"closing":9'))
+
+
+def closing_of(query: Query) -> WindowClosing:
+    return StreamOffsets.from_json(query.position or "").closing
+
+
+def test_a_query_that_closes_its_windows_does_so_in_two_batches_after_its_last_message() -> None:
+    topics = FakeTopics({A0: (0, 5), B0: (2, 4)})
+    query = Query(topics, closes=True, max_offsets=4)
+    query.source.prepare_available_now("q")
+    topics.append(A0, 9)
+    read = Counter[MessageQueue]()
+    while closing_of(query) is WindowClosing.NO if query.position else True:
+        read.update({queue: len(offsets) for queue, offsets in (query.batch() or {}).items()})
+    assert read == {A0: 5, B0: 2}
+    assert (closing_of(query), query.source.is_closing_row(query.position or "")) == (WindowClosing.ROW, True)
+    asked = topics.asked
+    assert query.batch() == {}
+    assert (closing_of(query), query.source.is_closing_row(query.position or "")) == (WindowClosing.LAST, False)
+    assert [query.batch() for _ in range(3)] == [None] * 3
+    assert topics.asked == asked
+    assert StreamOffsets.from_json(query.position or "").offsets == {A0: 5, B0: 4}
+
+
+def test_a_batch_that_closes_windows_reads_no_message_again() -> None:
+    """The batch before the closing batches began at its own start offsets. The closing batches have none."""
+    query = Query(FakeTopics({A0: (3, 8)}), closes=True)
+    query.source.prepare_available_now("q")
+    assert query.batch() == {A0: range(3, 8)}
+    assert StreamOffsets.from_json(query.position or "").starts == {A0: 3}
+    assert [query.batch() for _ in range(3)] == [{}, {}, None]
+
+
+def test_a_query_without_an_end_closes_no_windows() -> None:
+    query = Query(FakeTopics({A0: (0, 5)}), closes=True)
+    assert [query.batch() for _ in range(3)] == [{A0: range(5)}, None, None]
+
+
+def test_windows_are_not_closed_while_a_broker_group_does_not_answer() -> None:
+    topics = FakeTopics({A0: (0, 5), B0: (0, 5)})
+    query = Query(topics, closes=True, max_offsets=6)
+    query.source.prepare_available_now("q")
+    query.batch()
+    topics.silent = {"b"}
+    with pytest.raises(ServiceNotAvailableError):
+        query.batch()
+    assert closing_of(query) is WindowClosing.NO
+    topics.silent.clear()
+    assert sum(map(len, (query.batch() or {}).values())) == 4
+    assert (query.batch(), closing_of(query)) == ({}, WindowClosing.ROW)
+
+
+def test_a_restarted_query_finishes_closing_and_reads_nothing() -> None:
+    topics = FakeTopics({A0: (0, 5)})
+    topics.ids = {"orders": {"a": "1"}}
+    first = Query(topics, closes=True)
+    first.source.prepare_available_now("q")
+    first.batch(), first.batch()
+    assert closing_of(first) is WindowClosing.ROW
+    again, plain = Query(topics, closes=True), Query(topics)
+    again.position = plain.position = first.position
+    made_anew(topics, 206)
+    again.source.prepare_available_now("q")
+    assert [again.batch() for _ in range(2)] == [{}, None]
+    assert closing_of(again) is WindowClosing.LAST
+    with pytest.raises(InvalidArgumentError, match="the checkpoint is closed"):
+        plain.batch()
 
 
 def test_a_batchs_filter_expression_is_kept_with_its_offsets() -> None:
