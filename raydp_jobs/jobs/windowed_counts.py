@@ -1,27 +1,29 @@
 """A job that counts the messages of topics by tag or key in time windows, continuously. Each count is sent as a message
 to another topic.
 
-    stream_topic → counted → as_messages → topic_sink
-                   a window is counted until the watermark has passed its end; then its counts are sent, once
+    open_stream → counted → as_messages → topic_sink
+                  a window is counted until the watermark has passed its end; then its counts are sent, once
 
 After a restart the job continues from its checkpoint: each message is counted once, and each count is sent once.
 Messages that arrive after their window's counts were sent are not counted; the job reports their number.
+
+A run may close the count: after its last message, it sends the counts of the windows that are still open. Then the
+count is final (raydp_jobs.jobs.count_checkpoint), because no window is open for a further message.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
+from raydp_jobs.jobs.count_checkpoint import CountState, check_open, compare_options, fix_options, state_of
 from raydp_jobs.jobs.spark_job import SessionSize, check_topics, refuse_beside, spark_job, spark_options
 from raydp_jobs.jobs.times import seconds_of
+from raydp_jobs.stream.progress import CLOSING_TIME_US
 from raymq.common.errors import InvalidArgumentError
 from raymq.common.names import check_group
 from raymq.common.numbers import POSITIVE
@@ -46,8 +48,9 @@ if TYPE_CHECKING:
     from raydp_jobs.sink.partitions import WriteSummary
     from raymq.client.client import Client
 
-OPTIONS_FILE: Final = "raymq-windowed-counts.json"
-"""Name of the file in a checkpoint directory that describes the time windows of the query."""
+CLOSE_NEEDS_AVAILABLE_NOW: Final = (
+    "--close needs --available-now: only a run that ends has last windows; add --available-now, or leave out --close"
+)
 _LOOK_S: Final = 1
 
 By = Literal["tags", "keys"]
@@ -83,13 +86,17 @@ class Counted:
     batches.
 
     `late`: the minimum number of messages that arrived after their window's counts were sent. The real number may be
-    larger, because Spark combines some late messages before it counts them.
+    larger, because Spark combines some late messages before it counts them. `closed`: all windows of the checkpoint
+    have ended, and their counts are sent. `closed_before`: an earlier run had begun to close the checkpoint, so this
+    run counted no further message.
     """
 
     target: str
     batches: int
     counts: int
     late: int
+    closed: bool = False
+    closed_before: bool = False
 
 
 def run(
@@ -103,6 +110,7 @@ def run(
     start: Literal["first", "last", "end"] = "first",
     trigger_s: int = 5,
     available_now: bool = False,
+    close: bool = False,
     max_offsets_per_trigger: int | None = None,
     commit_group: str | None = None,
     on_counts: Callable[[int], None] = lambda count: None,
@@ -110,36 +118,55 @@ def run(
     """Count the messages of `topics` and send the counts to `target`, until the query is stopped. `available_now`:
     count only the present messages.
 
+    `close`, which needs `available_now`: also send the counts of the windows that are open after the last present
+    message. Afterwards the checkpoint is final. A repeated run with `close` finishes what an interrupted run left, and
+    counts no further message.
+
     `checkpoint`: this job's directory, from which it continues. `start`: where the job begins without a checkpoint.
     `on_counts` is called with each number of stored counts. The query is stopped at the end. Raises
-    InvalidArgumentError if the checkpoint belongs to other time windows, and the errors of `stream_topic` and
-    `topic_sink`.
+    InvalidArgumentError for `close` without `available_now`, if the checkpoint belongs to other time windows, or if it
+    is closed and `close` is not given; and the errors of `stream_topic` and `topic_sink`.
     """
     from raydp_jobs.sink.writer import topic_sink
-    from raydp_jobs.stream.topic_stream import stream_topic
+    from raydp_jobs.stream.cluster import TopicChoice
+    from raydp_jobs.stream.planner import BatchLimits
+    from raydp_jobs.stream.topic_stream import open_stream
 
-    check(client, topics, target, checkpoint, windows, commit_group)
-    messages = stream_topic(
+    if close and not available_now:
+        raise InvalidArgumentError(CLOSE_NEEDS_AVAILABLE_NOW)
+    check(client, topics, target, checkpoint, windows, commit_group, close=close)
+    before = state_of(checkpoint)
+    messages = open_stream(
         spark,
-        topics,
+        TopicChoice(topics),
+        {"starting_offsets": "earliest" if start == "first" else "latest"},
+        BatchLimits(max_offsets=max_offsets_per_trigger, parallelism=spark.sparkContext.defaultParallelism),
         columns=["topic", windows.by, f"{windows.time}_timestamp"],
-        starting_offsets="earliest" if start == "first" else "latest",
-        max_offsets_per_trigger=max_offsets_per_trigger,
         commit_group=commit_group,
         client=client,
+        closes=close,
     )
     stored = StoredCounts(on_counts)
     sink = topic_sink(target, client=client, on_batch=stored.add)
     fix_options(checkpoint, _described(topics, target, windows))
     query = begin(messages, windows, sink, checkpoint, trigger_s=trigger_s, available_now=available_now)
-    return await_end(query, target, stored)
+    done = await_end(query, target, stored)
+    closed = close and state_of(checkpoint) is CountState.CLOSED
+    return replace(done, closed=closed, closed_before=before is not CountState.OPEN)
 
 
 def check(
-    client: Client, topics: Sequence[str], target: str, checkpoint: Path, windows: Windows, commit_group: str | None
+    client: Client,
+    topics: Sequence[str],
+    target: str,
+    checkpoint: Path,
+    windows: Windows,
+    commit_group: str | None,
+    *,
+    close: bool = False,
 ) -> None:
-    """Check the arguments of `run` before Spark starts. Raises InvalidArgumentError if the target is one of the topics,
-    or if the checkpoint belongs to other windows or cannot be created.
+    """Check the arguments of `run` before Spark starts. Raises InvalidArgumentError if the target is one of the topics.
+    Also raises it if the checkpoint belongs to other windows, cannot be created, or is closed and `close` is False.
 
     Raises IllegalNameError for an illegal name, TopicNotExistError if a topic does not exist, and NoPermissionError if
     the target is not writable.
@@ -155,6 +182,8 @@ def check(
     except OSError as error:
         raise InvalidArgumentError(f"the checkpoint cannot be in {checkpoint}: {error.strerror}") from None
     compare_options(checkpoint, _described(topics, target, windows))
+    if not close:
+        check_open(checkpoint)
 
 
 def _described(topics: Sequence[str], target: str, windows: Windows) -> dict[str, Any]:
@@ -227,6 +256,9 @@ def counted(messages: DataFrame, windows: Windows) -> DataFrame:
     counts = (
         messages.select("topic", time, value.alias("value"))
         .withWatermark("time", f"{windows.late_s} seconds")
+        # The row that closes the windows moves the watermark, and is no message. Spark never applies a predicate on the
+        # event time before the watermark.
+        .where(sf.unix_micros("time") != CLOSING_TIME_US)
         .groupBy("topic", window, "value")
         .agg(sf.count("*").alias("messages"))
     )
@@ -258,48 +290,6 @@ def as_messages(counts: DataFrame, by: By) -> DataFrame:
         sf.when(has_value, sf.array("value")).alias("keys"),
         sf.concat_ws("\n", "topic", "value").alias("sharding_key"),
     )
-
-
-# The query's checkpoint
-
-
-def fix_options(checkpoint: Path, options: dict[str, Any]) -> None:
-    """Store a description of the query's time windows in its checkpoint. If the checkpoint already has a description,
-    compare the two.
-
-    Without this comparison, Spark would continue with the old windows although the new description states other
-    windows. Raises InvalidArgumentError if the descriptions differ.
-    """
-    checkpoint.mkdir(parents=True, exist_ok=True)
-    path, text = checkpoint / OPTIONS_FILE, json.dumps(options, sort_keys=True)
-    if not path.exists():
-        partial = checkpoint / f".{uuid.uuid4().hex}.partial"
-        partial.write_text(text)
-        try:
-            # Create the file with the query's options (topics, target and time windows) as a hard link to a complete
-            # file. The link appears completely or not at all, and never replaces a file that another process created
-            # first.
-            os.link(partial, path)
-        except FileExistsError:
-            pass
-        finally:
-            partial.unlink()
-    compare_options(checkpoint, options)
-
-
-def compare_options(checkpoint: Path, options: dict[str, Any]) -> None:
-    """Compare the query's options (topics, target and time windows) with the options that the checkpoint stores. Does
-    nothing if the checkpoint stores no options. Raises InvalidArgumentError if the options differ."""
-    path = checkpoint / OPTIONS_FILE
-    if not path.exists():
-        return
-    noted, given = json.loads(path.read_text()), json.loads(json.dumps(options))
-    other = {name: value for name, value in noted.items() if given.get(name) != value}
-    if other:
-        told = ", ".join(f"{name}={value}" for name, value in sorted(other.items()))
-        raise InvalidArgumentError(
-            f"checkpoint {checkpoint} belongs to another count ({told}): use a separate directory for each count"
-        )
 
 
 # The command line of the windowed-counts job
@@ -359,6 +349,12 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
 @click.option(
     "--available-now", is_flag=True, help="Count the existing messages, then stop. Default: continue until ctrl-C."
 )
+@click.option(
+    "--close",
+    is_flag=True,
+    help="With --available-now: also send the counts of the windows that are open after the last message. Then no "
+    "further message can be counted from this checkpoint.",
+)
 @click.option("--max-offsets", type=NumberType(POSITIVE), help="Maximum number of messages in a batch.")
 @click.option("--commit-group", metavar="GROUP", help="Consumer group whose lag shows the progress of the count.")
 @spark_options
@@ -378,6 +374,7 @@ def command(
     start: Literal["first", "last", "end"],
     trigger: int,
     available_now: bool,
+    close: bool,
     max_offsets: int | None,
     commit_group: str | None,
     size: SessionSize,
@@ -387,14 +384,19 @@ def command(
     """Count TOPICs by tag or key in windows of time, continuously; each count is a message of topic TARGET.
 
     Example: raymq job windowed-counts orders order-counts --checkpoint /data/order-counts --window 5m
+
+    For topics that get no more messages: raymq job windowed-counts orders order-counts --checkpoint /data/order-counts
+    --window 5m --available-now --close
     """
     if available_now:
         refuse_beside("--available-now", "trigger")
+    elif close:
+        raise InvalidArgumentError(CLOSE_NEEDS_AVAILABLE_NOW)
     windows = Windows(window, window if slide is None else slide, watermark, by, time)
     names, place = list(dict.fromkeys(topics)), checkpoint.absolute()
 
     def check_all(client: Client) -> None:
-        check(client, names, target, place, windows, commit_group)
+        check(client, names, target, place, windows, commit_group, close=close)
 
     with (
         spark_job("windowed-counts", address, size, quiet=as_json, check=check_all) as (spark, client),
@@ -410,6 +412,7 @@ def command(
             start=start,
             trigger_s=trigger,
             available_now=available_now,
+            close=close,
             max_offsets_per_trigger=max_offsets,
             commit_group=commit_group,
             on_counts=counter.advance,
@@ -419,7 +422,10 @@ def command(
 
 def _text(done: Counted) -> str:
     late = f"; at least {done.late:,} messages came too late" if done.late else ""
-    return f"{done.counts:,} counts sent to {done.target} in {done.batches:,} batches{late}"
+    closed = "; all windows are closed" if done.closed else ""
+    if done.closed_before:
+        closed += "; an earlier run has closed this checkpoint, so no newer message was counted"
+    return f"{done.counts:,} counts sent to {done.target} in {done.batches:,} batches{late}{closed}"
 
 
 def main() -> None:

@@ -206,6 +206,29 @@ def test_a_topic_is_counted_in_windows_and_a_restart_continues(run: Any, mq: ray
     assert "belongs to another count" in str(other.exception)
 
 
+@pytest.mark.long
+def test_the_last_windows_of_a_topic_are_closed_once(run: Any, mq: raymq.Client, tmp_path: Path) -> None:
+    source, target = "job-finished", "job-finished-counts"
+    mq.admin.create_topics({source: 2, target: 2})
+    arguments = ("windowed-counts", source, target, "--checkpoint", str(tmp_path), "--window", "1h", "--available-now")
+    with mq.producer("job-test") as producer:
+        producer.send_batch([raymq.Message(source, b"event", tags=f"part-{n % 3}") for n in range(60)])
+    assert json.loads(run(*arguments, "--json").output)["counts"] == 0
+    done = json.loads(run(*arguments, "--close", "--json").output)
+    assert (done["closed"], done["closed_before"], done["late"]) == (True, False, 0)
+    found = counts_in(mq, target)
+    total = Counter[str | None]()
+    for (_, tag), count in found.items():
+        total[tag] += count
+    assert (total, done["counts"]) == ({f"part-{n}": 20 for n in range(3)}, len(found))
+    with mq.producer("job-test") as producer:
+        producer.send(raymq.Message(source, b"event", tags="after"))
+    again = json.loads(run(*arguments, "--close", "--json").output)
+    assert (again["closed"], again["closed_before"], again["counts"]) == (True, True, 0)
+    assert "is closed" in str(run(*arguments, code=1).exception)
+    assert counts_in(mq, target) == found
+
+
 def test_an_error_is_one_line(run: Any, tmp_path: Path) -> None:
     for arguments in (("topic-stats", "job-nothing"), ("archive", "job-nothing", str(tmp_path))):
         assert isinstance(run(*arguments, code=1).exception, raymq.TopicNotExistError)

@@ -1,20 +1,27 @@
-"""Tests of the windowed-counts job on a stream of files: each count of a time window is correct and is sent
-once."""
+"""Tests of the windowed-counts job on a stream of files and on a stream of a topic: each count of a time window is
+correct and is sent once, also when a run closes the last windows."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession, functions as sf
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType, TimestampType
 
+from raydp_jobs.jobs import windowed_counts
+from raydp_jobs.jobs.count_checkpoint import CountState, state_of
 from raydp_jobs.jobs.windowed_counts import (
     Counted,
     StoredCounts,
@@ -23,10 +30,16 @@ from raydp_jobs.jobs.windowed_counts import (
     await_end,
     begin,
     counted,
-    fix_options,
 )
 from raydp_jobs.sink.columns import check_columns
+from raydp_jobs.stream.planner import BatchLimits
+from raydp_jobs.stream.progress import StreamOffsets, WindowClosing
+from raydp_jobs.stream.source import TopicSource
+from raydp_jobs.stream.spark_source import stream_frame
+from raymq.client.scan.ranges import OffsetRange
 from raymq.common.errors import InvalidArgumentError
+from raymq.common.message import MessageQueue
+from tests.support.spark.fake_topics import FakeTopics
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 NOON_MS = int(NOON.timestamp() * 1000)
@@ -162,9 +175,200 @@ def test_windows_with_gaps_are_refused() -> None:
         Windows(60, 61)
 
 
-def test_a_checkpoint_is_of_one_count(tmp_path: Path) -> None:
-    fix_options(tmp_path / "c", {"by": "tags", "length_s": 60})
-    fix_options(tmp_path / "c", {"length_s": 60, "by": "tags"})
-    with pytest.raises(InvalidArgumentError, match=r"belongs to another count \(length_s=60\)"):
-        fix_options(tmp_path / "c", {"by": "tags", "length_s": 300})
-    assert [path.name for path in (tmp_path / "c").iterdir()] == ["raymq-windowed-counts.json"]
+# Closing the last windows of a topic
+
+TOPIC_SCHEMA = StructType([*SCHEMA, StructField("born_timestamp", TimestampType())])
+QUEUES = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1)
+DISORDER_S = 60
+"""The times of a topic's messages are at most this number of seconds out of order."""
+PATIENT = Windows(60, 60, DISORDER_S)
+"""Windows that count each message of a topic, because none is late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message of a Topic. Times are in ms after noon."""
+
+    store_ms: int
+    born_ms: int
+    tags: str | None
+    keys: tuple[str, ...]
+
+
+class Topic:
+    """A topic of two queues with random messages, and the counts that the job's queries over the topic send.
+
+    `die`: decides whether a query fails before (False) or after (True) it has stored the counts of a batch.
+    """
+
+    def __init__(self, spark: SparkSession, checkpoint: Path, windows: Windows) -> None:
+        self._spark, self._windows, self.checkpoint = spark, windows, checkpoint
+        self._messages: dict[MessageQueue, list[Sent]] = {queue: [] for queue in QUEUES}
+        seed = int(os.environ.get("WINDOWS_SEED", random.randrange(2**32)))
+        print(f"WINDOWS_SEED={seed}")
+        self._random = random.Random(seed)
+        self.sent: dict[int, list[dict[str, Any]]] = {}
+        self.die: Callable[[WindowClosing, bool], bool] = lambda closing, stored: False
+
+    def send(self, count: int) -> None:
+        """Send `count` messages to each queue, about three seconds apart."""
+        for messages in self._messages.values():
+            for _ in range(count):
+                store_ms = len(messages) * 3000 + self._random.randrange(20_000)
+                born_ms = max(0, store_ms - self._random.randrange(20_000))
+                keys = tuple(key for key in "abc" if self._random.random() < 0.4)
+                messages.append(Sent(store_ms, born_ms, self._random.choice(["paid", "late", None]), keys))
+
+    def expected(self) -> dict[tuple[int, str | None], int]:
+        """Count all messages of the topic by window start (seconds after noon) and by tag or key."""
+        slide, length = self._windows.slide_s, self._windows.length_s
+        counts: Counter[tuple[int, str | None]] = Counter()
+        for one in (one for messages in self._messages.values() for one in messages):
+            second = (one.store_ms if self._windows.time == "store" else one.born_ms) // 1000
+            last = second - second % slide
+            values = [one.tags] if self._windows.by == "tags" else one.keys or [None]
+            counts.update((start, value) for start in range(last, second - length, -slide) for value in values)
+        return dict(counts)
+
+    def run(self, *, close: bool = False) -> Counted:
+        """Count the present messages, in batches of 50. With `close`, close the windows."""
+        topics = FakeTopics({queue: (0, len(messages)) for queue, messages in self._messages.items()})
+        source = TopicSource(topics, BatchLimits(max_offsets=50), max_trigger_delay_s=900.0, closes=close)
+        messages = stream_frame(self._spark, source, reader(self._messages), TOPIC_SCHEMA, "orders")
+        stored = StoredCounts(lambda count: None)
+
+        def sink(df: DataFrame, batch: int) -> None:
+            check_columns(df)
+            text = (self.checkpoint / f"offsets/{batch}").read_text().split("\n")[2]
+            closing = StreamOffsets.from_json(text).closing
+            assert not self.die(closing, False), f"the query dies before it has stored batch {batch}"
+            rows = sorted((row.asDict() for row in df.collect()), key=lambda row: row["body"])
+            assert self.sent.get(batch, rows) == rows, f"repeated batch {batch} differs from its first run"
+            self.sent[batch] = rows
+            stored.add(batch, SimpleNamespace(rows=len(rows)))  # type: ignore[arg-type]  # a stand-in
+            assert not self.die(closing, True), f"the query dies after it has stored batch {batch}"
+
+        query = begin(messages, self._windows, sink, self.checkpoint, trigger_s=1, available_now=True)
+        return await_end(query, "counts", stored)
+
+    def counts(self) -> dict[tuple[int, str | None], int]:
+        """Return the sent counts, as `expected` does. Fails if a count was sent twice."""
+        bodies = [json.loads(row["body"]) for rows in self.sent.values() for row in rows]
+        pairs = [
+            (((body["start_ms"] - NOON_MS) // 1000, body[self._windows.by]), int(body["messages"])) for body in bodies
+        ]
+        assert len(dict(pairs)) == len(pairs)
+        return dict(pairs)
+
+
+def reader(
+    messages: dict[MessageQueue, list[Sent]],
+) -> Callable[[Sequence[OffsetRange], str, str], Iterable[pa.RecordBatch]]:
+    """Return a function that reads offset ranges of `messages` in a Spark worker."""
+    kind = pa.timestamp("us", tz="UTC")
+
+    def read(ranges: Sequence[OffsetRange], tags: str, sql: str) -> Iterator[pa.RecordBatch]:
+        for one in ranges:
+            found = messages[one.queue][one.start_offset : one.end_offset]
+            assert len(found) == one.size
+            columns: dict[str, Any] = {
+                "topic": [one.topic] * len(found),
+                "tags": pa.array([sent.tags for sent in found], pa.string()),
+                "keys": pa.array([list(sent.keys) for sent in found], pa.list_(pa.string())),
+                "store_timestamp": pa.array([(NOON_MS + sent.store_ms) * 1000 for sent in found], kind),
+                "born_timestamp": pa.array([(NOON_MS + sent.born_ms) * 1000 for sent in found], kind),
+            }
+            yield pa.RecordBatch.from_pydict(columns)
+
+    return read
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [PATIENT, Windows(60, 20, DISORDER_S, "keys", "born")],
+    ids=["tags-by-store-time", "keys-by-born-time-sliding"],
+)
+def test_closing_sends_exactly_the_missing_counts(spark: SparkSession, tmp_path: Path, windows: Windows) -> None:
+    topic = Topic(spark, tmp_path / "checkpoint", windows)
+    topic.send(70)
+    topic.run()
+    before, expected = topic.counts(), topic.expected()
+    assert {key: count for key, count in expected.items() if key in before} == before
+    assert 0 < len(before) < len(expected)
+    assert state_of(topic.checkpoint) is CountState.OPEN
+    done = topic.run(close=True)
+    assert topic.counts() == expected
+    assert (done.counts, done.late) == (len(expected) - len(before), 0)
+    assert state_of(topic.checkpoint) is CountState.CLOSED
+
+
+def test_a_closed_count_sends_nothing_more(spark: SparkSession, tmp_path: Path) -> None:
+    """The first run on a new checkpoint also counts and closes. A later run with `close` reads no message."""
+    topic = Topic(spark, tmp_path / "checkpoint", PATIENT)
+    topic.send(40)
+    topic.run(close=True)
+    assert topic.counts() == topic.expected()
+    closed = dict(topic.sent)
+    topic.send(10)
+    done = topic.run(close=True)
+    assert (done.batches, done.counts, topic.sent) == (0, 0, closed)
+    with pytest.raises(StreamingQueryException, match="the checkpoint is closed"):
+        topic.run()
+    assert topic.sent == closed
+
+
+def test_closing_continues_wherever_a_run_was_killed(spark: SparkSession, tmp_path: Path) -> None:
+    topic = Topic(spark, tmp_path / "checkpoint", PATIENT)
+    topic.send(40)
+    expected = topic.expected()
+    for closing, stored in (
+        (WindowClosing.NO, True),
+        (WindowClosing.ROW, False),
+        (WindowClosing.ROW, True),
+        (WindowClosing.LAST, False),
+        (WindowClosing.LAST, True),
+    ):
+        topic.die = lambda now, after, closing=closing, stored=stored: (now, after) == (closing, stored)
+        with pytest.raises(StreamingQueryException, match="the query dies"):
+            topic.run(close=True)
+        assert state_of(topic.checkpoint) is (CountState.CLOSING if closing else CountState.OPEN)
+        if closing:
+            topic.send(1)  # No further message is counted after the query has begun to close.
+        if (closing, stored) == (WindowClosing.LAST, False):
+            # Go back to the moment after the end of the batch with the row, before the last batch was planned.
+            last = max(int(path.name) for path in (topic.checkpoint / "offsets").glob("[0-9]*"))
+            for name in (f"{last}", f".{last}.crc"):
+                (topic.checkpoint / "offsets" / name).unlink()
+            assert (topic.checkpoint / f"commits/{last - 1}").exists()
+    topic.die = lambda closing, stored: False
+    topic.run(close=True)
+    assert topic.counts() == expected
+    assert state_of(topic.checkpoint) is CountState.CLOSED
+
+
+def counted_before(messages: DataFrame, windows: Windows) -> DataFrame:
+    """The steps of `counted` in the versions of raymq that could not close windows."""
+    window = sf.window("time", f"{windows.length_s} seconds", f"{windows.slide_s} seconds")
+    counts = (
+        messages.select("topic", sf.col("store_timestamp").alias("time"), sf.col("tags").alias("value"))
+        .withWatermark("time", f"{windows.late_s} seconds")
+        .groupBy("topic", window, "value")
+        .agg(sf.count("*").alias("messages"))
+    )
+    return counts.select("topic", "window.start", "window.end", "value", "messages")
+
+
+def test_a_checkpoint_of_an_earlier_version_continues_and_can_be_closed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = Topic(spark, tmp_path / "checkpoint", PATIENT)
+    topic.send(50)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(windowed_counts, "counted", counted_before)
+        topic.run()
+    topic.send(20)
+    topic.run()
+    assert 0 < len(topic.counts()) < len(topic.expected())
+    topic.send(10)
+    topic.run(close=True)
+    assert topic.counts() == topic.expected()

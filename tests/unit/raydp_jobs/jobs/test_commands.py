@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from raydp_jobs.jobs import archive, topic_stats, windowed_counts
+from raydp_jobs.jobs import archive, count_checkpoint, topic_stats, windowed_counts
 from raydp_jobs.jobs.archive import Archived
 from raydp_jobs.jobs.archive_check import ArchivedQueue
 from raydp_jobs.jobs.spark_job import SessionSize
 from raydp_jobs.jobs.times import Period
 from raydp_jobs.jobs.topic_figures import TopicFigures
 from raydp_jobs.jobs.windowed_counts import Counted, StoredCounts, Windows, await_end
+from raydp_jobs.stream.progress import StreamOffsets, WindowClosing
 from raymq.common.errors import (
     ClientStateError,
     ConfigError,
@@ -105,22 +106,53 @@ def test_windowed_counts_takes_its_options(monkeypatch: pytest.MonkeyPatch, tmp_
         "start": "first",
         "trigger_s": 5,
         "available_now": False,
+        "close": False,
         "max_offsets_per_trigger": None,
         "commit_group": None,
     }
     assert text == "12 counts sent to counts in 3 batches; at least 4 messages came too late\n"
     more = ["--window", "1h", "--slide", "5m", "--watermark", "1m", "--by", "keys", "--time", "born", "--available-now"]
-    more += ["--max-offsets", "9", "--commit-group", "g", "--from", "last", "--json"]
+    more += ["--close", "--max-offsets", "9", "--commit-group", "g", "--from", "last", "--json"]
     value = json.loads(job(*arguments, *more).output)
-    assert value == {"target": "counts", "batches": 3, "counts": 12, "late": 4}
+    assert value == {
+        "target": "counts",
+        "batches": 3,
+        "counts": 12,
+        "late": 4,
+        "closed": False,
+        "closed_before": False,
+    }
     assert job.options == {
         "windows": Windows(3600, 300, 60, "keys", "born"),
         "start": "last",
         "trigger_s": 5,
         "available_now": True,
+        "close": True,
         "max_offsets_per_trigger": 9,
         "commit_group": "g",
     }
+
+
+@pytest.mark.parametrize(
+    ("closed_before", "text"),
+    [
+        (False, "12 counts sent to counts in 3 batches; all windows are closed\n"),
+        (
+            True,
+            "12 counts sent to counts in 3 batches; all windows are closed; an earlier run has closed this checkpoint, "
+            "so no newer message was counted\n",
+        ),
+    ],
+)
+def test_windowed_counts_reports_that_its_windows_are_closed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, closed_before: bool, text: str
+) -> None:
+    done = Counted("counts", 3, 12, 0, closed=True, closed_before=closed_before)
+    job = Job(windowed_counts, done, monkeypatch)
+    arguments = ["orders", "counts", "--checkpoint", str(tmp_path), "--available-now", "--close"]
+    assert job(*arguments).output == text
+    value = json.loads(job(*arguments, "--json").output)
+    assert (value["closed"], value["closed_before"]) == (True, closed_before)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +162,7 @@ def test_windowed_counts_takes_its_options(monkeypatch: pytest.MonkeyPatch, tmp_
         (topic_stats, ("orders", "--picture", "/nowhere/x.png"), InvalidArgumentError),
         (archive, ("orders", "/x", "--before", "soon"), InvalidArgumentError),
         (windowed_counts, ("a", "b", "--checkpoint", "/x", "--slide", "2m"), InvalidArgumentError),
+        (windowed_counts, ("a", "b", "--checkpoint", "/x", "--close"), InvalidArgumentError),
     ],
 )
 def test_wrong_options_are_refused_before_spark_is_started(
@@ -153,6 +186,12 @@ def test_counting_a_topic_into_itself_is_refused() -> None:
     nothing: Any = None
     with pytest.raises(InvalidArgumentError, match="would be counted again"):
         windowed_counts.run(nothing, nothing, ["orders"], "orders", Path("/x"), windows=Windows())
+
+
+def test_a_count_without_an_end_cannot_be_closed() -> None:
+    nothing: Any = None
+    with pytest.raises(InvalidArgumentError, match="--close needs --available-now"):
+        windowed_counts.run(nothing, nothing, ["orders"], "counts", Path("/x"), windows=Windows(), close=True)
 
 
 @pytest.fixture
@@ -179,6 +218,15 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return seen
 
 
+def closed_checkpoint(directory: Path) -> None:
+    """Create the checkpoint of a count that a run with --close has closed."""
+    for name in ("offsets", "commits"):
+        (directory / name).mkdir(parents=True)
+    offsets = StreamOffsets({MessageQueue("orders", "broker-a", 0): 9}, closing=WindowClosing.LAST)
+    (directory / "offsets/7").write_text(f"v1\n{{}}\n{offsets.to_json()}")
+    (directory / "commits/7").write_text("v1\n{}")
+
+
 QUEUES = Queues({("broker-a", 0): (0, 9)}, topics=["orders", "counts"])
 
 
@@ -200,6 +248,8 @@ QUEUES = Queues({("broker-a", 0): (0, 9)}, topics=["orders", "counts"])
         (windowed_counts, ["orders", "orders", "--checkpoint", "DIR/c"], InvalidArgumentError),
         (windowed_counts, ["orders", "counts", "--checkpoint", "DIR/file/c"], InvalidArgumentError),
         (windowed_counts, ["orders", "counts", "--checkpoint", "DIR/other"], InvalidArgumentError),
+        (windowed_counts, ["orders", "counts", "--checkpoint", "DIR/closed"], InvalidArgumentError),
+        (windowed_counts, ["orders", "counts", "--checkpoint", "DIR/closed", "--available-now"], InvalidArgumentError),
         (windowed_counts, ["orders", "counts", "--checkpoint", "DIR/c", "--commit-group", "a b"], IllegalNameError),
     ],
 )
@@ -209,7 +259,8 @@ def test_what_a_job_cannot_do_is_refused_before_spark_is_loaded(
     (tmp_path / "file").write_text("a file is no directory")
     (tmp_path / "torn/orders/day=2026-03-01").mkdir(parents=True)
     (tmp_path / "torn/orders/day=2026-03-01/broker-a.3.5-9.parquet").write_text("a foreign file")
-    windowed_counts.fix_options(tmp_path / "other", {"topics": ["orders"], "target": "counts", "length_s": 7})
+    closed_checkpoint(tmp_path / "closed")
+    count_checkpoint.fix_options(tmp_path / "other", {"topics": ["orders"], "target": "counts", "length_s": 7})
     with archive.locked(tmp_path / "held/orders"), pytest.raises(error):
         CliRunner().invoke(
             module.command, [one.replace("DIR", str(tmp_path)) for one in arguments], catch_exceptions=False
@@ -223,11 +274,13 @@ def test_what_a_job_cannot_do_is_refused_before_spark_is_loaded(
         (topic_stats, ["orders"]),
         (archive, ["orders", "DIR/a"]),
         (windowed_counts, ["orders", "counts", "--checkpoint", "DIR/c"]),
+        (windowed_counts, ["orders", "counts", "--checkpoint", "DIR/closed", "--available-now", "--close"]),
     ],
 )
 def test_a_job_that_can_run_starts_spark(
     no_spark: SimpleNamespace, tmp_path: Path, module: ModuleType, arguments: list[str]
 ) -> None:
+    closed_checkpoint(tmp_path / "closed")
     with pytest.raises(AssertionError, match="Spark starts"):
         CliRunner().invoke(
             module.command, [one.replace("DIR", str(tmp_path)) for one in arguments], catch_exceptions=False
