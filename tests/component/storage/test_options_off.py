@@ -20,6 +20,7 @@ from storage.log.pool_writer import PoolWriter
 from storage.log.warm_up import WarmWriter
 from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.consume_queue_ext import ExtendedConsumeQueue
+from tests.support.clients.fakes import WAIT_S
 from tests.support.stores.stores import make_batch, open_store
 
 ROOT = Path(__file__).parents[3]
@@ -73,7 +74,7 @@ def test_no_function_of_an_option_that_is_off_is_called(tmp_path, flush):
         store.append([make_batch([b"one"], tags="t")])
         store.append([make_batch([b"one"]), make_batch([b"two"], queue_id=1)])
         store.append([make_batch([b"two" * 100] * 400, producer=("p", 0, 0))])
-        store.log.flush()
+        assert store.gate._flush.wait_for(store.log.end_offset, WAIT_S)  # only the flush thread may flush the log
         tagged = FetchRequest("orders", 0, 0, 10, frozenset([tags_code("t")]))
         for request in (FetchRequest("orders", 0, 0, 10), tagged):
             [result] = store.fetch([request], max_bytes=1 << 20, wait_s=0)
