@@ -484,6 +484,7 @@ class World:
         return {
             "close": Case(self.close_new, self.make(lambda: start("ending")), ended),
             "pause": Case(lambda: running.pause([Q0])),
+            "print_output": Case(running.print_output),
             "queues": Case(running.queues),
             "raise_listener_error": Case(running.raise_listener_error),
             "reply_statistics": Case(running.reply_statistics),

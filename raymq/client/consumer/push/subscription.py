@@ -179,9 +179,10 @@ class PushSubscription(OfProcess):
         self._printer: OutputPrinter | None = None
 
     def print_output(self) -> None:
-        """Print in this program what the listeners of all instances print."""
-        self._printer = OutputPrinter(self.group, self.instances)
-        self._printer.start()
+        """Print in this program what the listeners of all instances print. A second call changes nothing."""
+        if self._printer is None:
+            self._printer = OutputPrinter(self.group, self.instances)
+            self._printer.start()
 
     def wait_loaded(self, name: str, timeout_s: float) -> None:
         """Wait until the listener processes have loaded the listener. Raises ListenerError with the traceback if a
