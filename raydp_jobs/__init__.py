@@ -3,6 +3,7 @@
     session.py    a Spark session from RayDP, with the Java and the settings that it needs
     source/       `read_topic`: the parts of a read (raymq.client.scan), read by Python workers in Spark's executors
     stream/       `stream_topic`: topics as a streaming DataFrame, and the progress of its queries
+    data_source/  ``format("raymq")`` of Spark 4, without RayDP: `register_raymq`
     jobs/         finished jobs, each with a command under `raymq job`
     sink/         `write_topic`, and `topic_sink` for streaming queries: rows to messages, each stored once
 
@@ -19,6 +20,7 @@ from raymq.common.extras import require_extra
 from raymq.common.numbers import NumberRange
 
 if TYPE_CHECKING:
+    from raydp_jobs.data_source.registration import register_raymq
     from raydp_jobs.session import spark_session
     from raydp_jobs.sink.writer import topic_sink, write_topic
     from raydp_jobs.source.reader import read_topic
@@ -31,20 +33,32 @@ SPARK_COUNT: Final = NumberRange(1, 100_000)
 START_TIMEOUT_VARIABLE: Final = "RAYMQ_SPARK_START_TIMEOUT_S"
 """Environment variable that overrides the default start timeout of a Spark session, in seconds."""
 
-__all__ = ["read_topic", "spark_session", "stream_progress", "stream_topic", "topic_sink", "write_topic"]
+__all__ = [
+    "read_topic",
+    "register_raymq",
+    "spark_session",
+    "stream_progress",
+    "stream_topic",
+    "topic_sink",
+    "write_topic",
+]
 
 _MODULES = {
     "read_topic": "raydp_jobs.source.reader",
+    "register_raymq": "raydp_jobs.data_source.registration",
     "spark_session": "raydp_jobs.session",
     "stream_progress": "raydp_jobs.stream.progress",
     "stream_topic": "raydp_jobs.stream.topic_stream",
     "topic_sink": "raydp_jobs.sink.writer",
     "write_topic": "raydp_jobs.sink.writer",
 }
+_WITHOUT_RAYDP = frozenset(("register_raymq",))
+"""Public names that need Spark 4 without RayDP. They check Spark's version themselves."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    require_extra("spark", f"raydp_jobs.{name}")
+    if name not in _WITHOUT_RAYDP:
+        require_extra("spark", f"raydp_jobs.{name}")
     return getattr(import_module(_MODULES[name]), name)

@@ -48,6 +48,7 @@ autodoc_type_aliases = {
     "RepeatableWriter": "raymq.client.producer.repeatable.writer.RepeatableWriter",
     "SimpleOptions": "raymq.client.consumer.simple.settings.SimpleOptions",
     "TopicProgress": "raydp_jobs.stream.progress.TopicProgress",
+    "SparkSession": "pyspark.sql.SparkSession",
     "StreamingQuery": "pyspark.sql.streaming.StreamingQuery",
     "Block": "ray.data.block.Block",
     "TaskContext": "ray.data.TaskContext",

